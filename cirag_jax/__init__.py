@@ -1,0 +1,1 @@
+"""Multi-hop question answering with knowledge triples, trained in JAX."""
