@@ -1,0 +1,1 @@
+"""Questions and corpora: benchmarks, the JSONL folder, the embedded dataset, corpus policies."""

@@ -1,0 +1,1 @@
+"""From documents to triples: extraction, parsing, provenance, the triple store."""
