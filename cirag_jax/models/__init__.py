@@ -1,0 +1,1 @@
+"""Encoders, their checkpoints and their export."""

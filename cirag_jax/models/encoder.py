@@ -1,0 +1,403 @@
+"""BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5 and XLM-RoBERTa.
+
+Post-layer-norm transformer encoder of Devlin et al. (2019). Modules only hold parameters; the
+arithmetic is pure functions of arrays, so that one layer can be scanned, rematerialised or
+replayed with the same dropout key.
+"""
+
+import dataclasses
+import logging
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Pooling = Literal["mean", "cls"]
+Attention = Literal["transposed", "xla", "cudnn"]
+
+_MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """Hyper-parameters of an encoder; hashable, hence usable as a static argument.
+
+    Attributes:
+      position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
+      max_positions: rows of the position table, offset included.
+      hidden_dropout, attention_dropout: rates used only when a dropout key is given.
+      dtype: compute dtype; parameters, softmax, layer norm and the embedding output are fp32.
+      attention: see `choose_attention`.
+      remat: recompute each layer in the backward pass.
+      scan_layers: parameters stacked over layers and the stack run by `jax.lax.scan`.
+      pooling: how `embed` turns hidden states into one vector.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_layers: int
+    num_heads: int
+    d_ff: int
+    max_positions: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    position_offset: int = 0
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    pad_id: int = 0
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Attention = "xla"
+    remat: bool = False
+    scan_layers: bool = False
+    pooling: Pooling = "mean"
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of one text, special tokens included."""
+        return self.max_positions - self.position_offset
+
+
+def choose_attention(
+    dtype: str, head_dim: int, *, platform: str | None = None, dropout: float = 0.0
+) -> Attention:
+    """Picks the attention implementation once, at start-up, and logs it.
+
+    ``transposed`` (CPU, or attention dropout) makes B N T H operands before two batched products;
+    ``cudnn`` is the fused kernel of NVIDIA GPUs for 16-bit operands, heads of at most 128 in
+    multiples of 8 and no dropout on probabilities; ``xla`` is the rest.
+    """
+    platform = platform or jax.default_backend()
+    if platform == "cpu" or dropout > 0.0:
+        choice: Attention = "transposed"
+    elif (
+        platform in ("gpu", "cuda") and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
+    ):
+        choice = "cudnn"
+    else:
+        choice = "xla"
+    log.info(
+        "attention: %s (platform %s, dtype %s, head size %d)", choice, platform, dtype, head_dim
+    )
+    return choice
+
+
+def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """Shape and logical axes of each parameter of one layer.
+
+    Queries, keys and values share one kernel: one product over the hidden states instead of three.
+    """
+    d, n, h, f = config.d_model, config.num_heads, config.head_dim, config.d_ff
+    return {
+        "qkv_kernel": ((d, 3, n, h), ("embed", None, "heads", "head_dim")),
+        "qkv_bias": ((3, n, h), (None, "heads", "head_dim")),
+        "out_kernel": ((n, h, d), ("heads", "head_dim", "embed")),
+        "out_bias": ((d,), ("norm",)),
+        "attention_norm_scale": ((d,), ("norm",)),
+        "attention_norm_bias": ((d,), ("norm",)),
+        "up_kernel": ((d, f), ("embed", "mlp")),
+        "up_bias": ((f,), ("mlp",)),
+        "down_kernel": ((f, d), ("mlp", "embed")),
+        "down_bias": ((d,), ("norm",)),
+        "output_norm_scale": ((d,), ("norm",)),
+        "output_norm_bias": ((d,), ("norm",)),
+    }
+
+
+def embedding_parameters(
+    config: EncoderConfig,
+) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """Shape and logical axes of each parameter outside the layers."""
+    d = config.d_model
+    return {
+        "token_embedding": ((config.vocab_size, d), ("vocab", "embed")),
+        "position_embedding": ((config.max_positions, d), ("position", "embed")),
+        "type_embedding": ((config.type_vocab_size, d), (None, "embed")),
+        "embedding_norm_scale": ((d,), ("norm",)),
+        "embedding_norm_bias": ((d,), ("norm",)),
+    }
+
+
+def _initial(name: str, shape: tuple[int, ...], config: EncoderConfig, rngs: nnx.Rngs) -> jax.Array:
+    if name.endswith("scale"):
+        return jnp.ones(shape, jnp.float32)
+    if name.endswith("bias"):
+        return jnp.zeros(shape, jnp.float32)
+    return config.initializer_range * jax.random.normal(rngs.params(), shape, jnp.float32)
+
+
+class Layer(nnx.Module):
+    """Parameters of one layer, or of all layers stacked on a leading axis."""
+
+    def __init__(self, config: EncoderConfig, *, stacked: bool, rngs: nnx.Rngs):
+        """Random parameters: normal of ``initializer_range`` for kernels, identity norms."""
+        for name, (shape, axes) in layer_parameters(config).items():
+            if stacked:
+                shape, axes = (config.num_layers, *shape), ("layers", *axes)
+            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
+
+    def arrays(self, config: EncoderConfig) -> dict[str, jax.Array]:
+        """The parameters as a plain dictionary of arrays."""
+        return {name: getattr(self, name)[...] for name in layer_parameters(config)}
+
+
+class Encoder(nnx.Module):
+    """A BERT-family encoder.
+
+    ``layers`` is an `nnx.List` of `Layer`, or one stacked `Layer` with ``config.scan_layers``.
+    """
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
+        """Random parameters drawn from ``rngs.params``.
+
+        Raises:
+          UserError: ``d_model`` is not a multiple of ``num_heads``.
+        """
+        if config.d_model % config.num_heads:
+            raise UserError(
+                f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads."
+            )
+        self.config = config
+        for name, (shape, axes) in embedding_parameters(config).items():
+            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
+        if config.scan_layers:
+            self.layers = Layer(config, stacked=True, rngs=rngs)
+        else:
+            self.layers = nnx.List(
+                [Layer(config, stacked=False, rngs=rngs) for _ in range(config.num_layers)]
+            )
+
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        mask_BT: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Hidden states of the last layer, ``hidden_BTD`` in the compute dtype.
+
+        Args:
+          tokens_BT: int32 token ids, padded on the right.
+          mask_BT: 1 or True at real tokens.
+          dropout_key: one `jax.random` key; the same key drops the same units. None: no dropout.
+        """
+        config = self.config
+        mask_BT = mask_BT.astype(bool)
+        embeddings = {name: getattr(self, name)[...] for name in embedding_parameters(config)}
+        keys = None
+        if dropout_key is not None:
+            dropout_key, keys = jax.random.split(dropout_key)
+            keys = jax.random.split(keys, config.num_layers)
+        hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, dropout_key)
+
+        def layer(params, hidden_BTD, key):
+            return _layer(config, params, hidden_BTD, mask_BT, key)
+
+        if config.remat:
+            layer = jax.checkpoint(layer, prevent_cse=not config.scan_layers)
+        if isinstance(self.layers, Layer):
+
+            def step(hidden_BTD, inputs):
+                return layer(inputs[0], hidden_BTD, inputs[1]), None
+
+            hidden_BTD, _ = jax.lax.scan(step, hidden_BTD, (self.layers.arrays(config), keys))
+            return hidden_BTD
+        for index, module in enumerate(self.layers):
+            key = None if keys is None else keys[index]
+            hidden_BTD = layer(module.arrays(config), hidden_BTD, key)
+        return hidden_BTD
+
+
+def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)
+
+
+def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    """Layer norm in fp32 over the last axis, returned in the dtype of ``x``."""
+    y = x.astype(jnp.float32)
+    mean = y.mean(-1, keepdims=True)
+    centred = y - mean
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    return (centred * (jax.lax.rsqrt(variance + eps) * scale) + bias).astype(x.dtype)
+
+
+def _activation(x: jax.Array, kind: str) -> jax.Array:
+    if kind == "relu":
+        return jax.nn.relu(x)
+    if kind == "gelu_new":
+        return jax.nn.gelu(x, approximate=True)
+    y = x.astype(jnp.float32)
+    return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
+
+
+def _embed_tokens(
+    config: EncoderConfig,
+    params: dict[str, jax.Array],
+    tokens_BT: jax.Array,
+    mask_BT: jax.Array,
+    key: jax.Array | None,
+) -> jax.Array:
+    """Sum of token, position and type embeddings, normed: ``hidden_BTD``."""
+    length = tokens_BT.shape[1]
+    if length > config.max_length:
+        raise UserError(
+            f"a batch of {length} tokens is longer than the {config.max_length} positions of "
+            "the encoder."
+        )
+    hidden_BTD = params["token_embedding"][tokens_BT] + params["type_embedding"][0]
+    if config.position_offset == 0:
+        hidden_BTD += params["position_embedding"][:length]
+    else:  # XLM-R counts real tokens only; padding has the position just before the first.
+        count_BT = jnp.cumsum(mask_BT, axis=1) * mask_BT
+        hidden_BTD += params["position_embedding"][count_BT + config.position_offset - 1]
+    hidden_BTD = _layer_norm(
+        hidden_BTD,
+        params["embedding_norm_scale"],
+        params["embedding_norm_bias"],
+        config.layer_norm_eps,
+    )
+    hidden_BTD = _dropout(hidden_BTD, config.hidden_dropout, key)
+    hidden_BTD = hidden_BTD.astype(config.dtype)
+    return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
+
+
+def _layer(
+    config: EncoderConfig,
+    params: dict[str, jax.Array],
+    hidden_BTD: jax.Array,
+    mask_BT: jax.Array,
+    key: jax.Array | None,
+) -> jax.Array:
+    """One post-norm layer: attention, then feed-forward; ``hidden_BTD`` to ``hidden_BTD``."""
+    attention_key = out_key = down_key = None
+    if key is not None:
+        attention_key, out_key, down_key = jax.random.split(key, 3)
+    p = {
+        name: value if "norm" in name else value.astype(hidden_BTD.dtype)
+        for name, value in params.items()
+    }
+    mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, attention_key)
+    mixed_BTD = _dropout(mixed_BTD, config.hidden_dropout, out_key)
+    hidden_BTD = _layer_norm(
+        hidden_BTD + mixed_BTD,
+        p["attention_norm_scale"],
+        p["attention_norm_bias"],
+        config.layer_norm_eps,
+    )
+    hidden_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
+    up_BTF = hidden_BTD @ p["up_kernel"] + p["up_bias"]
+    up_BTF = _activation(
+        sharding.constrain(up_BTF, "batch", "length", "act_mlp"), config.hidden_act
+    )
+    down_BTD = up_BTF @ p["down_kernel"] + p["down_bias"]
+    down_BTD = _dropout(down_BTD, config.hidden_dropout, down_key)
+    hidden_BTD = _layer_norm(
+        hidden_BTD + down_BTD,
+        p["output_norm_scale"],
+        p["output_norm_bias"],
+        config.layer_norm_eps,
+    )
+    return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
+
+
+def _attention(
+    config: EncoderConfig,
+    p: dict[str, jax.Array],
+    hidden_BTD: jax.Array,
+    mask_BT: jax.Array,
+    key: jax.Array | None,
+) -> jax.Array:
+    """Multi-head self-attention with output projection, before dropout and residual."""
+    batch, length, _ = hidden_BTD.shape
+    n, h = config.num_heads, config.head_dim
+    width = 3 * n * h
+    qkv = hidden_BTD @ p["qkv_kernel"].reshape(-1, width) + p["qkv_bias"].reshape(width)
+    qkv_BTCNH = qkv.reshape(batch, length, 3, n, h)
+    qkv_BTCNH = sharding.constrain(qkv_BTCNH, "batch", "length", None, "act_heads", None)
+    dropping = key is not None and config.attention_dropout > 0.0
+    if config.attention == "transposed" or dropping:
+        mixed_BTNH = _attend_transposed(config, qkv_BTCNH, mask_BT, key if dropping else None)
+    else:
+        q_BTNH, k_BSNH, v_BSNH = (qkv_BTCNH[:, :, i] for i in range(3))
+        if config.attention == "cudnn":
+            lengths_B = jnp.maximum(mask_BT.sum(-1, dtype=jnp.int32), 1)
+            mixed_BTNH = jax.nn.dot_product_attention(
+                q_BTNH,
+                k_BSNH,
+                v_BSNH,
+                query_seq_lengths=jnp.full_like(lengths_B, length),
+                key_value_seq_lengths=lengths_B,
+                implementation="cudnn",
+            )
+        else:
+            mixed_BTNH = jax.nn.dot_product_attention(
+                q_BTNH, k_BSNH, v_BSNH, mask=mask_BT[:, None, None, :], implementation="xla"
+            )
+    out_kernel = p["out_kernel"].reshape(n * h, -1)
+    return mixed_BTNH.reshape(batch, length, n * h) @ out_kernel + p["out_bias"]
+
+
+def _attend_transposed(
+    config: EncoderConfig, qkv_BTCNH: jax.Array, mask_BT: jax.Array, key: jax.Array | None
+) -> jax.Array:
+    """Attention over operands laid out B N T H first, as XLA on CPU multiplies them best."""
+    q_BNTH, k_BNSH, v_BNSH = qkv_BTCNH.transpose(2, 0, 3, 1, 4)
+    scores_BNTS = jax.lax.dot_general(
+        q_BNTH * (config.head_dim**-0.5), k_BNSH, (((3,), (3,)), ((0, 1), (0, 1)))
+    ).astype(jnp.float32)
+    scores_BNTS = jnp.where(mask_BT[:, None, None, :], scores_BNTS, _MASKED)
+    probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(v_BNSH.dtype)
+    probs_BNTS = _dropout(probs_BNTS, config.attention_dropout, key)
+    mixed_BNTH = jax.lax.dot_general(probs_BNTS, v_BNSH, (((3,), (2,)), ((0, 1), (0, 1))))
+    return mixed_BNTH.transpose(0, 2, 1, 3)
+
+
+def pool(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
+    """Unit-length ``emb_BD`` in fp32: the mean over real tokens, or the first token.
+
+    A row without any real token gives zeros, with a finite (zero) gradient.
+    """
+    mask_BT = mask_BT.astype(jnp.float32)
+    if kind == "mean":
+        # A product instead of a masked sum: no B T D temporary in fp32.
+        total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, mask_BT, preferred_element_type=jnp.float32)
+        pooled_BD = total_BD / jnp.maximum(mask_BT.sum(-1, keepdims=True), 1.0)
+    elif kind == "cls":
+        pooled_BD = hidden_BTD[:, 0].astype(jnp.float32) * mask_BT.any(-1, keepdims=True)
+    else:
+        raise ValueError(f"unknown pooling {kind!r}")
+    square_B1 = jnp.square(pooled_BD).sum(-1, keepdims=True)
+    return pooled_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
+
+
+def embed(
+    graphdef: nnx.GraphDef,
+    state: Any,
+    tokens_BT: jax.Array,
+    mask_BT: jax.Array,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """Pure function of split state: unit-length ``emb_BD`` (fp32) of a padded batch.
+
+    ``graphdef, state = nnx.split(Encoder(...))``; ``graphdef`` is static under `jax.jit`.
+    """
+    encoder = nnx.merge(graphdef, state)
+    hidden_BTD = encoder(tokens_BT, mask_BT, dropout_key=dropout_key)
+    emb_BD = pool(hidden_BTD, mask_BT, encoder.config.pooling)
+    return sharding.constrain(emb_BD, "batch", "act_embed")

@@ -1,0 +1,286 @@
+"""Encoder weights to and from safetensors, through one mapping table used in both directions.
+
+Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin`` is refused.
+"""
+
+import dataclasses
+import fnmatch
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import Encoder, EncoderConfig
+
+PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "model.")
+PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "tf_model.h5")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tensor of a checkpoint and its place in ours.
+
+    Attributes:
+      source: name in the checkpoint; ``{layer}`` stands for the layer index.
+      target: parameter of `Encoder`, or of `Layer` where ``source`` has ``{layer}``.
+      shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types).
+      transpose: torch stores linear kernels as (out, in), we as (in, out).
+      part: index of the part it fills (query, key, value in the fused kernel), on axis
+        ``part_axis`` of the parameter; None fills all of it.
+    """
+
+    source: str
+    target: str
+    shape: str
+    transpose: bool = False
+    part: int | None = None
+    part_axis: int = 0
+
+
+def _layer_entries() -> tuple[Entry, ...]:
+    base = "encoder.layer.{layer}."
+    entries = []
+    for part, name in enumerate(("query", "key", "value")):
+        source = f"{base}attention.self.{name}"
+        entries.append(Entry(f"{source}.weight", "qkv_kernel", "DD", True, part, 1))
+        entries.append(Entry(f"{source}.bias", "qkv_bias", "D", part=part))
+    for source, target, shape in (
+        ("attention.output.dense", "out", "DD"),
+        ("intermediate.dense", "up", "FD"),
+        ("output.dense", "down", "DF"),
+    ):
+        entries.append(Entry(f"{base}{source}.weight", f"{target}_kernel", shape, True))
+        entries.append(Entry(f"{base}{source}.bias", f"{target}_bias", shape[0]))
+    for source, target in (
+        ("attention.output.LayerNorm", "attention_norm"),
+        ("output.LayerNorm", "output_norm"),
+    ):
+        entries.append(Entry(f"{base}{source}.weight", f"{target}_scale", "D"))
+        entries.append(Entry(f"{base}{source}.bias", f"{target}_bias", "D"))
+    return tuple(entries)
+
+
+BERT: tuple[Entry, ...] = (
+    Entry("embeddings.word_embeddings.weight", "token_embedding", "VD"),
+    Entry("embeddings.position_embeddings.weight", "position_embedding", "PD"),
+    Entry("embeddings.token_type_embeddings.weight", "type_embedding", "YD"),
+    Entry("embeddings.LayerNorm.weight", "embedding_norm_scale", "D"),
+    Entry("embeddings.LayerNorm.bias", "embedding_norm_bias", "D"),
+    *_layer_entries(),
+)
+
+# Roberta and XLM-Roberta name their tensors as BERT does; positions differ, not the table.
+FAMILIES: Mapping[str, tuple[Entry, ...]] = {
+    "bert": BERT,
+    "roberta": BERT,
+    "xlm-roberta": BERT,
+    "camembert": BERT,
+}
+
+# Not used by an embedding model: index buffers, the next-sentence pooler, pre-training heads.
+IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.*", "cls.*", "lm_head.*")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where one checkpoint tensor goes: parameter path, index into it, and expected shape."""
+
+    path: tuple[Any, ...]
+    index: tuple[Any, ...]
+    shape: tuple[int, ...]
+    transpose: bool
+
+
+def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
+    """Checkpoint name -> place, for every layer of ``config``."""
+    if family not in FAMILIES:
+        raise UserError(
+            f"model_type {family!r} has no weight mapping; known: {', '.join(sorted(FAMILIES))}."
+        )
+    sizes = {
+        "D": config.d_model,
+        "F": config.d_ff,
+        "V": config.vocab_size,
+        "P": config.max_positions,
+        "Y": config.type_vocab_size,
+    }
+    places = {}
+    for entry in FAMILIES[family]:
+        shape = tuple(sizes[letter] for letter in entry.shape)
+        index: tuple[Any, ...] = ()
+        if entry.part is not None:
+            index = (slice(None),) * entry.part_axis + (entry.part,)
+        if "{layer}" not in entry.source:
+            places[entry.source] = _Place((entry.target,), index, shape, entry.transpose)
+            continue
+        for layer in range(config.num_layers):
+            name = entry.source.format(layer=layer)
+            if config.scan_layers:
+                place = _Place(("layers", entry.target), (layer, *index), shape, entry.transpose)
+            else:
+                place = _Place(("layers", layer, entry.target), index, shape, entry.transpose)
+            places[name] = place
+    return places
+
+
+def _strip_prefix(name: str) -> str:
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def weight_files(folder: str | os.PathLike) -> list[Path]:
+    """The safetensors files of a checkpoint folder, one or the shards of its index.
+
+    Raises:
+      UserError: none is there, a shard is missing, or there are only pickle files.
+    """
+    folder = Path(folder)
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index}: field weight_map cannot be read: {error}.") from error
+        for name in names:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise UserError(f"{index}: shard {name!r} is not in the folder.")
+        return [folder / name for name in names]
+    for name in PICKLES:
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name} is a pickle or legacy file, which is never loaded; "
+                "convert it to model.safetensors."
+            )
+    raise UserError(f"{folder}: there is no model.safetensors.")
+
+
+def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
+    """Yields (name, file, array) of every tensor, each in its own dtype.
+
+    Raises:
+      UserError: a file is missing, truncated or not safetensors.
+    """
+    for file in weight_files(folder):
+        try:
+            with safetensors.safe_open(str(file), framework="numpy") as tensors:
+                for name in tensors.keys():
+                    yield name, file, tensors.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
+
+
+def _match(
+    folder: Path, places: Mapping[str, _Place]
+) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
+    """Tensors by stripped name, the unmapped names, and the doubly mapped ones."""
+    found: dict[str, np.ndarray] = {}
+    unmapped, doubled = [], []
+    for name, _, array in read_tensors(folder):
+        short = _strip_prefix(name)
+        if short not in places:
+            if not any(fnmatch.fnmatchcase(short, pattern) for pattern in IGNORED):
+                unmapped.append(name)
+        elif short in found:
+            doubled.append(name)
+        elif array.shape != places[short].shape:
+            raise UserError(
+                f"{folder}: tensor {name} has shape {array.shape}, but config.json means "
+                f"{places[short].shape}."
+            )
+        else:
+            found[short] = array
+    return found, unmapped, doubled
+
+
+def load_state(
+    folder: str | os.PathLike,
+    config: EncoderConfig,
+    family: str = "bert",
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Split `Encoder` with the weights of ``folder``, in fp32, placed on ``mesh`` if given.
+
+    Raises:
+      UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
+        or a file cannot be read.
+    """
+    folder = Path(folder)
+    places = _places(config, family)
+    found, unmapped, doubled = _match(folder, places)
+    unfilled = [name for name in places if name not in found]
+    problems = [
+        f"{kind}: {_list(names)}"
+        for kind, names in (
+            ("unmapped", unmapped),
+            ("doubly mapped", doubled),
+            ("unfilled", unfilled),
+        )
+        if names
+    ]
+    if problems:
+        raise UserError(f"{folder}: tensors do not fit the encoder; {'; '.join(problems)}.")
+    abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(abstract)
+    variables = dict(nnx.to_flat_state(state))
+    host = {path: np.empty(v.shape, np.float32) for path, v in variables.items()}
+    for name, place in places.items():
+        target = host[place.path][place.index]
+        array = found.pop(name)
+        array = array.T if place.transpose else array
+        host[place.path][place.index] = array.reshape(target.shape)
+    filled = []
+    for path, variable in variables.items():
+        array = host.pop(path)
+        if mesh is None:
+            value = jax.numpy.asarray(array)
+        else:
+            value = sharding.place(array, sharding.variable_sharding(variable, mesh))
+        filled.append((path, variable.replace(value)))
+    return graphdef, nnx.from_flat_state(filled)
+
+
+def to_tensors(
+    state: Any, config: EncoderConfig, family: str = "bert", dtype: Any = np.float32
+) -> dict[str, np.ndarray]:
+    """The inverse of `load_state`: checkpoint name -> host array in the checkpoint's layout."""
+    host = {
+        path: np.asarray(jax.device_get(variable.get_value()))
+        for path, variable in nnx.to_flat_state(state)
+    }
+    tensors = {}
+    for name, place in _places(config, family).items():
+        array = host[place.path][place.index]
+        if place.transpose:
+            array = array.reshape(place.shape[::-1]).T
+        tensors[name] = np.ascontiguousarray(array.reshape(place.shape).astype(dtype))
+    return tensors
+
+
+def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
+    """Writes a safetensors file aside, then renames it."""
+    file = Path(file)
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Encoding texts and searching them."""
