@@ -31,7 +31,7 @@ import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -162,7 +162,7 @@ def load_config(path_and_preset: str, overrides: Sequence[str] = ()) -> ConfigDi
         raise UserError(_override_message(config, arguments, error)) from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}: values are given as --flag=value")
-    config = parsed["config"].value
+    config = cast(ConfigDict, parsed["config"].value)
     for key in cleared:
         config.update_from_flattened_dict({key: None})
     return config.lock()
@@ -217,9 +217,10 @@ def _type_of(config: ConfigDict, key: str) -> str:
 
 def _holder(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
     *parents, last = key.split(".")
+    holder: Any = config
     for parent in parents:
-        config = config[parent]
-    return config, last
+        holder = holder[parent]
+    return holder, last
 
 
 def _has_key(config: ConfigDict, key: str) -> bool:
@@ -484,7 +485,7 @@ def _stdout_to_stderr() -> Iterator[Any]:
         if stdout.fileno() == 1:
             saved = os.dup(1)
             os.dup2(2, 1)
-            stdout = open(saved, "w", encoding="utf-8", closefd=False)
+            stdout = open(saved, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield stdout

@@ -1,0 +1,419 @@
+"""Checkpoints: the train state, the data iterator and a description, saved as one or not at all.
+
+A step's folder holds three items: ``state`` (every array of the train state under its path, so that
+it restores onto any mesh and does not depend on container classes), ``data`` (what the iterator
+needs to go on, one file for each process) and ``meta`` (JSON: what an evaluation must know about
+the model). Orbax writes a step aside and renames it when it is whole; a killed process leaves a
+temporary folder that is never taken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from cirag_jax.errors import UserError
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint read back.
+
+    ``state`` has the structure and shardings that were asked for; ``data_state`` is what the
+    iterator's ``get_state`` gave when the checkpoint was saved; ``metrics`` is None for a
+    checkpoint saved without them.
+    """
+
+    step: int
+    state: PyTree
+    data_state: Any
+    meta: dict[str, Any]
+    metrics: dict[str, float] | None
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder.
+
+    Keeps the ``keep`` latest steps and, whatever their age, the best by ``best_metric``.
+
+    Args:
+      directory: the folder; made where absent. With ``read_only``, a workdir that holds
+        ``checkpoints/`` will do.
+      keep: how many of the latest steps stay.
+      best_metric: the key of ``save(metrics=...)`` that ranks checkpoints; a NaN ranks last.
+      mode: ``max`` or ``min``.
+      read_only: for evaluation: creates, cleans and saves nothing, and requires a checkpoint.
+
+    Raises:
+      UserError: ``read_only`` and the folder holds no complete checkpoint.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        keep: int = 2,
+        best_metric: str = "dev/mrr",
+        mode: str = "max",
+        read_only: bool = False,
+    ):
+        if mode not in ("max", "min"):
+            raise ValueError(f"mode is {mode!r}, neither max nor min")
+        directory = pathlib.Path(directory).expanduser().absolute()
+        if read_only:
+            directory = _existing_directory(directory)
+        self.directory = directory
+        self.best_metric = best_metric
+        worst = -math.inf if mode == "max" else math.inf
+
+        def rank(metrics: Mapping[str, float]) -> float:
+            value = metrics.get(best_metric, worst)
+            return value if math.isfinite(value) else worst
+
+        policies = ocp.checkpoint_managers
+        self._manager = ocp.CheckpointManager(
+            directory,
+            item_handlers={
+                "state": ocp.PyTreeCheckpointHandler(),
+                "data": _DataStateHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+            },
+            options=ocp.CheckpointManagerOptions(
+                best_fn=rank,
+                best_mode=mode,
+                preservation_policy=policies.AnyPreservationPolicy(
+                    [
+                        policies.LatestN(keep),
+                        policies.BestN(
+                            get_metric_fn=rank,
+                            reverse=mode == "min",
+                            n=1,
+                            keep_checkpoints_without_metrics=False,
+                        ),
+                    ]
+                ),
+                # An asynchronous save hands the device's buffers to a thread. On a CPU these are
+                # views of the very memory that the next train step, given it by donation,
+                # overwrites; there the save is finished before it returns.
+                enable_async_checkpointing=jax.default_backend() != "cpu",
+                cleanup_tmp_directories=not read_only,
+                create=not read_only,
+                read_only=read_only,
+            ),
+        )
+        if read_only and self.latest_step() is None:
+            self.close()
+            raise UserError(f"{directory} holds no complete checkpoint")
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        data: Any,
+        meta: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Saves a step; returns False, and does nothing, where it is saved already.
+
+        Args:
+          step: number of train steps done.
+          state: pytree of arrays (typed RNG keys included) and Python numbers.
+          data: the data iterator (its ``get_state()`` is taken now) or its state, which JSON or
+            bytes must hold.
+          meta: JSON-able description of the model.
+          metrics: evaluation figures of this step; they decide which checkpoint is the best.
+        """
+        if step in self._manager.all_steps():
+            return False
+        if metrics is not None:
+            metrics = {key: float(value) for key, value in metrics.items()}
+        return self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.PyTreeSave(_flatten(state)),
+                data=_DataStateSave(_data_state(data)),
+                meta=ocp.args.JsonSave(dict(meta)),
+            ),
+            metrics=metrics,
+            force=True,  # When to save is decided by the trainer, not by a policy in here.
+        )
+
+    def restore(
+        self,
+        step: int | None,
+        abstract_state: PyTree,
+        data: Any = None,
+        *,
+        subset: bool = False,
+    ) -> Restored:
+        """Reads a checkpoint onto the mesh that ``abstract_state`` describes.
+
+        Args:
+          step: the step, or None for the latest.
+          abstract_state: like the saved state, with ``jax.ShapeDtypeStruct`` leaves that carry
+            shardings, or with arrays whose shape, type and sharding are taken.
+          data: the data iterator; its ``set_state`` is called. May be None.
+          subset: whether the checkpoint may hold more than is asked for (an evaluation wants the
+            parameters and not the optimizer's moments).
+
+        Raises:
+          UserError: there is no such checkpoint, it does not fit ``abstract_state`` (the leaves
+            that differ are named), or it cannot be read.
+        """
+        step = self._require(step)
+        wanted = _flatten(abstract_state, abstract=True)
+        self._check(step, wanted, subset)
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeRestore(
+                        wanted,
+                        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+                        partial_restore=subset,
+                    ),
+                    data=_DataStateRestore(),
+                    meta=ocp.args.JsonRestore(),
+                ),
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(self._unreadable(step, error)) from error
+        data_state = restored["data"]
+        if data is not None:
+            data.set_state(data_state)
+        return Restored(
+            step,
+            _unflatten(abstract_state, restored["state"]),
+            data_state,
+            dict(restored["meta"]),
+            self._manager.metrics(step),
+        )
+
+    def meta(self, step: int | None = None) -> dict[str, Any]:
+        """The description saved with a step (None: the latest).
+
+        Raises:
+          UserError: there is no such checkpoint or it cannot be read.
+        """
+        step = self._require(step)
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(self._unreadable(step, error)) from error
+        return dict(restored["meta"])
+
+    def metrics(self, step: int | None = None) -> dict[str, float] | None:
+        """The metrics saved with a step (None: the latest), or None where there were none."""
+        return self._manager.metrics(self._require(step))
+
+    def all_steps(self) -> list[int]:
+        """The complete steps, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        """The latest complete step, or None."""
+        return self._manager.latest_step()
+
+    def best_step(self) -> int | None:
+        """The step with the best metric (the latest of several), or None where none was ranked."""
+        return self._manager.best_step()
+
+    def wait(self) -> None:
+        """Returns when every save under way is complete on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for saves under way and releases the folder."""
+        self._manager.close()
+
+    def _require(self, step: int | None) -> int:
+        steps = self.all_steps()
+        if not steps:
+            raise UserError(f"{self.directory} holds no complete checkpoint")
+        if step is None:
+            return steps[-1]
+        if step not in steps:
+            raise UserError(
+                f"{self.directory} holds no checkpoint of step {step}, only of "
+                f"{', '.join(map(str, steps))}"
+            )
+        return step
+
+    def _check(self, step: int, wanted: Mapping[str, Any], subset: bool) -> None:
+        """Compares names, shapes and types before anything is read."""
+        try:
+            saved = self._manager.item_metadata(step)["state"].tree
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UserError(self._unreadable(step, error)) from error
+        differences = []
+        if missing := sorted(wanted.keys() - saved.keys()):
+            differences.append(f"lacks {_some(missing)}")
+        if not subset and (extra := sorted(saved.keys() - wanted.keys())):
+            differences.append(f"has unexpected {_some(extra)}")
+        other = [
+            f"{name} ({_spell(saved[name])}, expected {_spell(wanted[name])})"
+            for name in sorted(wanted.keys() & saved.keys())
+            if _spell(saved[name]) != _spell(wanted[name])
+        ]
+        if other:
+            differences.append(f"has other shapes or types in {_some(other)}")
+        if differences:
+            raise UserError(
+                f"checkpoint {self.directory / str(step)} does not fit this model: it "
+                + " and ".join(differences)
+            )
+
+    def _unreadable(self, step: int, error: Exception) -> str:
+        # Orbax leaves failed reads behind as asyncio tasks, each of which would print a traceback.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
+        return f"checkpoint {self.directory / str(step)} cannot be read ({reason[:200]})"
+
+
+def _existing_directory(directory: pathlib.Path) -> pathlib.Path:
+    if not directory.is_dir():
+        raise UserError(f"there is no checkpoint folder {directory}")
+    inner = directory / "checkpoints"
+    return inner if inner.is_dir() else directory
+
+
+def _some(names: Iterable[str], limit: int = 8) -> str:
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _spell(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
+
+
+# ---------------------------------------------------------------------------------- state <-> dict
+
+
+def _flatten(tree: PyTree, *, abstract: bool = False) -> dict[str, Any]:
+    """Every leaf under its path, RNG keys as their data; ``abstract``: as ShapeDtypeStructs."""
+    flat = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = _name(path)
+        if name in flat:
+            raise ValueError(f"two leaves of the state have the path {name}")
+        flat[name] = _abstract_leaf(leaf) if abstract else _concrete_leaf(leaf)
+    return flat
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _concrete_leaf(leaf: Any) -> Any:
+    if _is_key(leaf):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def _abstract_leaf(leaf: Any) -> Any:
+    if not hasattr(leaf, "dtype"):
+        return np.asarray(leaf)  # a Python number comes back through NumPy
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        # Orbax would trust the file's own sharding, which names devices of another run.
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    if not _is_key(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    if not sharding.is_fully_replicated:
+        raise ValueError("a sharded RNG key cannot be restored; replicate it")
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
+
+
+def _unflatten(tree: PyTree, flat: Mapping[str, Any]) -> PyTree:
+    def rebuild(path: tuple[Any, ...], like: Any) -> Any:
+        value = flat[_name(path)]
+        if _is_key(like):
+            return jax.random.wrap_key_data(value, impl=_key_impl(like))
+        return value if hasattr(like, "dtype") else type(like)(value)
+
+    return jax.tree_util.tree_map_with_path(rebuild, tree)
+
+
+def _key_impl(like: Any) -> Any:
+    """The RNG algorithm of a key, or of a ShapeDtypeStruct that stands for one."""
+    found = []
+    struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), struct)
+    return found[0]
+
+
+# --------------------------------------------------------------------------------- data iterator
+
+
+def _data_state(data: Any) -> Any:
+    return data.get_state() if hasattr(data, "get_state") else data
+
+
+class _DataStateHandler(ocp.CheckpointHandler):
+    """One JSON file for each process: a data iterator may read its own shard of the examples."""
+
+    def save(self, directory: Any, args: _DataStateSave) -> None:
+        state = args.item
+        encoded = {"bytes": state.decode()} if isinstance(state, bytes) else {"json": state}
+        path = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+        path.write_text(json.dumps(encoded))
+
+    def restore(self, directory: Any, args: _DataStateRestore | None = None) -> Any:
+        del args
+        path = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+        if path.exists():
+            encoded = json.loads(path.read_text())
+        else:
+            # Saved by another number of processes: usable where the state does not depend on it.
+            texts = {found.read_text() for found in directory.glob("process_*.json")}
+            if len(texts) != 1:
+                raise UserError(
+                    f"checkpoint {directory.parent} was saved by another number of processes, each "
+                    f"with its own place in the data; it cannot go on with {jax.process_count()}"
+                )
+            encoded = json.loads(texts.pop())
+        return encoded["bytes"].encode() if "bytes" in encoded else encoded["json"]
+
+
+@ocp.args.register_with_handler(_DataStateHandler, for_save=True)
+@dataclasses.dataclass
+class _DataStateSave(ocp.args.CheckpointArgs):
+    item: Any
+
+
+@ocp.args.register_with_handler(_DataStateHandler, for_restore=True)
+@dataclasses.dataclass
+class _DataStateRestore(ocp.args.CheckpointArgs):
+    item: Any = None
+
+
+# Orbax reports every save and restore at INFO and WARNING; a progress bar is on the same screen.
+logging.getLogger("absl").setLevel(logging.ERROR)
