@@ -1,0 +1,164 @@
+"""Where a training run's figures go: ``metrics.jsonl``, TensorBoard events, a progress bar."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import tqdm
+from tensorboardX import SummaryWriter
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricWriter:
+    """Writes scalars by step, and shows progress on standard error.
+
+    Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (of training, summed
+    over restarts) and the scalars given; a value that is not finite is written as null. The same
+    scalars go to TensorBoard events under ``tensorboard/``. On a terminal a bar shows the loss, the
+    rate and the time left; elsewhere a line says so every ``line_seconds``.
+
+    A run that starts again from step ``start_step`` drops what was written beyond it, so that the
+    file reads as if the run had never been interrupted. Use as a context manager: leaving it, by an
+    error too, ends the bar's line and closes the files.
+
+    Args:
+      workdir: existing folder.
+      total_steps: the run's number of steps.
+      start_step: the restored step; 0 for a new run.
+      enabled: False in every process but the first: nothing is written or shown.
+      line_seconds: seconds between progress lines where standard error is no terminal.
+      stream: where progress goes, ``sys.stderr`` by default.
+      clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        total_steps: int,
+        start_step: int = 0,
+        *,
+        enabled: bool = True,
+        line_seconds: float = 30.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._total_steps = total_steps
+        self._start_step = start_step
+        self._enabled = enabled
+        self._line_seconds = line_seconds
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._started = self._shown = clock()
+        self._bar: tqdm.tqdm | None = None
+        self._seconds_before = 0.0
+        if not enabled:
+            return
+        path = pathlib.Path(workdir) / FILE_NAME
+        self._seconds_before = truncate(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(
+            str(pathlib.Path(workdir) / "tensorboard"), purge_step=start_step + 1
+        )
+        if self._stream.isatty():
+            self._bar = tqdm.tqdm(
+                total=total_steps, initial=start_step, file=self._stream, unit="step"
+            )
+
+    def __enter__(self) -> MetricWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Records scalars of a step; arrays of one element are fetched, which waits for them."""
+        if not self._enabled:
+            return
+        line: dict[str, Any] = {"step": step, "seconds": round(self._seconds(), 3)}
+        for name, scalar in scalars.items():
+            value = float(scalar)
+            line[name] = None
+            if math.isfinite(value):
+                line[name] = value
+                self._events.add_scalar(name, value, step)
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def progress(self, step: int, loss: Any = None) -> None:
+        """Shows that ``step`` steps are done; ``loss`` is fetched only when it is shown."""
+        if not self._enabled:
+            return
+        now = self._clock()
+        last = step >= self._total_steps
+        if self._bar is not None:
+            if loss is not None and (last or now - self._shown >= 1.0):
+                self._bar.set_postfix(loss=f"{float(loss):.4f}", refresh=False)
+                self._shown = now
+            self._bar.update(step - self._bar.n)
+        elif last or now - self._shown >= self._line_seconds:
+            self._shown = now
+            print(self._line(step, loss, now), file=self._stream, flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints a line on the progress stream without spoiling the bar."""
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            tqdm.tqdm.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Ends the bar's line and closes the files; more calls do nothing."""
+        if not self._enabled:
+            return
+        self._enabled = False
+        if self._bar is not None:
+            self._bar.close()
+        self._file.close()
+        self._events.close()
+
+    def _seconds(self) -> float:
+        return self._seconds_before + self._clock() - self._started
+
+    def _line(self, step: int, loss: Any, now: float) -> str:
+        rate = (step - self._start_step) / max(now - self._started, 1e-9)
+        left = (self._total_steps - step) / max(rate, 1e-9)
+        shown = f", loss {float(loss):.4f}" if loss is not None else ""
+        return (
+            f"step {step}/{self._total_steps}{shown}, {rate:.2f} steps/s, "
+            f"{tqdm.tqdm.format_interval(left)} left"
+        )
+
+
+def truncate(path: pathlib.Path, step: int) -> float:
+    """Drops the lines beyond ``step`` and a half-written last one.
+
+    Returns:
+      The ``seconds`` of the last line kept, 0 where there is none.
+    """
+    if not path.exists():
+        return 0.0
+    kept, seconds = [], 0.0
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+                if record["step"] > step:
+                    continue
+                seconds = max(seconds, record["seconds"])
+            except (ValueError, KeyError, TypeError):
+                continue  # The process died while it wrote this line.
+            kept.append(line if line.endswith("\n") else line + "\n")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text("".join(kept), encoding="utf-8")
+    aside.replace(path)
+    return seconds

@@ -1,0 +1,70 @@
+"""Leaving in good order when the scheduler, or the user, asks for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class PreemptionGuard:
+    """Tells the train loop, after every step, whether to save and leave.
+
+    ::
+
+        with PreemptionGuard() as guard:
+            for step in range(start, total):
+                ...
+                if guard.should_stop(step + 1):
+                    save(step + 1)
+                    break
+
+    In a single process SIGTERM and SIGINT raise a flag instead of ending the process; a second
+    SIGINT interrupts at once. With several processes each must stop after the same step: JAX's
+    coordination service sees the SIGTERM that one of them gets and agrees on that step with the
+    others, so its handler is left in place (and SIGINT is left to Python).
+
+    The former handlers are back once the block is left. Outside the main thread, where Python
+    allows no handlers, only ``request`` raises the flag.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._former: dict[signal.Signals, Any] = {}
+        self._distributed = False
+
+    def __enter__(self) -> PreemptionGuard:
+        self._distributed = jax.process_count() > 1
+        if not self._distributed and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._former[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._former.items():
+            # None stands for a handler that was not set from Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._former.clear()
+
+    def request(self, reason: str = "request") -> None:
+        """Raises the flag as a signal would."""
+        self.signal_name = reason
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to save and leave now that ``step`` steps are done; call it once a step."""
+        if self._distributed:
+            if multihost_utils.reached_preemption_sync_point(step):
+                self.signal_name = "SIGTERM"
+                return True
+            return False
+        return self.signal_name is not None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGINT and self.signal_name is not None:
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name
