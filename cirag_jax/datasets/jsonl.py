@@ -7,12 +7,13 @@ due) stops with one sentence that names file, line and field.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from absl import logging
 
+from cirag_jax.datasets.records import Record, read_lines
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.graph.provenance import source_sentence
@@ -23,17 +24,6 @@ CORPUS = "corpus.jsonl"
 OPENIE = "openie.jsonl"
 
 _CONTENTS = f"a dataset folder holds {QUESTIONS} and {CORPUS}"
-
-_JSON_NAMES = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "a boolean",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
-
 
 # ------------------------------------------------------------------------------- public functions
 
@@ -102,7 +92,7 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
 
 def _read_corpus(path: Path) -> dict[str, Passage]:
     corpus: dict[str, Passage] = {}
-    for row in _rows(path):
+    for row in read_lines(path):
         passage = Passage(
             id=row.text("id", filled=True),
             title=row.text("title"),
@@ -118,8 +108,8 @@ def _read_corpus(path: Path) -> dict[str, Passage]:
 def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question, ...]:
     questions: dict[str, Question] = {}
     out_of_range = 0
-    for row in _rows(path):
-        pairs = row.pairs("supporting_sentences", corpus)
+    for row in read_lines(path):
+        pairs = _pairs(row, "supporting_sentences", corpus)
         if pairs is not None:
             kept = tuple(p for p in pairs if p[1] < len(sentences_of(corpus[p[0]])))
             out_of_range += len(pairs) - len(kept)
@@ -133,11 +123,11 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question
             split=row.maybe_text("split"),
             fold=row.maybe_text("fold"),
             setting=row.maybe_text("setting"),
-            supporting=row.passage_ids("supporting", corpus),
+            supporting=_passage_ids(row, "supporting", corpus),
             supporting_sentences=pairs,
-            context=row.passage_ids("context", corpus),
-            evidences=row.evidences("evidences"),
-            decomposition=row.decomposition("decomposition", corpus),
+            context=_passage_ids(row, "context", corpus),
+            evidences=row.triples("evidences"),
+            decomposition=_decomposition(row, "decomposition", corpus),
         )
         if question.id in questions:
             raise row.error("id", f"repeats the id {question.id!r} of an earlier line")
@@ -152,13 +142,13 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question
 def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[Triple, ...]]:
     triples: dict[str, tuple[Triple, ...]] = {}
     malformed = merged = 0
-    for row in _rows(path):
+    for row in read_lines(path):
         passage_id = row.text("passage_id", filled=True)
-        row.check_known("passage_id", passage_id, corpus)
+        _check_known(row, "passage_id", passage_id, corpus)
         parts = row.maybe("triples", list)
         if parts is None:  # unknown, so this passage counts as never extracted
             continue
-        places = row.triple_sentences("triple_sentences", len(parts))
+        places = _triple_sentences(row, "triple_sentences", len(parts))
         found = []
         for index, part in enumerate(parts):
             if not _is_triple(part):
@@ -190,171 +180,55 @@ def _is_triple(value: object) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------- one record
+# ----------------------------------------------------------------------------- fields of one record
 
 
-class _Row:
-    """A JSON object with its place, and typed access whose errors name file, line and field."""
-
-    __slots__ = ("line", "path", "record")
-
-    def __init__(self, path: Path, line: int, record: dict[str, Any]):
-        self.path, self.line, self.record = path, line, record
-
-    def error(self, field: str, problem: str) -> UserError:
-        return UserError(f"{self.path}:{self.line}: field '{field}' {problem}.")
-
-    def check(self, field: str, value: object, kind: type) -> Any:
-        # A JSON boolean is a Python int, but never a count or an index.
-        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return value
-        name = _JSON_NAMES.get(type(value), "something else")
-        raise self.error(field, f"must be {_JSON_NAMES[kind]}, not {name}")
-
-    def check_known(self, field: str, passage_id: str, corpus: Mapping[str, Passage]) -> None:
-        if passage_id not in corpus:
-            raise self.error(field, f"names passage {passage_id!r}, which {CORPUS} does not have")
-
-    def required(self, field: str, kind: type) -> Any:
-        if field not in self.record:
-            raise self.error(field, "is missing")
-        return self.check(field, self.record[field], kind)
-
-    def maybe(self, field: str, kind: type) -> Any:
-        value = self.record.get(field)
-        return None if value is None else self.check(field, value, kind)
-
-    def text(self, field: str, *, filled: bool = False) -> str:
-        value = self.required(field, str)
-        if filled and not value.strip():
-            raise self.error(field, "is empty")
-        return value
-
-    def maybe_text(self, field: str) -> str | None:
-        return self.maybe(field, str)
-
-    def maybe_count(self, field: str) -> int | None:
-        value = self.maybe(field, int)
-        if value is not None and value < 0:
-            raise self.error(field, f"must not be negative, but is {value}")
-        return value
-
-    def each(self, field: str, values: list[Any], kind: type) -> tuple[Any, ...]:
-        # The first test is the fast path: exact types need no message and no loop in Python.
-        if all(type(value) is kind for value in values):
-            return tuple(values)
-        return tuple(self.check(f"{field}[{i}]", value, kind) for i, value in enumerate(values))
-
-    def texts(self, field: str, *, required: bool = False) -> tuple[str, ...] | None:
-        values = self.required(field, list) if required else self.maybe(field, list)
-        return None if values is None else self.each(field, values, str)
-
-    def passage_ids(self, field: str, corpus: Mapping[str, Passage]) -> tuple[str, ...] | None:
-        ids = self.texts(field)
-        for i, passage_id in enumerate(ids or ()):
-            self.check_known(f"{field}[{i}]", passage_id, corpus)
-        return ids
-
-    def pairs(
-        self, field: str, corpus: Mapping[str, Passage]
-    ) -> tuple[tuple[str, int], ...] | None:
-        values = self.maybe(field, list)
-        if values is None:
-            return None
-        pairs = []
-        for i, value in enumerate(values):
-            place = f"{field}[{i}]"
-            if len(self.check(place, value, list)) != 2:
-                raise self.error(place, "must be a pair of passage id and sentence index")
-            passage_id = self.check(f"{place}[0]", value[0], str)
-            sentence = self.check(f"{place}[1]", value[1], int)
-            self.check_known(f"{place}[0]", passage_id, corpus)
-            if sentence < 0:
-                raise self.error(f"{place}[1]", f"must not be negative, but is {sentence}")
-            pairs.append((passage_id, sentence))
-        return tuple(pairs)
-
-    def evidences(self, field: str) -> tuple[tuple[str, str, str], ...] | None:
-        values = self.maybe(field, list)
-        if values is None:
-            return None
-        triples = []
-        for i, value in enumerate(values):
-            place = f"{field}[{i}]"
-            if len(self.check(place, value, list)) != 3:
-                raise self.error(place, "must be a triple of head, relation and tail")
-            head, relation, tail = self.each(place, value, str)
-            triples.append((head, relation, tail))
-        return tuple(triples)
-
-    def decomposition(
-        self, field: str, corpus: Mapping[str, Passage]
-    ) -> tuple[SubQuestion, ...] | None:
-        values = self.maybe(field, list)
-        if values is None:
-            return None
-        steps = []
-        for i, value in enumerate(values):
-            place = f"{field}[{i}]"
-            step = self.check(place, value, dict)
-            for key in ("question", "answer"):
-                if key not in step:
-                    raise self.error(f"{place}.{key}", "is missing")
-                self.check(f"{place}.{key}", step[key], str)
-            supporting = step.get("supporting")
-            if supporting is not None:
-                self.check(f"{place}.supporting", supporting, str)
-                self.check_known(f"{place}.supporting", supporting, corpus)
-            steps.append(SubQuestion(step["question"], step["answer"], supporting))
-        return tuple(steps)
-
-    def triple_sentences(self, field: str, count: int) -> list[int | None] | None:
-        values = self.maybe(field, list)
-        if values is None:
-            return None
-        if len(values) != count:
-            raise self.error(field, f"must have one entry per triple ({count}), not {len(values)}")
-        for i, value in enumerate(values):
-            if value is not None and self.check(f"{field}[{i}]", value, int) < 0:
-                raise self.error(f"{field}[{i}]", f"must not be negative, but is {value}")
-        return values
+def _check_known(row: Record, field: str, passage_id: str, corpus: Mapping[str, Passage]) -> None:
+    if passage_id not in corpus:
+        raise row.error(field, f"names passage {passage_id!r}, which {CORPUS} does not have")
 
 
-def _rows(path: Path) -> Iterator[_Row]:
-    """The records of a JSON-lines file; blank lines are skipped, an empty file is an error."""
-    count = 0
-    try:
-        with path.open("rb") as file:
-            for line, raw in enumerate(file, start=1):
-                if not raw.strip():
-                    continue
-                count += 1
-                yield _Row(path, line, _record(path, line, raw))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not count:
-        raise UserError(f"{path} is empty.")
+def _passage_ids(row: Record, field: str, corpus: Mapping[str, Passage]) -> tuple[str, ...] | None:
+    ids = row.texts(field)
+    for i, passage_id in enumerate(ids or ()):
+        _check_known(row, f"{field}[{i}]", passage_id, corpus)
+    return ids
 
 
-def _record(path: Path, line: int, raw: bytes) -> dict[str, Any]:
-    try:
-        # The first line may begin with the byte-order mark that some Windows editors write.
-        text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}:{line}: byte {error.start + 1} is not valid UTF-8.") from error
-    try:
-        record = json.loads(text)
-        if "\\u" in text:  # an escaped half of a surrogate pair parses, but is no text
-            json.dumps(record, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} at column {error.colno}"
-        raise UserError(f"{path}:{line}: invalid or truncated JSON ({reason}).") from error
-    except (UnicodeEncodeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}:{line}: unusable JSON ({type(error).__name__}).") from error
-    if not isinstance(record, dict):
-        kind = _JSON_NAMES.get(type(record), "something else")
-        raise UserError(f"{path}:{line}: must be a JSON object, not {kind}.")
-    return record
+def _pairs(
+    row: Record, field: str, corpus: Mapping[str, Passage]
+) -> tuple[tuple[str, int], ...] | None:
+    pairs = row.text_index_pairs(field)
+    for i, (passage_id, _) in enumerate(pairs or ()):
+        _check_known(row, f"{field}[{i}][0]", passage_id, corpus)
+    return pairs
+
+
+def _decomposition(
+    row: Record, field: str, corpus: Mapping[str, Passage]
+) -> tuple[SubQuestion, ...] | None:
+    parts = row.parts(field)
+    if parts is None:
+        return None
+    steps = []
+    for part in parts:
+        supporting = part.maybe_text("supporting")
+        if supporting is not None:
+            _check_known(part, "supporting", supporting, corpus)
+        steps.append(SubQuestion(part.text("question"), part.text("answer"), supporting))
+    return tuple(steps)
+
+
+def _triple_sentences(row: Record, field: str, count: int) -> list[int | None] | None:
+    values = row.maybe(field, list)
+    if values is None:
+        return None
+    if len(values) != count:
+        raise row.error(field, f"must have one entry per triple ({count}), not {len(values)}")
+    for i, value in enumerate(values):
+        if value is not None:
+            row.check_index(f"{field}[{i}]", value)
+    return values
 
 
 # ---------------------------------------------------------------------------------------- writing
