@@ -1,0 +1,740 @@
+"""Asks the graph: multi-hop questions whose chain of facts is the only one that answers them.
+
+A chain starts at an entity that its name determines, and follows relations that have exactly one
+tail (``STEPS``). It is kept only if nothing shortens it: no other passage links the two ends of a
+step, no earlier passage contains the answer, and the question names no entity beyond the first.
+Comparisons take two entities of a kind and a number that both have; bridge comparisons compare
+what a step leads to. The questions of the three splits start from disjoint sets of entities.
+"""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from cirag_jax.datasets.embedded.facts import Entity, Fact, World
+from cirag_jax.datasets.embedded.render import find_triple
+from cirag_jax.datasets.embedded.sources import fold, pick, shuffled, stable
+from cirag_jax.types import Passage, Question, Triple
+
+Rendered = dict[str, tuple[Passage, tuple[Triple, ...]]]
+
+# Questions wanted by split and (type, hops). A comparison has two hops, one to each entity.
+TARGETS: dict[str, dict[tuple[str, int], int]] = {
+    "train": {
+        ("bridge", 2): 760,
+        ("bridge", 3): 760,
+        ("bridge", 4): 400,
+        ("comparison", 2): 250,
+        ("bridge_comparison", 4): 330,
+    },
+    "dev": {
+        ("bridge", 2): 96,
+        ("bridge", 3): 96,
+        ("bridge", 4): 50,
+        ("comparison", 2): 30,
+        ("bridge_comparison", 4): 42,
+    },
+    "test": {
+        ("bridge", 2): 160,
+        ("bridge", 3): 160,
+        ("bridge", 4): 82,
+        ("comparison", 2): 50,
+        ("bridge_comparison", 4): 68,
+    },
+}
+DISTRACTORS = 8
+
+# How a question names its first entity.
+STARTS: dict[str, tuple[str, ...]] = {
+    "airport": ("{name}", "the airport called {name}"),
+    "car": ("the {name}", "the {name} car"),
+    "city": ("the city of {name}", "{name}"),
+    "country": ("{name}",),
+    "county": ("{name}",),
+    "director": ("{name}", "the filmmaker {name}"),
+    "discoverer": ("{name}", "the scientist {name}"),
+    "element": ("the element {lower}", "{lower}"),
+    "film": ("the film {name}", "{name}", "the movie {name}"),
+    "language": ("the {name} language",),
+    "line": ("{name} of the Paris Métro",),
+    "station": ("the Métro station {name}", "{name} station in the Paris underground"),
+    "subdivision": ("{name}",),
+    "town": ("{name} in Ontario", "the Ontario community of {name}"),
+}
+
+# Relation -> how a question describes its tail, given a description of its head.
+STEPS: dict[str, tuple[str, ...]] = {
+    "airport.city": (
+        "the place where passengers of {} get off",
+        "the town that travellers reach through {}",
+        "the city whose flights use {}",
+    ),
+    "car.maker": ("the company behind {}", "the firm that makes {}", "the marque that sells {}"),
+    "city.subdivision": (
+        "the region around {}",
+        "the province or state in which one finds {}",
+        "the part of its country that {} is in",
+    ),
+    "country.capital": (
+        "the city from which {} is ruled",
+        "the town where the government of {} sits",
+        "the first city of {} in matters of state",
+    ),
+    "country.currency": (
+        "the money spent in {}",
+        "the money with which shoppers in {} pay",
+        "the cash in the purses of {}",
+    ),
+    "country.language": (
+        "the tongue in which {} writes its laws",
+        "the tongue that the authorities of {} use",
+    ),
+    "country.neighbour": (
+        "the only state with a land frontier to {}",
+        "the one land next door to {}",
+    ),
+    "county.state": ("the state around {}", "the state that {} is a piece of"),
+    "director.first film": (
+        "the movie that opened the festival career of {}",
+        "the movie with which {} made a debut on the Croisette",
+        "the earliest work that {} showed to the Palme d'Or jury",
+    ),
+    "director.latest film": (
+        "the newest work that {} showed to the Palme d'Or jury",
+        "the movie with which {} was last seen on the Croisette",
+    ),
+    "discoverer.first element": (
+        "the substance with which the finds of {} began",
+        "the earliest find of {}",
+    ),
+    "discoverer.last element": ("the final find of {}",),
+    "division.most populous": (
+        "the community with the biggest headcount in {}",
+        "the place where most people of {} live",
+    ),
+    "division.largest": ("the community with the most ground in {}", "the vastest place in {}"),
+    "element.discoverer": (
+        "the chemist who found {}",
+        "the person who identified {}",
+        "the person to whom we owe {}",
+    ),
+    "element.place": ("the land where {} was found", "the land in which {} was first isolated"),
+    "film.country": (
+        "the nation that made {}",
+        "the nation whose studios shot {}",
+        "the homeland of {}",
+    ),
+    "film.director": (
+        "the filmmaker behind {}",
+        "the person who made {}",
+        "the artist in charge of {}",
+        "the one who helmed {}",
+    ),
+    "film.language": (
+        "the tongue heard in {}",
+        "the tongue that the actors of {} speak",
+        "the tongue of the characters in {}",
+    ),
+    "language.script": ("the letters used for {}", "the characters in which people put down {}"),
+    "line.busiest": ("the most crowded stop of {}", "the stop where most riders board {}"),
+    "line.northernmost": ("the stop nearest to the north on {}", "the top stop on a map of {}"),
+    "maker.country": ("the nation where {} has its home", "the homeland of {}"),
+    "maker.most powerful": ("the car with the strongest engine by {}",),
+    "station.line": ("the route that stops at {}", "the route on which riders reach {}"),
+    "subdivision.capital": (
+        "the city where the lawmakers of {} meet",
+        "the town where the governor of {} works",
+    ),
+    "subdivision.country": (
+        "the nation to which {} belongs",
+        "the nation that rules {}",
+        "the nation around {}",
+    ),
+    "subdivision.largest city": (
+        "the biggest town in {}",
+        "the town with the greatest headcount in {}",
+    ),
+    "town.division": (
+        "the statistical area around {}",
+        "the upper district that counts {} in",
+        "the county-like unit to which {} is assigned",
+    ),
+}
+
+# Relation -> the last question, given a description of its head.
+ASKS: dict[str, tuple[str, ...]] = {
+    "airport.city": ("Where do passengers land at {}?",),
+    "airport.icao": (
+        "Which four letters do pilots use for {}?",
+        "How do air traffic controllers abbreviate {}?",
+    ),
+    "airport.elevation": ("How high is the ground at {}?", "How far above the sea is {}?"),
+    "car.power": ("How strong is the engine of {}?",),
+    "car.price": ("How much did buyers pay for {}?",),
+    "city.population": ("How many people live in {}?", "How many residents are there in {}?"),
+    "city.subdivision": ("In which province or state is {}?", "Which region surrounds {}?"),
+    "city.zone": (
+        "Which tz database entry sets the clocks in {}?",
+        "By which zone do people in {} set their watches?",
+    ),
+    "country.area": ("How big is {}?", "How much land does {} have?"),
+    "country.capital": (
+        "From which city is {} ruled?",
+        "Where does the government of {} sit?",
+    ),
+    "country.currency": ("What money is used in {}?", "With what do shoppers in {} pay?"),
+    "country.dialling": (
+        "Which prefix does one dial to phone {}?",
+        "With which digits do foreign phone calls to {} begin?",
+    ),
+    "country.domain": (
+        "How do web addresses from {} end?",
+        "Which suffix do websites of {} carry?",
+    ),
+    "country.iso3": ("Which three letters stand for {}?", "How is {} abbreviated to three letters?"),
+    "country.language": ("Which tongue do the authorities of {} use?",),
+    "country.population": ("How many people live in {}?",),
+    "country.region": ("In which part of the world is {}?", "Where on the globe does {} lie?"),
+    "country.un year": (
+        "When did {} enter the world organisation?",
+        "Since when has {} had a seat in the General Assembly?",
+    ),
+    "county.state": ("To which state does {} belong?",),
+    "currency.code": (
+        "How is {} abbreviated by banks?",
+        "Which three letters do bankers write for {}?",
+    ),
+    "currency.numeric": ("Which three digits identify {}?",),
+    "currency.users": ("How many lands accept {}?",),
+    "director.films": (
+        "How many times did {} compete for the Palme d'Or?",
+        "How many works did {} show to the jury on the Croisette?",
+    ),
+    "director.first film": (
+        "With which movie did {} make a debut on the Croisette?",
+        "Which movie opened the festival career of {}?",
+    ),
+    "director.first year": ("When did {} make a debut on the Croisette?",),
+    "director.last year": ("When was {} last seen on the Croisette?",),
+    "discoverer.elements": ("How many substances did {} find without a partner?",),
+    "discoverer.first element": ("With which substance did the finds of {} begin?",),
+    "discoverer.first year": ("When did {} first find a new substance?",),
+    "division.municipalities": ("How many communities are there in {}?",),
+    "division.most populous": ("Where do most people of {} live?",),
+    "division.largest": ("Which community has the most ground in {}?",),
+    "element.density": ("How heavy is a cubic centimetre of {}?",),
+    "element.number": ("How many protons has an atom of {}?",),
+    "element.symbol": ("How do chemists abbreviate {}?",),
+    "element.year": ("When was {} found?",),
+    "film.country": ("Which nation made {}?", "What is the homeland of {}?"),
+    "film.director": ("Who made {}?", "Which filmmaker is behind {}?"),
+    "film.language": ("Which tongue is heard in {}?", "What do the actors speak in {}?"),
+    "film.original title": ("What did audiences at home call {}?", "How was {} first named?"),
+    "film.running time": ("How long is {}?", "How long does it take to watch {}?"),
+    "film.year": ("When was {} shown to the Palme d'Or jury?",),
+    "language.iso": ("Which three letters stand for {}?",),
+    "language.official in": ("How many lands write their laws in {}?",),
+    "language.own name": ("How do native speakers call {}?",),
+    "language.script": ("Which letters are used for {}?",),
+    "line.busiest": ("Where do most riders board {}?",),
+    "line.northernmost": ("What is the top stop on a map of {}?",),
+    "line.stations": ("How many stops has {}?",),
+    "maker.country": ("Which nation is home to {}?",),
+    "maker.most powerful": ("Which car by {} has the strongest engine?",),
+    "region.members": ("How many lands make up {}?",),
+    "script.code": ("Which four letters stand for {}?",),
+    "script.numeric": ("Which three digits identify {}?",),
+    "station.location": ("In which neighbourhood is {}?", "Where does one surface at {}?"),
+    "station.passengers": ("How many riders does {} see?",),
+    "subdivision.capital": (
+        "Where do the lawmakers of {} meet?",
+        "In which town does the governor of {} work?",
+    ),
+    "subdivision.code": ("How is {} abbreviated by the standards body?",),
+    "subdivision.country": ("Which nation rules {}?", "To which nation does {} belong?"),
+    "subdivision.counties": ("Into how many pieces is {} split?",),
+    "subdivision.largest city": ("What is the biggest town in {}?",),
+    "subdivision.statehood": ("When did {} become a full part of the nation?",),
+    "town.area": ("How much ground does {} have?",),
+    "town.division": ("Which statistical area contains {}?",),
+    "town.population": ("How many people were living in {} in 2021?",),
+}
+
+# Relation -> (question for the larger number, question for the smaller), {a} and {b} the names.
+COMPARES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "airport.elevation": (
+        ("Which airport is higher, {a} or {b}?",),
+        ("Which of the airports {a} and {b} is closer to sea level?",),
+    ),
+    "city.population": (
+        ("Do more people live in {a} or in {b}?",),
+        ("Which city has fewer people, {a} or {b}?",),
+    ),
+    "country.area": (("Which is bigger, {a} or {b}?",), ("Which is smaller, {a} or {b}?",)),
+    "country.population": (
+        ("Where do more people live, {a} or {b}?",),
+        ("Which has fewer people, {a} or {b}?",),
+    ),
+    "country.un year": (
+        ("Which entered the world organisation later, {a} or {b}?",),
+        ("Which entered the world organisation earlier, {a} or {b}?",),
+    ),
+    "director.films": (
+        ("Who competed for the Palme d'Or more often, {a} or {b}?",),
+        ("Who competed for the Palme d'Or less often, {a} or {b}?",),
+    ),
+    "element.year": (
+        ("Which was found later, {a} or {b}?",),
+        ("Which was found earlier, {a} or {b}?",),
+    ),
+    "element.density": (
+        ("Which is heavier for its size, {a} or {b}?",),
+        ("Which is lighter for its size, {a} or {b}?",),
+    ),
+    "film.running time": (
+        ("Which movie is longer, {a} or {b}?", "Does {a} or {b} take longer to watch?"),
+        ("Which movie is shorter, {a} or {b}?", "Does {a} or {b} end sooner?"),
+    ),
+    "film.year": (
+        ("Which movie came to the Croisette later, {a} or {b}?",),
+        ("Which movie came to the Croisette first, {a} or {b}?",),
+    ),
+    "station.passengers": (
+        ("Which Métro station has more riders, {a} or {b}?",),
+        ("Which Métro station has fewer riders, {a} or {b}?",),
+    ),
+    "town.population": (
+        ("Which Ontario community had more people in 2021, {a} or {b}?",),
+        ("Which Ontario community had fewer people in 2021, {a} or {b}?",),
+    ),
+    "town.area": (
+        ("Which Ontario community has more ground, {a} or {b}?",),
+        ("Which Ontario community has less ground, {a} or {b}?",),
+    ),
+}
+
+# (step, relation of its tail) -> questions for the larger and the smaller number.
+BRIDGE_COMPARES: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("film.director", "director.films"): (
+        (
+            "Which movie was made by the person who competed for the Palme d'Or more often, "
+            "{a} or {b}?",
+            "Of {a} and {b}, which has the filmmaker with more works shown on the Croisette?",
+        ),
+        ("Whose filmmaker competed for the Palme d'Or less often, that of {a} or that of {b}?",),
+    ),
+    ("film.director", "director.first year"): (
+        (
+            "Which movie was made by the person with the later debut on the Croisette, "
+            "{a} or {b}?",
+        ),
+        (
+            "Which movie was made by the person who came to the Croisette earlier, {a} or {b}?",
+            "Of {a} and {b}, whose filmmaker made the earlier festival debut?",
+        ),
+    ),
+    ("film.country", "country.area"): (
+        ("Which movie comes from the bigger nation, {a} or {b}?",),
+        ("Which movie comes from the smaller nation, {a} or {b}?",),
+    ),
+    ("film.country", "country.population"): (
+        ("Which movie was made in the nation with more people, {a} or {b}?",),
+        ("Which movie was made in the nation with fewer people, {a} or {b}?",),
+    ),
+    ("airport.city", "city.population"): (
+        ("Which airport takes travellers to the place with more people, {a} or {b}?",),
+        ("Which airport takes travellers to the place with fewer people, {a} or {b}?",),
+    ),
+    ("county.state", "subdivision.statehood"): (
+        ("Which lies in the state that entered the nation later, {a} or {b}?",),
+        ("Which lies in the state that entered the nation first, {a} or {b}?",),
+    ),
+    ("element.place", "country.population"): (
+        ("Which was found in the land with more people today, {a} or {b}?",),
+        ("Which was found in the land with fewer people today, {a} or {b}?",),
+    ),
+    ("station.line", "line.stations"): (
+        ("Which Métro station is on the route with more stops, {a} or {b}?",),
+        ("Which Métro station is on the route with fewer stops, {a} or {b}?",),
+    ),
+    ("town.division", "division.municipalities"): (
+        ("Which Ontario community is in the area with more communities, {a} or {b}?",),
+        ("Which Ontario community is in the area with fewer communities, {a} or {b}?",),
+    ),
+}
+
+# A passage with one of these facts does not give away the step although it links the same names.
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "subdivision.largest city": ("city.subdivision",),
+    "subdivision.capital": ("city.subdivision", "subdivision.largest city"),
+    "division.most populous": ("town.division",),
+    "division.largest": ("town.division",),
+    "line.busiest": ("station.line",),
+    "line.northernmost": ("station.line",),
+    "maker.most powerful": ("car.maker",),
+    "discoverer.first element": ("element.discoverer",),
+    "discoverer.last element": ("element.discoverer",),
+    "director.first film": ("film.director",),
+    "director.latest film": ("film.director",),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hop:
+    """One fact of a chain, with the entity in whose passage it stands."""
+
+    entity: Entity
+    fact: Fact
+
+
+Chain = tuple[Hop, ...]
+
+
+class Asker:
+    """The indexes that decide whether a chain is the only way to its answer."""
+
+    def __init__(self, world: World, rendered: Rendered) -> None:
+        """Indexes the facts that the passages state."""
+        self.world = world
+        self.rendered = rendered
+        self.links: dict[frozenset[str], set[tuple[str, str]]] = defaultdict(set)
+        self.names: Counter[tuple[str, str]] = Counter()
+        self.texts: dict[str, str] = {}
+        self.tails: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.kinds: dict[str, list[str]] = defaultdict(list)
+        self.same_name: dict[str, list[str]] = defaultdict(list)
+        for key in rendered:
+            self._index(world.entities[key])
+
+    def _index(self, entity: Entity) -> None:
+        passage, triples = self.rendered[entity.key]
+        stated = {triple.tail for triple in triples}
+        self.texts[entity.key] = f" {fold(passage.text)} "
+        self.names[entity.kind, fold(entity.name)] += 1
+        self.kinds[entity.kind].append(entity.key)
+        self.same_name[fold(entity.name)].append(entity.key)
+        for relation, facts in entity.facts.items():
+            for fact in facts:
+                if fact.value in stated:
+                    pair = frozenset((fold(entity.name), fold(fact.value)))
+                    self.links[pair].add((entity.key, relation))
+                    self.tails[relation, fold(fact.value)].append(entity.key)
+
+    def stated(self, entity: Entity, relation: str) -> Fact | None:
+        """The single fact of a relation, if its passage says it and no other passage does."""
+        fact = entity.one(relation)
+        if fact is None or entity.key not in self.rendered:
+            return None
+        here = (entity.key, relation)
+        found = self.links.get(frozenset((fold(entity.name), fold(fact.value))), set())
+        allowed = HARMLESS.get(relation, ())
+        others = {link for link in found if link != here and link[1] not in allowed}
+        return fact if here in found and not others else None
+
+    def chains(self, start: Entity, length: int) -> list[Chain]:
+        """All chains of a length from an entity that end in something one can ask for."""
+        found: list[Chain] = []
+        self._extend((), start, length, found)
+        return [chain for chain in found if self.is_only_way(chain)]
+
+    def _extend(self, done: Chain, entity: Entity, left: int, found: list[Chain]) -> None:
+        for relation in entity.facts:
+            if left == 1 and relation in ASKS or left > 1 and relation in STEPS:
+                fact = self.stated(entity, relation)
+                if fact is None:
+                    continue
+                chain = (*done, Hop(entity, fact))
+                if left == 1:
+                    found.append(chain)
+                    continue
+                target = self.world.entities.get(fact.target or "")
+                if target is not None and self._is_clear(target, chain):
+                    self._extend(chain, target, left - 1, found)
+
+    def _is_clear(self, target: Entity, chain: Chain) -> bool:
+        """The name leads to one passage of its kind, and the chain does not turn back."""
+        known = self.names[target.kind, fold(target.name)] == 1
+        return known and all(hop.entity.key != target.key for hop in chain)
+
+    def is_only_way(self, chain: Chain) -> bool:
+        """No passage before the last contains the answer, and none names a later entity early."""
+        answer = f" {fold(chain[-1].fact.value)} "
+        if not answer.strip() or any(answer in self.texts[hop.entity.key] for hop in chain[:-1]):
+            return False
+        names = [f" {fold(hop.entity.name)} " for hop in chain]
+        return all(
+            name not in self.texts[chain[at].entity.key]
+            for later, name in enumerate(names)
+            for at in range(later - 1)
+        )
+
+    def distractors(self, gold: list[str], salt: str) -> list[str]:
+        """Other passages that share a name, a fact or a kind with the gold ones, hardest first."""
+        wanted: dict[str, None] = {}
+        for key in gold:
+            entity = self.world.entities[key]
+            near = [k for k in self.same_name[fold(entity.name)] if k != key]
+            shared = [
+                other
+                for relation, facts in entity.facts.items()
+                for fact in facts
+                for other in self.tails[relation, fold(fact.value)][:40]
+                if other != key
+            ]
+            near += shuffled(sorted(set(shared)), salt, key)[:3]
+            near += shuffled(self.kinds[entity.kind], salt, key)[:2]
+            wanted.update(dict.fromkeys(near[: max(4, DISTRACTORS // len(gold) + 1)]))
+        out = [key for key in wanted if key not in gold]
+        if len(out) < DISTRACTORS:
+            kinds = [self.world.entities[key].kind for key in gold]
+            more = shuffled([k for kind in dict.fromkeys(kinds) for k in self.kinds[kind]], salt, "+")
+            out += [key for key in more if key not in gold and key not in out]
+        return out[:DISTRACTORS]
+
+
+def describe_start(entity: Entity, salt: object) -> str:
+    """How a question names its first entity."""
+    starts = STARTS[entity.kind]
+    return pick(starts, "start", salt).format(name=entity.name, lower=entity.name.lower())
+
+
+def phrase(chain: Chain, salt: object) -> str:
+    """The question of a bridge chain."""
+    text = describe_start(chain[0].entity, salt)
+    for hop in chain[:-1]:
+        text = pick(STEPS[hop.fact.relation], "step", salt, hop.fact.relation).format(text)
+    return pick(ASKS[chain[-1].fact.relation], "ask", salt).format(text)
+
+
+def split_of(entity: Entity) -> str:
+    """The split whose questions may start from an entity."""
+    part = stable("split", entity.key) % 100
+    return "test" if part < 22 else "dev" if part < 35 else "train"
+
+
+def names_something(question: str, chain: Chain) -> bool:
+    """Whether the question gives away a later entity or the answer."""
+    text = f" {fold(question)} "
+    later = [hop.fact.value for hop in chain]
+    return any(f" {fold(value)} " in text for value in later)
+
+
+def answers_of(entity: Entity | None, value: str) -> tuple[str, ...]:
+    """Accepted surface forms: the value, without its unit or commas, and the country's code."""
+    forms = [value]
+    first, _, unit = value.partition(" ")
+    digits = first.replace(",", "").replace(".", "").lstrip("$+")
+    if digits.isdigit():
+        forms += [first, value.replace(",", ""), first.replace(",", "")] if unit else []
+        forms.append(value.replace(",", "").lstrip("$"))
+    if entity is not None and entity.kind == "country":
+        forms.append(f"the {value}")
+    return tuple(dict.fromkeys(forms))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """A question before it has an id and a context. ``keys`` are the gold entities in order."""
+
+    text: str
+    kind: str
+    answers: tuple[str, ...]
+    chain: Chain
+
+    @property
+    def keys(self) -> list[str]:
+        """The gold entities in order."""
+        return list(dict.fromkeys(hop.entity.key for hop in self.chain))
+
+
+def bridges(asker: Asker, start: Entity, length: int) -> Iterator[Draft]:
+    """Bridge questions from an entity, in a stable order that varies the path."""
+    salted = [
+        (stable("chain", start.key, *(hop.fact.relation for hop in chain)), chain)
+        for chain in asker.chains(start, length)
+    ]
+    for salt, chain in sorted(salted, key=lambda pair: pair[0]):
+        text = phrase(chain, salt)
+        text = text[0].upper() + text[1:]
+        if not names_something(text, chain):
+            last = chain[-1].fact
+            target = asker.world.entities.get(last.target or "")
+            yield Draft(text, "bridge", answers_of(target, last.value), chain)
+
+
+def pairs(entities: list[Entity], salt: str) -> Iterator[tuple[Entity, Entity]]:
+    """Pairs of neighbours in a stable order; every entity is in at most two."""
+    order = shuffled([entity.key for entity in entities], salt)
+    by_key = {entity.key: entity for entity in entities}
+    for left, right in zip(order, order[1:], strict=False):
+        yield by_key[left], by_key[right]
+
+
+def compare(
+    pair: tuple[Entity, Entity],
+    numbers: tuple[float | None, float | None],
+    phrasings: tuple[tuple[str, ...], tuple[str, ...]],
+    chain: Chain,
+    kind: str,
+) -> Draft | None:
+    """A question for the larger or the smaller of two numbers that clearly differ."""
+    (a, b), (x, y) = pair, numbers
+    if x is None or y is None or abs(x - y) <= 0.02 * max(abs(x), abs(y)) * (max(x, y) > 2100):
+        return None
+    if x == y:
+        return None
+    salt = stable(kind, a.key, b.key, chain[-1].fact.relation)
+    larger = salt % 2 == 0
+    text = pick(phrasings[0 if larger else 1], salt)
+    a_said, b_said = describe_start(a, "a"), describe_start(b, "b")
+    text = text.format(a=plain_start(a, a_said), b=plain_start(b, b_said))
+    winner = a if (x > y) == larger else b
+    return Draft(text[0].upper() + text[1:], kind, (winner.name,), chain)
+
+
+def plain_start(entity: Entity, said: str) -> str:
+    """In comparisons the plain name, for the question says what the two are."""
+    if entity.kind == "country":
+        from cirag_jax.datasets.embedded.facts import with_article
+
+        return with_article(entity.name)
+    return entity.name.lower() if entity.kind == "element" else entity.name
+
+
+def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
+    """Comparisons of two entities by a number in their own passages."""
+    for relation, phrasings in COMPARES.items():
+        having = [e for e in entities if asker.stated(e, relation)]
+        for a, b in pairs(having, relation):
+            one, two = asker.stated(a, relation), asker.stated(b, relation)
+            assert one is not None and two is not None
+            chain = (Hop(a, one), Hop(b, two))
+            draft = compare((a, b), (one.number, two.number), phrasings, chain, "comparison")
+            if draft:
+                yield draft
+
+
+def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
+    """Comparisons of two entities by a number of what a step leads to."""
+    for (step, relation), phrasings in BRIDGE_COMPARES.items():
+        chains = {}
+        for entity in entities:
+            chain = numbered_chain(asker, entity, step, relation)
+            if chain:
+                chains[entity.key] = chain
+        having = [entity for entity in entities if entity.key in chains]
+        for a, b in pairs(having, f"{step} {relation}"):
+            (a1, a2), (b1, b2) = chains[a.key], chains[b.key]
+            if a2.entity.key == b2.entity.key:
+                continue
+            numbers = (a2.fact.number, b2.fact.number)
+            chain = (a1, b1, a2, b2)
+            draft = compare((a, b), numbers, phrasings, chain, "bridge_comparison")
+            if draft and not names_something(draft.text, (a1, b1)):
+                yield draft
+
+
+def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Chain | None:
+    """Two hops from an entity to a number, if they are the only way."""
+    first = asker.stated(entity, step)
+    target = asker.world.entities.get(first.target or "") if first else None
+    second = asker.stated(target, relation) if target else None
+    if first is None or target is None or second is None:
+        return None
+    chain = (Hop(entity, first), Hop(target, second))
+    clear = asker._is_clear(target, chain[:1]) and asker.is_only_way(chain)
+    return chain if clear and second.number is not None else None
+
+
+def balanced(drafts: Iterable[Draft], wanted: int) -> list[Draft]:
+    """The first ``wanted`` drafts when taking turns between the paths of relations."""
+    groups: dict[tuple[str, ...], list[Draft]] = defaultdict(list)
+    for draft in drafts:
+        groups[tuple(hop.fact.relation for hop in draft.chain)].append(draft)
+    queues = [iter(groups[path]) for path in shuffled(sorted(groups), "path")]
+    out: list[Draft] = []
+    uses: Counter[str] = Counter()
+    while queues and len(out) < wanted:
+        alive = []
+        for queue in queues:
+            draft = next((d for d in queue if uses[d.keys[0]] < 4), None)
+            if draft is not None:
+                uses[draft.keys[0]] += 1
+                out.append(draft)
+                alive.append(queue)
+        queues = alive
+    return out[:wanted]
+
+
+def startable(asker: Asker, entity: Entity) -> bool:
+    """Whether an entity's name alone determines it."""
+    alone = len(asker.same_name[fold(entity.name)]) == 1 or entity.kind in ("film", "element")
+    known = asker.names[entity.kind, fold(entity.name)] == 1
+    return entity.unique and known and alone and entity.kind in STARTS
+
+
+def draft_split(asker: Asker, split: str) -> list[Draft]:
+    """All drafts of a split."""
+    entities = [
+        entity
+        for key in shuffled(sorted(asker.rendered), "starts")
+        if startable(asker, entity := asker.world.entities[key]) and split_of(entity) == split
+    ]
+    out: list[Draft] = []
+    for (kind, hops), wanted in TARGETS[split].items():
+        if kind == "bridge":
+            drafts: Iterable[Draft] = (d for e in entities for d in bridges(asker, e, hops))
+        elif kind == "comparison":
+            drafts = comparisons(asker, entities)
+        else:
+            drafts = bridge_comparisons(asker, entities)
+        out += balanced(drafts, wanted)
+    return out
+
+
+def finish(asker: Asker, draft: Draft, split: str, number: int) -> Question:
+    """The question with its gold passages, sentences, triples and distractors."""
+    identifier = f"{split}-{number:04d}"
+    triples = [
+        find_triple(asker.rendered[hop.entity.key][1], hop.entity, hop.fact) for hop in draft.chain
+    ]
+    gold = [asker.rendered[key][0].id for key in draft.keys]
+    others = [asker.rendered[key][0].id for key in asker.distractors(draft.keys, draft.text)]
+    return Question(
+        id=identifier,
+        question=draft.text,
+        answers=draft.answers,
+        type=draft.kind,
+        hops=len(draft.chain),
+        split=split,
+        supporting=tuple(gold),
+        supporting_sentences=tuple(
+            dict.fromkeys((t.passage_id or "", t.sentence or 0) for t in triples)
+        ),
+        context=tuple(shuffled(gold + others, draft.text)),
+        evidences=tuple((t.head, t.relation, t.tail) for t in triples),
+    )
+
+
+def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
+    """The questions of the three splits, none of whose chains holds one of another split."""
+    asker = Asker(world, rendered)
+    out: list[Question] = []
+    held_out: set[tuple[str, str]] = set()
+    for split in ("test", "dev", "train"):
+        drafts = draft_split(asker, split)
+        if split == "train":
+            drafts = [d for d in drafts if not inside(d.chain, held_out)]
+        else:
+            held_out |= {(h.entity.key, h.fact.relation) for d in drafts for h in d.chain[:1]}
+        seen: set[str] = set()
+        for draft in drafts:
+            if draft.text not in seen:
+                seen.add(draft.text)
+                out.append(finish(asker, draft, split, len(seen)))
+    return tuple(sorted(out, key=lambda q: ("train", "dev", "test").index(q.split or "")))
+
+
+def inside(chain: Chain, held_out: set[tuple[str, str]]) -> bool:
+    """Whether a chain begins with the first step of a held-out one."""
+    return (chain[0].entity.key, chain[0].fact.relation) in held_out

