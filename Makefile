@@ -1,0 +1,41 @@
+# Needs Python 3.11, 3.12 or 3.13, bash and nothing else; `make help` lists the targets.
+# PYTHON=/path/to/python chooses the interpreter, REQUIREMENTS=file the set to install.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint bench format env dev clean
+
+export PYTHON REQUIREMENTS
+python := .venv/bin/python
+PYTEST_ARGS ?=
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+quickstart: env  ## train, evaluate and export the aligner on the embedded data set, print a table
+	@$(python) launch/quickstart.py $(ARGS)
+
+test: lint  ## environment, lint, types, every test that needs no cluster
+	@$(python) -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: dev  ## ruff and pyright
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(python) -m pyright --pythonpath $(python)
+
+bench: dev  ## our train step and encode against sentence-transformers, side by side
+	@$(python) experiments/benchmarks/aligner.py $(ARGS)
+
+format: dev  ## reformat the code
+	@$(python) -m ruff check --fix .
+	@$(python) -m ruff format .
+
+env:  ## the virtual environment of the commands
+	@.ci/environment run
+
+dev:  ## the virtual environment of the checks
+	@.ci/environment dev
+
+clean:  ## remove the virtual environment and caches; runs/ stays
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

