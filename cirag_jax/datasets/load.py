@@ -1,0 +1,50 @@
+"""From ``config.data`` to a dataset and the questions it selects."""
+
+import pathlib
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from cirag_jax.datasets import embedded, jsonl
+from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Question
+
+
+def load_dataset(data: ConfigDict) -> Dataset:
+    """The dataset folder ``data.dir``, or the embedded dataset where it is null."""
+    if data.dir:
+        return jsonl.read_dataset(pathlib.Path(data.dir))
+    return embedded.build()
+
+
+def select_questions(dataset: Dataset, data: ConfigDict) -> tuple[Question, ...]:
+    """The questions that ``data.split``, ``.fold``, ``.setting``, ``.only_with_triples`` leave.
+
+    ``data.limit`` then keeps the first N (0 keeps all).
+
+    Raises:
+      UserError: nothing is left; the message names the filter that emptied the set.
+    """
+    questions: Sequence[Question] = dataset.questions
+    for field in ("split", "fold", "setting"):
+        wanted = data[field]
+        if not wanted:
+            continue
+        kept = [q for q in questions if getattr(q, field) == wanted]
+        if not kept:
+            seen = sorted({str(getattr(q, field)) for q in questions})
+            raise UserError(
+                f"config.data.{field}={wanted} leaves no question of {dataset.name}; "
+                f"values there: {', '.join(seen)}"
+            )
+        questions = kept
+    if data.only_with_triples:
+        questions = [
+            q for q in questions if q.context and all(p in dataset.triples for p in q.context)
+        ]
+        if not questions:
+            raise UserError(
+                f"config.data.only_with_triples leaves no question of {dataset.name}: none has triples "
+                "(openie.jsonl) for every passage of its context"
+            )
+    return tuple(questions[: data.limit] if data.limit else questions)

@@ -1,0 +1,1 @@
+"""How good a retriever is: recall, next-unit ranking, paired bootstrap."""

@@ -1,0 +1,77 @@
+"""Ranking of the next unit of a silver chain, step by step: the aligner's dev metric.
+
+KiRAG's released code selects its checkpoint by MRR over each question's own candidates; Recall@K of the
+same ranking is reported beside it (spec, section 2, "Aligner training").
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from cirag_jax.datasets.chains import Chain, Unit, UnitKind, query_text
+
+Embed = Callable[[Sequence[str], Literal["query", "passage"]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NextUnit:
+    """One ranking problem: which of ``candidates`` extends the chain that ``query`` states."""
+
+    step: int
+    query: str
+    candidates: tuple[str, ...]
+    relevant: frozenset[str]
+
+
+def next_units(
+    chains: Sequence[Chain], pools: Sequence[Sequence[Unit]], kind: UnitKind
+) -> list[NextUnit]:
+    """One problem for every step of every chain, the steps before it in annotation order given."""
+    problems = []
+    for chain, pool in zip(chains, pools, strict=True):
+        texts = [step.text for step in chain.steps]
+        for length in range(len(texts)):
+            found = texts[:length]
+            relevant = [texts[step] for step in chain.next_steps(range(length))]
+            candidates = dict.fromkeys([*(unit.text for unit in pool), *relevant])
+            for text in found:
+                candidates.pop(text, None)
+            problems.append(
+                NextUnit(
+                    length,
+                    query_text(chain.question, found, kind),
+                    tuple(candidates),
+                    frozenset(relevant),
+                )
+            )
+    return problems
+
+
+def evaluate_next_unit(
+    problems: Sequence[NextUnit], embed: Embed, ks: Sequence[int] = (1, 3, 5)
+) -> dict[str, float]:
+    """MRR and Recall@K (is a relevant unit among the first K), overall and as ``step1/mrr`` ...
+
+    Every step counts once; ties are broken against the model, so that constant scores earn nothing.
+    """
+    texts = list(dict.fromkeys(t for problem in problems for t in problem.candidates))
+    row = {text: index for index, text in enumerate(texts)}
+    unit_ND = embed(texts, "passage")
+    query_BD = embed([problem.query for problem in problems], "query")
+    ranks: dict[str, list[int]] = collections.defaultdict(list)
+    for problem, query_D in zip(problems, query_BD, strict=True):
+        scores_C = unit_ND[[row[text] for text in problem.candidates]] @ query_D
+        relevant_C = np.array([text in problem.relevant for text in problem.candidates])
+        rank = 1 + int((scores_C[~relevant_C] >= scores_C[relevant_C].max()).sum())
+        ranks[""].append(rank)
+        ranks[f"step{problem.step + 1}/"].append(rank)
+    metrics = {}
+    for prefix, values in ranks.items():
+        rank_B = np.array(values)
+        metrics[f"{prefix}mrr"] = float((1.0 / rank_B).mean())
+        for k in ks:
+            metrics[f"{prefix}recall@{k}"] = float((rank_B <= k).mean())
+    return metrics

@@ -1,0 +1,1 @@
+"""Training loops, one file for each component, and what they share."""

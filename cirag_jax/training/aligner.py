@@ -1,0 +1,409 @@
+"""Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from flax import nnx
+from ml_collections import ConfigDict
+
+from cirag_jax import sharding
+from cirag_jax.datasets import chains as chains_lib
+from cirag_jax.datasets import load
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import next_unit
+from cirag_jax.models.pretrained import TextEncoder, load_encoder
+from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.training import aligner_data, gradient_cache, optimizers
+from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.types import Dataset, Question
+
+
+class TrainState(NamedTuple):
+    """All that a step changes: float32 parameters, optimiser state, steps done, RNG key."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array
+    key: jax.Array
+
+
+def train_and_evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
+    """Trains to the end (or from the last checkpoint on) and returns the best dev metrics.
+
+    Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``.
+
+    Raises:
+      UserError: the data or the config cannot be used, or a value became non-finite.
+    """
+    start = time.monotonic()
+
+    # ---- Data -----------------------------------------------------------------------------------
+    dataset = load.load_dataset(config.data)
+    train_questions, dev_questions = split_questions(dataset, config)
+    kind = config.data.units
+    chains = chains_lib.silver_chains(dataset, train_questions, kind)
+    pools = _pools(dataset, train_questions, chains, kind)
+
+    # ---- Mesh and model -------------------------------------------------------------------------
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    encoder = load_encoder(
+        config.model.spec,
+        dtype=config.model.dtype,
+        mesh=mesh,
+        pooling=config.model.pooling,
+        query_prefix=config.model.query_prefix,
+        passage_prefix=config.model.passage_prefix,
+        hidden_dropout=config.model.dropout,
+        attention_dropout=config.model.dropout,
+        remat=config.model.remat,
+    )
+    batches = make_batches(config, chains, pools, encoder, mesh)
+    questions_per_step = max(config.batch_size // config.prefixes_per_question, 1)
+    steps_per_epoch = max(len(chains) // questions_per_step, 1)
+    total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    state = make_state(encoder, tx, config.seed, mesh)
+    logging.info(
+        "%d chains, %d dev questions, %d steps of %d queries, mesh %s, %s parameters",
+        len(chains),
+        len(dev_questions),
+        total_steps,
+        config.batch_size,
+        dict(mesh.shape),
+        f"{sum(x.size for x in jax.tree.leaves(state.params)):,}",
+    )
+
+    # ---- Restore --------------------------------------------------------------------------------
+    meta = {
+        "component": "aligner",
+        "model": config.model.spec,
+        "pooling": encoder.pooling,
+        "query_prefix": encoder.query_prefix,
+        "passage_prefix": encoder.passage_prefix,
+        "units": kind,
+        "query_max_length": config.query_max_length,
+        "unit_max_length": config.unit_max_length,
+        "run": _fingerprint(config),
+    }
+    checkpoints = Checkpoints(
+        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
+    )
+    first_step = 0
+    if checkpoints.latest_step() is not None:
+        _check_same_run(checkpoints.meta(), meta, workdir)
+        restored = checkpoints.restore(None, state, batches)
+        state, first_step = restored.state, restored.step
+        logging.info("going on from step %d of %d", first_step, total_steps)
+
+    # ---- Train ----------------------------------------------------------------------------------
+    evaluate = make_evaluate(config, dataset, dev_questions, encoder, mesh)
+    complete = True
+    with (
+        checkpoints,
+        jax.set_mesh(mesh),
+        MetricWriter(
+            workdir, total_steps, first_step, enabled=jax.process_index() == 0
+        ) as writer,
+        PreemptionGuard() as preemption,
+    ):
+        if first_step == 0 and config.eval_every:
+            writer.write(0, evaluate(state.params))  # The frozen encoder: where training starts.
+        pending = None  # Metrics of the step before, fetched once the next one is under way.
+        for step in range(first_step + 1, total_steps + 1):
+            batch = next(batches)
+            began = time.monotonic()
+            state, metrics = train_step(encoder.graphdef, tx, state, batch, config, mesh)
+            if pending is not None:
+                _finish(writer, *pending)
+            pending = (step, metrics, batch, began)
+
+            last = step == total_steps
+            stop = preemption.should_stop(step) or _out_of_time(start, config.stop_after_minutes)
+            dev = None
+            if last or (config.eval_every and step % config.eval_every == 0):
+                _finish(writer, *pending)
+                pending = None
+                dev = evaluate(state.params)
+                writer.write(step, dev)
+            if last or stop or dev or (config.save_every and step % config.save_every == 0):
+                if pending is not None:
+                    _finish(writer, *pending)  # Never save a state that is not finite.
+                    pending = None
+                checkpoints.save(step, state, batches, meta, dev)
+            if stop and not last:
+                complete = False
+                break
+        checkpoints.wait()
+        best = checkpoints.best_step()
+        dev_metrics = checkpoints.metrics(best) if best is not None else None
+    # ---- Result ---------------------------------------------------------------------------------
+    return {
+        "complete": complete,
+        "step": int(state.step),
+        "total_steps": total_steps,
+        "best_step": best,
+        **(dev_metrics or {}),
+        "num_chains": len(chains),
+        "num_dev_questions": len(dev_questions),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+# ---------------------------------------------------------------------------------------- one step
+
+
+def train_step(
+    graphdef: nnx.GraphDef,
+    tx: optax.GradientTransformation,
+    state: TrainState,
+    batch: aligner_data.Batch,
+    config: ConfigDict,
+    mesh: jax.sharding.Mesh,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimiser step on one global batch; ``state`` is donated. Call under ``set_mesh(mesh)``.
+
+    Returns:
+      The new state, and device scalars: loss, accuracy, positive score, gradient, update and
+      parameter norms.
+    """
+    use_dropout = config.model.dropout > 0
+    loss, metrics, gradient = gradient_cache.loss_and_gradient(
+        graphdef,
+        state.params,
+        place_batch(batch, mesh),
+        temperature=config.temperature,
+        width=_width(state.params),
+        dropout_key=jax.random.fold_in(state.key, state.step) if use_dropout else None,
+        keep_activations=config.keep_activations,
+    )
+    state, norms = _apply_gradient(tx, state, gradient)
+    return state, {"loss": loss, **metrics, **norms}
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _apply_gradient(
+    tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    norms = {
+        "gradient_norm": optax.tree.norm(gradient),
+        "update_norm": optax.tree.norm(updates),
+        "parameter_norm": optax.tree.norm(params),
+    }
+    return TrainState(params, opt_state, state.step + 1, state.key), norms
+
+
+def _width(params: nnx.State) -> int:
+    return params["embedding_norm_scale"].shape[0]
+
+
+def make_state(
+    encoder: TextEncoder, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """The state before the first step, on the mesh; optimiser moments lie like their parameters."""
+    # A copy: donation would otherwise delete the encoder's own parameters.
+    params = jax.tree.map(jnp.copy, encoder.state)
+    opt_state = tx.init(params)
+    return sharding.shard_state(
+        TrainState(params, opt_state, jnp.zeros((), jnp.int32), jax.random.key(seed)), mesh
+    )
+
+
+def place_batch(batch: aligner_data.Batch, mesh: jax.sharding.Mesh) -> gradient_cache.DeviceBatch:
+    """Puts a host batch, the same on every process, on the mesh: rows of chunks are sharded."""
+
+    def rows(x: np.ndarray) -> jax.Array:
+        return sharding.place(x, sharding.batch_sharding(mesh, x.ndim, x.shape))
+
+    def everywhere(x: np.ndarray) -> jax.Array:
+        return sharding.place(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+    return gradient_cache.DeviceBatch(
+        tuple(
+            gradient_cache.DeviceChunk(rows(c.tokens_BT), rows(c.mask_BT), rows(c.row_B))
+            for c in batch.chunks
+        ),
+        everywhere(batch.positive_B),
+        everywhere(batch.count_BC),
+        everywhere(batch.weight_B),
+    )
+
+
+# -------------------------------------------------------------------------------------------- data
+
+
+def split_questions(
+    dataset: Dataset, config: ConfigDict
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Train and dev questions.
+
+    Dev is ``config.dev.split`` and ``.fold`` where one is named; otherwise ``config.dev.questions`` of
+    the training questions themselves, the last of a seeded permutation, as KiRAG does.
+    """
+    train = load.select_questions(dataset, config.data)
+    if config.dev.split or config.dev.fold:
+        wanted = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
+        wanted.split, wanted.fold = config.dev.split, config.dev.fold
+        dev = load.select_questions(dataset, wanted)
+        clash = {q.id for q in train} & {q.id for q in dev}
+        if clash:
+            raise UserError(
+                f"config.dev selects {len(clash)} of the training questions (first: {min(clash)}); "
+                "choose another config.dev.split or config.dev.fold"
+            )
+        return train, dev
+    held_out = config.dev.questions
+    if held_out >= len(train):
+        raise UserError(
+            f"config.dev.questions={held_out} would leave none of the {len(train)} questions to train on"
+        )
+    order = np.random.default_rng(config.data.seed).permutation(len(train))
+    dev_ids = set(order[len(train) - held_out :].tolist())
+    return (
+        tuple(q for i, q in enumerate(train) if i not in dev_ids),
+        tuple(q for i, q in enumerate(train) if i in dev_ids),
+    )
+
+
+def _pools(
+    dataset: Dataset,
+    questions: tuple[Question, ...],
+    chains: list[chains_lib.Chain],
+    kind: chains_lib.UnitKind,
+) -> list[tuple[chains_lib.Unit, ...]]:
+    by_id = {question.id: question for question in questions}
+    return [chains_lib.pool_of(dataset, by_id[c.question_id], kind) for c in chains]
+
+
+def make_batches(
+    config: ConfigDict,
+    chains: list[chains_lib.Chain],
+    pools: list[tuple[chains_lib.Unit, ...]],
+    encoder: TextEncoder,
+    mesh: jax.sharding.Mesh,
+) -> Any:
+    """The endless, resumable iterator of training batches that ``config`` describes."""
+    sampling = aligner_data.Sampling(
+        config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
+    )
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.accumulation not in ("cached", "official"):
+        raise UserError(
+            f"config.accumulation is {config.accumulation!r}; it must be cached or official"
+        )
+    negative_sets = config.prefixes_per_question if config.chain_negatives else 1
+    per_question = config.prefixes_per_question + negative_sets * config.num_negatives
+    questions = max(config.batch_size // config.prefixes_per_question, 1)
+    layout = aligner_data.Layout(
+        num_queries=questions * config.prefixes_per_question,
+        num_candidates=questions * per_question,
+        negatives=config.negatives,
+        mask_false_negatives=config.mask_false_negatives,
+        micro_batches=config.micro_batches if config.accumulation == "official" else 1,
+        device_groups=ways,
+        chunk_tokens=config.chunk_tokens,
+        bucket_lengths=encode_lib.BUCKETS,
+        row_multiple=ways,
+    )
+    prefixes = {"query": encoder.query_prefix, "passage": encoder.passage_prefix}
+    limits = {"query": config.query_max_length, "passage": config.unit_max_length}
+
+    def tokenize(texts, role):
+        return encode_lib.tokenize(encoder, [prefixes[role] + t for t in texts], limits[role])
+
+    return aligner_data.batches(
+        chains,
+        pools,
+        config.data.units,
+        sampling,
+        layout,
+        tokenize,
+        encoder.config.pad_id,
+        config.seed,
+    )
+
+
+# ---------------------------------------------------------------------------------------- evaluate
+
+
+def make_evaluate(
+    config: ConfigDict,
+    dataset: Dataset,
+    questions: tuple[Question, ...],
+    encoder: TextEncoder,
+    mesh: jax.sharding.Mesh,
+) -> Any:
+    """A function from parameters to ``dev/...`` metrics over each question's own candidates."""
+    if not questions:
+        return lambda params: {}
+    kind = config.data.units
+    chains = chains_lib.silver_chains(dataset, questions, kind)
+    problems = next_unit.next_units(chains, _pools(dataset, questions, chains, kind), kind)
+
+    def evaluate(params: nnx.State) -> dict[str, float]:
+        def embed(texts, role):
+            limit = config.query_max_length if role == "query" else config.unit_max_length
+            return encode_lib.encode(
+                encoder, params, texts, kind=role, max_length=limit, mesh=mesh
+            )
+
+        metrics = next_unit.evaluate_next_unit(problems, embed)
+        return {f"dev/{name}": value for name, value in metrics.items()}
+
+    return evaluate
+
+
+# ------------------------------------------------------------------------------------ bookkeeping
+
+
+def _finish(
+    writer: MetricWriter,
+    step: int,
+    metrics: dict[str, jax.Array],
+    batch: aligner_data.Batch,
+    began: float,
+) -> None:
+    """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""
+    values = {name: float(value) for name, value in metrics.items()}
+    bad = [name for name, value in values.items() if not np.isfinite(value)]
+    if bad:
+        raise UserError(
+            f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was saved. "
+            "Lower config.optimizer.learning_rate or raise config.temperature"
+        )
+    seconds = time.monotonic() - began
+    values["tokens_per_second"] = batch.tokens / max(seconds, 1e-9)
+    values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
+    writer.write(step, {f"train/{name}": value for name, value in values.items()})
+    writer.progress(step, values["loss"])
+
+
+def _out_of_time(start: float, minutes: float) -> bool:
+    return bool(minutes) and time.monotonic() - start > 60 * minutes
+
+
+def _fingerprint(config: ConfigDict) -> dict[str, Any]:
+    """What must not change between a run and its continuation."""
+    free = {"stop_after_minutes", "save_every", "eval_every", "keep_checkpoints", "mesh"}
+    return {k: v for k, v in config.to_dict().items() if k not in free}
+
+
+def _check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathlib.Path) -> None:
+    old, new = saved.get("run", {}), wanted["run"]
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
+    if changed:
+        raise UserError(
+            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} differ; "
+            "choose another --workdir or the same config"
+        )

@@ -1,0 +1,310 @@
+"""Training batches of the aligner: prefixes of silver chains, their positives and negatives.
+
+Records are addressed by step (a Grain pipeline over chains), so that the iterator's whole state is a
+few integers in the checkpoint. What a query is contrasted with becomes a matrix of counts here, on the
+host (see ``contrastive_loss``); the device sees each distinct text once.
+"""
+
+import collections
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import grain
+import numpy as np
+
+from cirag_jax.datasets.chains import Chain, Unit, UnitKind, query_text
+from cirag_jax.errors import UserError
+
+NEGATIVES = ("own", "in_batch", "cross_device")
+Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a chain becomes training queries.
+
+    ``order="dependency"`` draws any partial chain whose steps have what they need; every step that can
+    come next is a positive. ``order="annotation"`` is KiRAG's released code: the first h annotated
+    steps, or, for comparison questions, any single step at h = 0 and any permutation of the first
+    h + 1 for h > 0. ``chain_negatives`` lets the question's other chain units be drawn as negatives.
+    """
+
+    prefixes_per_question: int
+    num_negatives: int
+    order: Literal["dependency", "annotation"] = "dependency"
+    chain_negatives: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """One query of the contrastive loss.
+
+    ``positives`` are all texts that may come next, the sampled target first; ``negatives`` are hard
+    negatives from the question's own pool.
+    """
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of similar length that go through the encoder together.
+
+    ``tokens_BT`` int32 and ``mask_BT`` bool; ``row_B`` int32 is each row's place in the batch's table
+    of embeddings (padding rows point at the last, unused place).
+    """
+
+    tokens_BT: np.ndarray
+    mask_BT: np.ndarray
+    row_B: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """A global batch: ``B`` queries and ``C`` distinct candidates, both padded to fixed numbers.
+
+    The table of embeddings has ``B + C + 1`` rows: queries, candidates, and one row that padding
+    writes to. Other fields are the arguments of ``contrastive_loss``.
+    """
+
+    chunks: tuple[Chunk, ...]
+    positive_B: np.ndarray
+    count_BC: np.ndarray
+    weight_B: np.ndarray
+    tokens: int  # Real tokens in the batch, distinct texts only.
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens that the encoder computes, padding included."""
+        return sum(chunk.tokens_BT.size for chunk in self.chunks)
+
+
+def sample_examples(
+    chain: Chain,
+    pool: Sequence[Unit],
+    kind: UnitKind,
+    sampling: Sampling,
+    rng: np.random.Generator,
+) -> list[Example]:
+    """Draws distinct prefix lengths of one chain, and negatives that its prefixes share.
+
+    Sharing halves the texts to encode. With ``chain_negatives`` each prefix has its own, because
+    what is gold depends on it. Pure in ``rng``: the same generator state gives the same examples.
+    """
+    draw = random.Random(int(rng.integers(2**63)))
+    lengths = draw.sample(
+        range(len(chain.steps)), min(sampling.prefixes_per_question, len(chain.steps))
+    )
+    gold = {unit.text for unit in chain.steps}
+    shared = _draw(draw, pool, gold, sampling.num_negatives)
+    examples = []
+    for length in lengths:
+        prefix, following = _sample_prefix(chain, length, sampling.order, draw)
+        found = [chain.steps[step].text for step in prefix]
+        positives = [chain.steps[step].text for step in following]
+        negatives = shared
+        if sampling.chain_negatives:
+            negatives = _draw(draw, pool, {*found, *positives}, sampling.num_negatives)
+        query = query_text(chain.question, found, kind)
+        examples.append(Example(query, tuple(positives), negatives))
+    return examples
+
+
+def _draw(
+    draw: random.Random, pool: Sequence[Unit], excluded: set[str], count: int
+) -> tuple[str, ...]:
+    others = list(dict.fromkeys(unit.text for unit in pool if unit.text not in excluded))
+    return tuple(draw.sample(others, min(count, len(others))))
+
+
+def _sample_prefix(
+    chain: Chain, length: int, order: str, draw: random.Random
+) -> tuple[list[int], list[int]]:
+    """A partial chain of ``length`` steps, and the steps that can follow, the target first."""
+    prefix: list[int] = []
+    if order == "annotation":
+        steps = list(range(len(chain.steps)))
+        if chain.comparison:
+            head = steps if length == 0 else steps[: length + 1]
+            steps = draw.sample(head, len(head))
+            return steps[:length], steps[length:]
+        return steps[:length], [length]
+    for _ in range(length):
+        prefix.append(draw.choice(chain.next_steps(prefix)))
+    following = list(chain.next_steps(prefix))
+    draw.shuffle(following)
+    return prefix, following
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The fixed sizes and the negatives of every batch.
+
+    Attributes:
+      num_queries: B, a multiple of ``micro_batches * device_groups``.
+      num_candidates: C, the most distinct candidates that a batch can have.
+      negatives: ``own`` (the query's own positive and hard negatives), ``in_batch`` (those of all
+        queries on the same device) or ``cross_device`` (of the whole batch).
+      mask_false_negatives: leave out texts that are another positive of the query, and count equal
+        texts once. KiRAG's released code does neither.
+      micro_batches: above 1, negatives stay within the micro-batch (``accumulation="official"``).
+      device_groups: devices that share the batch.
+      chunk_tokens: tokens that go through the encoder at once, padding included.
+      bucket_lengths: sequence lengths that the encoder is compiled for, ascending.
+      row_multiple: rows of a chunk are a multiple of this, so that they divide over the devices.
+    """
+
+    num_queries: int
+    num_candidates: int
+    negatives: str
+    mask_false_negatives: bool
+    micro_batches: int
+    device_groups: int
+    chunk_tokens: int
+    bucket_lengths: tuple[int, ...]
+    row_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.negatives not in NEGATIVES:
+            raise UserError(
+                f"config.negatives is {self.negatives!r}; it must be one of {', '.join(NEGATIVES)}"
+            )
+        groups = self.micro_batches * self.device_groups
+        if self.num_queries % groups:
+            raise UserError(
+                f"the batch of {self.num_queries} queries does not divide into {self.micro_batches} "
+                f"micro-batches on {self.device_groups} devices; choose config.batch_size as a multiple"
+            )
+
+
+def build_batch(
+    examples: Sequence[Example], layout: Layout, tokenize: Tokenize, pad_id: int
+) -> Batch:
+    """Lays examples out as one batch: distinct texts, who sees whom, and chunks by length."""
+    candidates: dict[str, int] = {}
+    for example in examples:
+        for text in (example.positives[0], *example.negatives):
+            candidates.setdefault(text, len(candidates))
+    positive_B = np.zeros(layout.num_queries, np.int32)
+    weight_B = np.zeros(layout.num_queries, np.float32)
+    positive_B[: len(examples)] = [candidates[e.positives[0]] for e in examples]
+    weight_B[: len(examples)] = 1.0
+    tokens = tokenize([e.query for e in examples], "query") + tokenize(list(candidates), "passage")
+    rows = [*range(len(examples)), *(layout.num_queries + i for i in range(len(candidates)))]
+    return Batch(
+        _chunks(tokens, rows, layout, pad_id),
+        positive_B,
+        _counts(examples, candidates, layout),
+        weight_B,
+        sum(map(len, tokens)),
+    )
+
+
+def _counts(
+    examples: Sequence[Example], candidates: dict[str, int], layout: Layout
+) -> np.ndarray:
+    """count_BC: how often each candidate stands in each query's denominator."""
+    per_group = layout.num_queries // (layout.micro_batches * layout.device_groups)
+
+    def group(index: int) -> tuple[int, ...]:
+        micro, device = divmod(index // per_group, layout.device_groups)
+        if layout.negatives == "own":
+            return (index,)
+        return (micro,) if layout.negatives == "cross_device" else (micro, device)
+
+    seen: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(
+        collections.Counter
+    )
+    for index, example in enumerate(examples):
+        seen[group(index)].update(
+            candidates[text] for text in (example.positives[0], *example.negatives)
+        )
+    count_BC = np.zeros((layout.num_queries, layout.num_candidates), np.float32)
+    for index, example in enumerate(examples):
+        for candidate, count in seen[group(index)].items():
+            count_BC[index, candidate] = 1 if layout.mask_false_negatives else count
+        if layout.mask_false_negatives:
+            others = [candidates[t] for t in example.positives[1:] if t in candidates]
+            count_BC[index, others] = 0
+    return count_BC
+
+
+def _chunks(
+    tokens: Sequence[np.ndarray], rows: Sequence[int], layout: Layout, pad_id: int
+) -> tuple[Chunk, ...]:
+    """Cuts the texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens.
+
+    A chunk takes the bucket of its longest row, so that short rows left over fill the last places of
+    a longer chunk instead of opening one of their own.
+    """
+    order = sorted(range(len(tokens)), key=lambda i: (-len(tokens[i]), i))
+    chunks = []
+    unused = layout.num_queries + layout.num_candidates
+    start = 0
+    while start < len(order):
+        length = next(b for b in layout.bucket_lengths if b >= len(tokens[order[start]]))
+        size = rows_per_chunk(length, layout)
+        part = order[start : start + size]
+        start += size
+        tokens_BT = np.full((size, length), pad_id, np.int32)
+        mask_BT = np.zeros((size, length), bool)
+        row_B = np.full(size, unused, np.int32)
+        for row, index in enumerate(part):
+            tokens_BT[row, : len(tokens[index])] = tokens[index]
+            mask_BT[row, : len(tokens[index])] = True
+            row_B[row] = rows[index]
+        chunks.append(Chunk(tokens_BT, mask_BT, row_B))
+    return tuple(chunks)
+
+
+def rows_per_chunk(length: int, layout: Layout) -> int:
+    """Rows of a chunk of this bucket: fixed, so that a bucket compiles once."""
+    rows = max(layout.chunk_tokens // length, 1)
+    return max(rows // layout.row_multiple, 1) * layout.row_multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sample(grain.transforms.RandomMap):
+    kind: UnitKind
+    sampling: Sampling
+
+    def random_map(self, element, rng: np.random.Generator) -> list[Example]:
+        chain, pool = element
+        return sample_examples(chain, pool, self.kind, self.sampling, rng)
+
+
+def batches(
+    chains: Sequence[Chain],
+    pools: Sequence[Sequence[Unit]],
+    kind: UnitKind,
+    sampling: Sampling,
+    layout: Layout,
+    tokenize: Tokenize,
+    pad_id: int,
+    seed: int,
+) -> grain.DatasetIterator:
+    """An endless iterator of ``Batch``, reshuffled every epoch, whose state is JSON-sized.
+
+    A batch holds ``layout.num_queries // sampling.prefixes_per_question`` questions.
+    """
+    per_batch = layout.num_queries // sampling.prefixes_per_question
+    if len(chains) < per_batch:
+        raise UserError(
+            f"config.batch_size needs {per_batch} questions a batch, but only {len(chains)} have a chain"
+        )
+    dataset = (
+        grain.MapDataset.source(list(zip(chains, pools, strict=True)))
+        .seed(seed)
+        .shuffle()
+        .repeat()
+        .random_map(_Sample(kind, sampling))
+        .batch(per_batch, batch_fn=list)
+        .map(lambda groups: [example for group in groups for example in group])
+        .map(lambda examples: build_batch(examples, layout, tokenize, pad_id))
+    )
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(dataset.to_iter_dataset(options))

@@ -1,0 +1,57 @@
+"""The aligner's contrastive loss over any choice of negatives.
+
+Which candidate is a negative of which query (the question's own pool, the micro-batch, the device, the
+whole batch; with or without false negatives) is decided on the host and arrives as a matrix of counts.
+The loss itself is then one formula, and the same under every sharding.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def contrastive_loss(
+    query_BD: jax.Array,
+    candidate_CD: jax.Array,
+    positive_B: jax.Array,
+    count_BC: jax.Array,
+    weight_B: jax.Array,
+    temperature: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Cross-entropy of the positive among the candidates that each query may see.
+
+    KiRAG equation 4 with ``g = exp(s / tau)``: as printed, ``exp(s) / tau``, the temperature would cancel
+    (erratum 7).
+
+    Args:
+      query_BD: float32 query embeddings.
+      candidate_CD: float32 candidate embeddings, each distinct text once.
+      positive_B: int32 index of each query's positive in ``candidate_CD``.
+      count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked, and
+        the positive counts at least once.
+      weight_B: float32, 1 for a query, 0 for a padding row.
+      temperature: tau.
+
+    Returns:
+      The weighted mean loss, and ``accuracy`` (share of queries whose positive scores highest) and
+      ``positive_score`` (mean inner product with the positive).
+    """
+    scores_BC = jnp.einsum(
+        "bd,cd->bc", query_BD, candidate_CD, preferred_element_type=jnp.float32
+    )
+    logits_BC = jnp.where(
+        count_BC > 0, scores_BC / temperature + jnp.log(jnp.maximum(count_BC, 1.0)), -jnp.inf
+    )
+    # Padding rows see nothing; give them a finite row, weighted by zero below.
+    logits_BC = jnp.where(weight_B[:, None] > 0, logits_BC, 0.0)
+    positive_score_B = jnp.take_along_axis(scores_BC, positive_B[:, None], axis=1)[:, 0]
+    loss_B = jax.nn.logsumexp(logits_BC, axis=1) - positive_score_B / temperature
+    correct_B = (jnp.argmax(logits_BC, axis=1) == positive_B).astype(jnp.float32)
+    total = jnp.maximum(weight_B.sum(), 1.0)
+
+    def mean(x_B: jax.Array) -> jax.Array:
+        return jnp.where(weight_B > 0, x_B, 0.0).sum() / total
+
+    return mean(loss_B), {
+        "accuracy": mean(correct_B),
+        "positive_score": mean(positive_score_B),
+    }

@@ -1,0 +1,135 @@
+"""Exact gradients of a batch-wide loss, one chunk of rows at a time.
+
+Every text of the batch is embedded chunk by chunk into one table; the loss and its gradient are taken
+on the table; then each chunk is back-propagated with its rows of that gradient. The result is the full
+batch's gradient, in-batch negatives included, with the memory of one chunk (Gao et al. 2021, "Scaling
+deep contrastive learning batch size under memory limited setup").
+
+Where a whole batch's activations fit, ``keep_activations`` stores each chunk's backward function
+instead of running its forward pass twice.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cirag_jax.models.encoder import embed
+from cirag_jax.training.contrastive import contrastive_loss
+
+Params = Any
+Metrics = dict[str, jax.Array]
+
+
+class DeviceChunk(NamedTuple):
+    """A ``Chunk`` on the mesh: int32 tokens, bool mask, int32 table rows."""
+
+    tokens_BT: jax.Array
+    mask_BT: jax.Array
+    row_B: jax.Array
+
+
+class DeviceBatch(NamedTuple):
+    """A ``Batch`` on the mesh."""
+
+    chunks: tuple[DeviceChunk, ...]
+    positive_B: jax.Array
+    count_BC: jax.Array
+    weight_B: jax.Array
+
+
+def loss_and_gradient(
+    graphdef: nnx.GraphDef,
+    params: Params,
+    batch: DeviceBatch,
+    *,
+    temperature: float,
+    width: int,
+    dropout_key: jax.Array | None = None,
+    keep_activations: bool = False,
+) -> tuple[jax.Array, Metrics, Params]:
+    """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D."""
+    queries, candidates = batch.count_BC.shape
+    table_ND = jnp.zeros((queries + candidates + 1, width), jnp.float32)
+    keys = _chunk_keys(dropout_key, len(batch.chunks))
+    backward = []
+    for chunk, key in zip(batch.chunks, keys, strict=True):
+        if keep_activations:
+            table_ND, pull = _embed_and_keep(graphdef, params, table_ND, chunk, key)
+            backward.append(pull)
+        else:
+            table_ND = _embed(graphdef, params, table_ND, chunk, key)
+    loss, metrics, gradient_ND = _table_loss(
+        table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
+    )
+    gradient = jax.tree.map(jnp.zeros_like, params)
+    for index, (chunk, key) in enumerate(zip(batch.chunks, keys, strict=True)):
+        if keep_activations:
+            gradient = _pull_kept(backward[index], gradient, gradient_ND, chunk.row_B)
+            backward[index] = None  # Frees the activations.
+        else:
+            gradient = _pull(graphdef, params, gradient, gradient_ND, chunk, key)
+    return loss, metrics, gradient
+
+
+def _chunk_keys(key: jax.Array | None, count: int) -> Sequence[jax.Array | None]:
+    if key is None:
+        return [None] * count
+    return [jax.random.fold_in(key, index) for index in range(count)]
+
+
+def _rows(
+    graphdef: nnx.GraphDef, params: Params, chunk: DeviceChunk, key: jax.Array | None
+) -> jax.Array:
+    return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _embed(graphdef, params, table_ND, chunk, key):
+    """Embeds a chunk into its rows of the table."""
+    return table_ND.at[chunk.row_B].set(_rows(graphdef, params, chunk, key))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _embed_and_keep(graphdef, params, table_ND, chunk, key):
+    """The same, and the chunk's backward function with its activations."""
+    emb_BD, pull = jax.vjp(lambda p: _rows(graphdef, p, chunk, key), params)
+    return table_ND.at[chunk.row_B].set(emb_BD), pull
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _table_loss(table_ND, positive_B, count_BC, weight_B, temperature):
+    """Loss, metrics, and the gradient with respect to every embedding in the table."""
+    queries, candidates = count_BC.shape
+
+    def loss(table_ND):
+        return contrastive_loss(
+            table_ND[:queries],
+            table_ND[queries : queries + candidates],
+            positive_B,
+            count_BC,
+            weight_B,
+            temperature,
+        )
+
+    (value, metrics), gradient_ND = jax.value_and_grad(loss, has_aux=True)(table_ND)
+    return value, metrics, gradient_ND
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
+    """Adds one chunk's share of the parameter gradient, re-computing its forward pass."""
+    _, pull = jax.vjp(lambda p: _rows(graphdef, p, chunk, key), params)
+    return _add(gradient, pull(gradient_ND[chunk.row_B])[0])
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def _pull_kept(pull, gradient, gradient_ND, row_B):
+    return _add(gradient, pull(gradient_ND[row_B])[0])
+
+
+def _add(a: Params, b: Params) -> Params:
+    return jax.tree.map(jnp.add, a, b)

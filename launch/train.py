@@ -1,0 +1,20 @@
+"""Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``."""
+
+import pathlib
+import sys
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from cirag_jax import cli
+
+
+def main(config, workdir):
+    """Trains what the config describes."""
+    from cirag_jax.training import aligner
+
+    return aligner.train_and_evaluate(config, workdir)
+
+
+if __name__ == "__main__":
+    cli.run(main, "configs/aligner.py")
