@@ -1,0 +1,34 @@
+"""HotpotQA, 2WikiMultihopQA and MuSiQue from their official files, as TFDS builders.
+
+The records lie in ArrayRecord files and are read through ``as_data_source`` and Grain; TensorFlow
+is never imported. `to_dataset` turns them into the project's own types.
+"""
+
+from cirag_jax.datasets.benchmarks.base import (
+    OfficialBuilder,
+    RecordSource,
+    data_source,
+    prepare_builder,
+    to_dataset,
+)
+from cirag_jax.datasets.benchmarks.hotpotqa import HotpotQA
+from cirag_jax.datasets.benchmarks.musique import MuSiQue
+from cirag_jax.datasets.benchmarks.two_wiki import TwoWiki
+
+BENCHMARKS: dict[str, type[OfficialBuilder]] = {
+    "hotpotqa": HotpotQA,
+    "two_wiki": TwoWiki,
+    "musique": MuSiQue,
+}
+
+__all__ = [
+    "BENCHMARKS",
+    "HotpotQA",
+    "MuSiQue",
+    "OfficialBuilder",
+    "RecordSource",
+    "TwoWiki",
+    "data_source",
+    "prepare_builder",
+    "to_dataset",
+]

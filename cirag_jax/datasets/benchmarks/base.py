@@ -1,0 +1,205 @@
+"""What the three benchmarks share: building, random access, conversion to the project's types."""
+
+import contextlib
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, SupportsIndex
+
+import tensorflow_datasets as tfds
+from absl import logging
+
+from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_files
+from cirag_jax.datasets.records import Record
+from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Passage, Question
+
+
+class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A TFDS builder over official files.
+
+    TFDS without TensorFlow writes neither nested ragged lists nor absent values. So subclasses
+    store lists of lists flat, with their lengths, and name in ``present`` which optional fields
+    the official record has; `decode` gives the official record back.
+    """
+
+    FILES: ClassVar[Mapping[str, Mapping[str, OfficialFile]]]
+    """Config -> split -> official file."""
+
+    SHARED_IDS: ClassVar[frozenset[str]] = frozenset()
+    """Configs in which several questions may have one id."""
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "Place the official files here; docs/data.md names them."
+
+    # TFDS inspects this signature: with its optional `pipeline` it would load Apache Beam.
+    def _split_generators(self, dl_manager):  # pyright: ignore[reportIncompatibleMethodOverride]
+        files = self.FILES[self.builder_config.name]  # pyright: ignore[reportOptionalMemberAccess]
+        try:
+            manual_dir = Path(dl_manager.manual_dir)
+        except AssertionError:  # absent or empty
+            manual_dir = Path(dl_manager._manual_dir)
+        found = find_files(files, dl_manager, manual_dir)
+        return {split: self._generate_examples(found[split]) for split in files if split in found}
+
+    def _generate_examples(self, found: FoundFile):
+        for index, record in enumerate(found.records()):
+            yield index, self.encode(record)
+
+    @classmethod
+    def encode(cls, record: Record) -> dict[str, Any]:
+        """Official record -> TFDS example."""
+        raise NotImplementedError
+
+    @classmethod
+    def decode(cls, example: Mapping[str, Any]) -> dict[str, Any]:
+        """TFDS example, text as bytes -> official record, text as str, absent fields None."""
+        raise NotImplementedError
+
+    @classmethod
+    def convert(cls, record: Mapping[str, Any], split: str, setting: str) -> "Converted":
+        """Official record -> a question and the passages of its context."""
+        raise NotImplementedError
+
+
+class RecordSource:
+    """Random access to the official records of one split, for ``grain.MapDataset.source``."""
+
+    def __init__(self, source: Sequence[Mapping[str, Any]], builder: type[OfficialBuilder]):
+        self._source, self._builder = source, builder
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        return self._builder.decode(self._source[index.__index__()])
+
+    def __repr__(self) -> str:
+        return f"RecordSource({self._builder.__name__}, {len(self)} records)"
+
+
+Converted = tuple[Question, tuple[Passage, ...]]
+
+
+# ------------------------------------------------------------------------------- public functions
+
+
+def prepare_builder(
+    builder_class: type[OfficialBuilder],
+    config: str,
+    data_dir: str | Path,
+    manual_dir: str | Path | None = None,
+) -> OfficialBuilder:
+    """Writes the ArrayRecord files of one benchmark anew and returns the builder to read them.
+
+    Args:
+        builder_class: One of ``BENCHMARKS``.
+        config: Name of its config, e.g. ``distractor``.
+        data_dir: Where TFDS keeps its files; downloads go to its subfolder ``downloads``.
+        manual_dir: Where official files were placed by hand; ``data_dir/downloads/manual`` if None.
+
+    Raises:
+        UserError: The config is unknown, the files are neither placed nor to be downloaded, or a
+            record is malformed.
+    """
+    if config not in builder_class.FILES:
+        known = ", ".join(builder_class.FILES)
+        raise UserError(f"{builder_class.name} has no config {config!r}; known: {known}.")
+    if manual_dir is not None and not Path(manual_dir).is_dir():
+        raise UserError(f"manual_dir {manual_dir} is not a folder.")
+    builder = builder_class(config=config, data_dir=data_dir, file_format="array_record")
+    download_config = tfds.download.DownloadConfig(  # pyright: ignore[reportCallIssue]
+        manual_dir=manual_dir and Path(manual_dir).resolve(),
+        # What was built from other files placed by hand would otherwise be taken for these.
+        download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS,
+        try_download_gcs=False,
+    )
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+        builder.download_and_prepare(download_config=download_config)
+    return builder
+
+
+def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
+    """The records of a prepared split.
+
+    Args:
+        builder: From `prepare_builder`.
+        split: ``train``, ``dev`` or ``test``.
+
+    Raises:
+        UserError: The split was not built.
+    """
+    if split not in builder.info.splits:
+        known = ", ".join(builder.info.splits)
+        raise UserError(f"{builder.info.full_name} has no split {split!r}; built: {known}.")
+    return RecordSource(builder.as_data_source(split), type(builder))
+
+
+def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) -> Dataset:
+    """Converts a prepared benchmark.
+
+    A passage is identified by its title and text, so one that several questions share is kept
+    once. Where questions may share an id (MuSiQue-Full: the answerable and the unanswerable twin),
+    the later one gets ``__2``.
+
+    Args:
+        builder: From `prepare_builder`.
+        splits: Which splits, in this order; all built ones if None.
+
+    Returns:
+        Questions in official order, and every passage of their contexts.
+
+    Raises:
+        UserError: A split was not built, or two questions have the same id.
+    """
+    config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
+    built = [split for split in builder.FILES[config] if split in builder.info.splits]
+    corpus: dict[str, Passage] = {}
+    questions: dict[str, Question] = {}
+    unplaced = 0
+    for split in built if splits is None else splits:
+        source = data_source(builder, split)
+        for index in range(len(source)):
+            question, passages = builder.convert(source[index], split, config)
+            for passage in passages:
+                corpus.setdefault(passage.id, passage)
+            unplaced += question.supporting is None and bool(question.answers)
+            if question.id in questions and config in builder.SHARED_IDS:
+                question = dataclasses.replace(question, id=f"{question.id}__2")
+            if question.id in questions:
+                raise UserError(f"{builder.info.full_name}: two questions have id {question.id!r}.")
+            questions[question.id] = question
+    if unplaced:
+        logging.warning("%s: %d questions lack a gold passage in their context", config, unplaced)
+    return Dataset(f"{builder.name}_{config}", tuple(questions.values()), corpus, {})
+
+
+# ----------------------------------------------------------------------------- for the subclasses
+
+
+def passage_of(title: str, text: str, sentences: Sequence[str] | None = None) -> Passage:
+    """A passage whose id is a hash of its title and text, boundaries included where given.
+
+    Args:
+        title: Its title.
+        text: Its text; ignored where ``sentences`` are given.
+        sentences: Official sentences; surrounding whitespace goes, blank ones stay because
+            official sentence indices count them.
+    """
+    if sentences is not None:
+        sentences = tuple(sentence.strip() for sentence in sentences)
+        text = " ".join(filter(None, sentences))
+    identity = "\x1e".join((title, *(sentences if sentences is not None else (text,))))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return Passage(digest, title, text, None if sentences is None else tuple(sentences))
+
+
+def present_fields(record: Record, names: Iterable[str]) -> list[str]:
+    """Which of the optional fields ``names`` the record has."""
+    return [name for name in names if record.value.get(name) is not None]
+
+
+def texts(values: Iterable[bytes]) -> list[str]:
+    """Decodes what TFDS returns for a list of texts."""
+    return [value.decode() for value in values]

@@ -1,0 +1,230 @@
+"""The official files of a benchmark: found in ``manual_dir`` or downloaded, verified, streamed."""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+from absl import logging
+
+from cirag_jax.datasets.records import Record
+from cirag_jax.errors import UserError
+
+_CHUNK = 1 << 20  # characters read at a time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OfficialFile:
+    """One file as its publisher names it.
+
+    Attributes:
+        name: File name, e.g. ``dev.json``.
+        url: Where its publisher offers it; an archive where ``archive`` is set.
+        archive: Name of the zip archive it is in, or None.
+        sha256: Checksum of what ``url`` gives, or None where none is known.
+        checksum_by: Who states the checksum.
+    """
+
+    name: str
+    url: str
+    archive: str | None = None
+    sha256: str | None = None
+    checksum_by: str | None = None
+
+    @property
+    def download_name(self) -> str:
+        """Name of what ``url`` gives."""
+        return self.archive or self.name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundFile:
+    """An official file on this machine; with ``archived`` in the zip archive ``path``."""
+
+    file: OfficialFile
+    path: Path
+    archived: bool
+
+    def records(self) -> Iterator[Record]:
+        """The questions in the file, in order, without loading it whole.
+
+        Raises:
+            UserError: The file is not what its name says: not a zip archive, not UTF-8, not JSON,
+                truncated, or without the member.
+        """
+        where = str(self.path)
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.archived:
+                    archive = stack.enter_context(zipfile.ZipFile(self.path))
+                    member = _member(archive, self.file.name, self.path)
+                    where = f"{self.path}/{member}"
+                    raw = stack.enter_context(archive.open(member))
+                else:
+                    raw = stack.enter_context(self.path.open("rb"))
+                text = io.TextIOWrapper(raw, encoding="utf-8")
+                yield from _objects(text, where, lines=self.file.name.endswith(".jsonl"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{where} is not valid UTF-8.") from error
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise UserError(f"{self.path} is not a complete zip archive.") from error
+        except OSError as error:
+            raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
+
+
+# ----------------------------------------------------------------------------------------- finding
+
+
+def find_files(
+    files: Mapping[str, OfficialFile],
+    download_manager: tfds.download.DownloadManager,
+    manual_dir: Path,
+) -> dict[str, FoundFile]:
+    """Locates the file of every split.
+
+    Files placed by hand win: where ``manual_dir`` holds at least one of them, exactly those are
+    used (a split without a file is left out, with a warning). Otherwise all are downloaded.
+
+    Args:
+        files: Split -> official file.
+        download_manager: Downloads into the cache of TFDS.
+        manual_dir: Searched itself, then its immediate subfolders, for the file and its archive.
+
+    Raises:
+        UserError: Nothing lies in ``manual_dir`` and a download fails or has another checksum.
+    """
+    placed = {split: path for split, file in files.items() if (path := _placed(file, manual_dir))}
+    if placed:
+        for split in files.keys() - placed.keys():
+            logging.warning("%s is not in %s: no %s split", files[split].name, manual_dir, split)
+        found = {
+            split: FoundFile(files[split], path, archived=path.name == files[split].archive)
+            for split, path in placed.items()
+        }
+        for one in found.values():
+            _verify(one, placed_by_hand=True)
+        return found
+    return {split: _download(file, download_manager, manual_dir) for split, file in files.items()}
+
+
+def _placed(file: OfficialFile, manual_dir: Path) -> Path | None:
+    if not manual_dir.is_dir():
+        return None
+    folders = [manual_dir, *sorted(path for path in manual_dir.iterdir() if path.is_dir())]
+    names = [file.name] + ([file.archive] if file.archive else [])
+    places = (folder / name for name in names for folder in folders)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _download(
+    file: OfficialFile, download_manager: tfds.download.DownloadManager, manual_dir: Path
+) -> FoundFile:
+    advice = f"download it by hand and place {file.download_name} in {manual_dir}"
+    try:
+        _reach(file.url)
+        # TFDS keeps what it downloads by URL, so the files of one archive share one download.
+        path = Path(download_manager.download(file.url))
+    except (OSError, tfds.download.DownloadError) as error:
+        raise UserError(f"{file.url} cannot be downloaded ({_reason(error)}); {advice}.") from error
+    if file.archive and not zipfile.is_zipfile(path):
+        path.unlink()
+        raise UserError(f"{file.url} did not give a zip archive; {advice}.")
+    found = FoundFile(file, path, archived=file.archive is not None)
+    _verify(found, placed_by_hand=False)
+    return found
+
+
+def _reach(url: str) -> None:
+    """Raises at once where the host is out of reach; TFDS would retry for minutes."""
+    request = urllib.request.Request(url, method="HEAD")
+    # Any answer will do: whether the host gives the file is for the download to find out.
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=30).close()
+
+
+def _reason(error: Exception) -> str:
+    text = str(getattr(error, "reason", None) or error)
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
+    """Compares the checksum of a download; a file placed by hand may be a subset on purpose."""
+    file = found.file
+    if file.sha256 is None or (placed_by_hand and found.path.name != file.download_name):
+        return
+    with found.path.open("rb") as handle:
+        actual = hashlib.file_digest(handle, "sha256").hexdigest()
+    if actual == file.sha256:
+        return
+    message = (
+        f"{found.path} has sha256 {actual}, not {file.sha256} as {file.checksum_by} states for "
+        f"{file.download_name}"
+    )
+    if placed_by_hand:
+        logging.warning("%s; it is used because it was placed by hand.", message)
+        return
+    found.path.unlink()
+    raise UserError(f"{message}; the download was deleted, so try again or place it by hand.")
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
+    members = [m for m in archive.namelist() if m.rsplit("/", 1)[-1] == name]
+    # macOS archives hold a second, hidden copy of every name.
+    members = [m for m in members if not m.startswith("__MACOSX")]
+    if not members:
+        raise UserError(f"{path} holds no {name}.")
+    return members[0]
+
+
+# --------------------------------------------------------------------------------------- streaming
+
+
+def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[Record]:
+    """The objects of a JSON array or of JSON lines, decoded one at a time."""
+    decoder = json.JSONDecoder()
+    buffer = text.read(_CHUNK).lstrip("\ufeff \t\r\n")
+    position, count, wanted = 0, 0, _CHUNK
+    if not lines:
+        if buffer[:1] != "[":
+            raise UserError(f"{where} must be a JSON list of questions.")
+        position = 1
+    while True:
+        position = _skip(buffer, position)
+        if position == len(buffer):
+            buffer, position = text.read(_CHUNK), 0
+            if buffer:
+                continue
+            if lines and count:
+                return
+            raise UserError(f"{where} is {'truncated' if count else 'empty'}.")
+        if buffer[position] == "]" and not lines:
+            return
+        try:
+            value, position = decoder.raw_decode(buffer, position)
+        except json.JSONDecodeError as error:
+            # The object may go on in the next chunk. Reading ever more keeps this linear.
+            more, wanted = text.read(wanted), 2 * wanted
+            if not more:
+                raise UserError(
+                    f"{where}: question {count + 1} is invalid or truncated JSON ({error.msg})."
+                ) from error
+            buffer, position = buffer[position:] + more, 0
+            continue
+        count, wanted = count + 1, _CHUNK
+        place = f"{where}:{count}" if lines else f"{where}: question {count}"
+        if not isinstance(value, dict):
+            raise UserError(f"{place}: must be a JSON object.")
+        yield Record(place, value)
+
+
+def _skip(buffer: str, position: int) -> int:
+    while position < len(buffer) and buffer[position] in " \t\r\n,":
+        position += 1
+    return position

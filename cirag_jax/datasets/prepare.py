@@ -1,0 +1,124 @@
+"""Turns a benchmark's official files into a dataset folder that every command reads.
+
+    python -m cirag_jax.datasets.prepare --benchmark=two_wiki --manual_dir=files --out=data/2wiki
+
+Prints progress on stderr and one JSON object on stdout; exits with 2 on bad input.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cirag_jax.datasets.benchmarks import BENCHMARKS, prepare_builder, to_dataset
+from cirag_jax.datasets.corpus import POLICIES, build_corpus
+from cirag_jax.datasets.jsonl import write_dataset
+from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Passage, Question
+
+
+def prepare(
+    benchmark: str,
+    out: Path,
+    *,
+    config: str | None = None,
+    manual_dir: Path | None = None,
+    data_dir: Path | None = None,
+    corpus: str = "ircot_full",
+    limit: int = 0,
+    seed: int = 0,
+) -> Dataset:
+    """Builds ``benchmark``, selects questions and passages, and writes the dataset folder.
+
+    Args:
+        benchmark: A key of `BENCHMARKS`.
+        out: The dataset folder.
+        config: Its config; the first one if None.
+        manual_dir: Where official files were placed by hand; None downloads them.
+        data_dir: Where TFDS keeps downloads and ArrayRecord files; ``out/tfds`` if None.
+        corpus: Corpus policy. ``per_question`` writes the same passages as
+            ``selected_questions``, since it restricts the search and not the corpus.
+        limit: Questions drawn at random from each split; 0 keeps all.
+        seed: Seed of the draw.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UserError: See `prepare_builder` and `build_corpus`.
+    """
+    builder_class = BENCHMARKS[benchmark]
+    config = config or next(iter(builder_class.FILES))
+    builder = prepare_builder(builder_class, config, data_dir or out / "tfds", manual_dir)
+    dataset = to_dataset(builder)
+    questions = _draw(dataset.questions, limit, seed)
+    passages = build_corpus(dataset, questions, corpus).passages
+    dataset = _restrict(dataset, questions, passages)
+    write_dataset(dataset, out)
+    return dataset
+
+
+def _draw(questions: Sequence[Question], limit: int, seed: int) -> tuple[Question, ...]:
+    """``limit`` random questions of each split, in official order."""
+    if not limit:
+        return tuple(questions)
+    rng = random.Random(seed)
+    kept: set[str] = set()
+    for split in dict.fromkeys(question.split for question in questions):
+        ids = [question.id for question in questions if question.split == split]
+        kept.update(rng.sample(ids, min(limit, len(ids))))
+    return tuple(question for question in questions if question.id in kept)
+
+
+def _restrict(
+    dataset: Dataset, questions: Sequence[Question], passages: Sequence[Passage]
+) -> Dataset:
+    """The dataset with these questions and passages only.
+
+    A context of which a passage is left out becomes unknown: a partial one would be taken for
+    the question's own.
+    """
+    corpus = {passage.id: passage for passage in passages}
+    kept = tuple(
+        question
+        if all(passage_id in corpus for passage_id in question.context or ())
+        else dataclasses.replace(question, context=None)
+        for question in questions
+    )
+    return Dataset(dataset.name, kept, corpus, {})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.prepare")
+    parser.add_argument("--benchmark", required=True, choices=BENCHMARKS)
+    parser.add_argument("--config", help="distractor, fullwiki; ans, full (default: the first)")
+    parser.add_argument("--out", required=True, type=Path, help="the dataset folder to write")
+    parser.add_argument("--manual_dir", type=Path, help="official files placed by hand")
+    parser.add_argument("--data_dir", type=Path, help="TFDS files (default: OUT/tfds)")
+    parser.add_argument("--corpus", default="ircot_full", choices=POLICIES)
+    parser.add_argument("--limit", type=int, default=0, help="random questions a split; 0 is all")
+    parser.add_argument("--seed", type=int, default=0)
+    flags = vars(parser.parse_args(arguments))
+    try:
+        dataset = prepare(**flags)
+    except UserError as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 2
+    splits = [question.split for question in dataset.questions]
+    result = {
+        "folder": str(flags["out"]),
+        "name": dataset.name,
+        "num_questions": {str(split): splits.count(split) for split in dict.fromkeys(splits)},
+        "num_passages": len(dataset.corpus),
+        "corpus": flags["corpus"],
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
