@@ -1,0 +1,373 @@
+import json
+import math
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.errors import UserError
+
+CONFIG = """
+from ml_collections import config_dict
+
+from cirag_jax.errors import UserError
+
+
+def get_config(preset="quick"):
+    if preset not in ("quick", "paper"):
+        raise UserError(f"there is no preset {preset!r}")
+    return config_dict.create(
+        data=dict(dir=config_dict.placeholder(str), limit=0),
+        ks=(2, 5),
+        quiet=False,
+        train=dict(learning_rate=1e-3 if preset == "quick" else 1e-5, steps=5),
+    )
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, config_file, capsys):
+    """Runs a command in this process; returns its exit code, stdout, stderr and configs seen."""
+
+    def run(*arguments, main=None, workdir=tmp_path / "work"):
+        seen = []
+
+        def record(config, workdir):
+            seen.append(config)
+            return {"steps": config.train.steps}
+
+        argv = ["command.py", *map(str, arguments)]
+        if workdir is not None:
+            argv.append(f"--workdir={workdir}")
+        with pytest.raises(SystemExit) as exit_:
+            cli.run(main or record, str(config_file), argv)
+        out, err = capsys.readouterr()
+        return types.SimpleNamespace(code=exit_.value.code, out=out, err=err, seen=seen)
+
+    return run
+
+
+def refused(done, *words):
+    """Exit code 2, nothing on stdout, and one sentence on stderr that has all the words."""
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("command.py: ")
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.err
+    return True
+
+
+# ------------------------------------------------------------------------------------- success
+
+
+def test_result_is_one_json_object_and_a_file(run, tmp_path):
+    done = run("--config.train.steps=7")
+    assert (done.code, json.loads(done.out)) == (0, {"steps": 7})
+    assert json.loads((tmp_path / "work" / "result.json").read_text()) == {"steps": 7}
+    assert done.seen[0].is_locked
+
+
+def test_overrides_and_presets(run, config_file):
+    arguments = [f"--config={config_file}:paper", "--config.data.dir=D", "--config.train.steps", 3]
+    arguments += ["--config.ks=(1,2,3)", "--config.quiet", "--config.train.learning_rate=1"]
+    config = run(*arguments).seen[0]
+    assert config.data.dir == "D"
+    assert config.train.to_dict() == {"learning_rate": 1.0, "steps": 3}
+    assert config.ks == (1, 2, 3)
+    assert config.quiet is True
+    assert run(f"--config={config_file}:paper").seen[0].train.learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("word", ["null", "None"])
+def test_null_clears_an_optional_field(run, word):
+    assert run("--config.data.dir=D", f"--config.data.dir={word}").seen[0].data.dir is None
+
+
+def test_numbers_that_json_lacks_become_null(run):
+    values = {
+        "nan": math.nan,
+        "inf": np.float32(np.inf),
+        "array": np.array([1.5, np.nan]),
+        "path": pathlib.Path("a/b"),
+        "nested": ({"n": np.int64(3)},),
+    }
+    done = run(main=lambda config, workdir: values)
+    assert json.loads(done.out) == {
+        "nan": None,
+        "inf": None,
+        "array": [1.5, None],
+        "path": "a/b",
+        "nested": [{"n": 3}],
+    }
+
+
+def test_the_run_is_recorded(run, tmp_path):
+    run("--config.train.steps=7")
+    config = json.loads((tmp_path / "work" / "config.json").read_text())
+    assert config["train"]["steps"] == 7
+    assert config["data"]["dir"] is None
+    environment = json.loads((tmp_path / "work" / "environment.json").read_text())
+    assert "--config.train.steps=7" in environment["command"]
+    assert len(environment["devices"]) == 8
+    assert environment["packages"]["jax"]
+
+
+def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, capsys):
+    inside = pathlib.Path(cli.__file__).parent.parent / "configs"
+    if not (inside / "aligner.py").exists():
+        pytest.skip("configs/aligner.py is not there")
+    monkeypatch.chdir(tmp_path)
+    assert cli.load_config("configs/aligner.py").is_locked
+
+
+# ---------------------------------------------------------------------------------- user faults
+
+
+def test_unknown_flag(run):
+    assert refused(run("--wrokdir=x"), "unknown flag --wrokdir", "did you mean --workdir?")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("train.lerning_rate=1", "train.learning_rate"), ("learning_rate=1", "train.learning_rate")],
+)
+def test_unknown_config_key(run, given, meant):
+    assert refused(run(f"--config.{given}"), "unknown config key", f"did you mean {meant}?")
+
+
+def test_unknown_key_below_a_value(run):
+    assert refused(run("--config.train.steps.more=1"), "unknown config key 'train.steps.more'")
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--config.train.steps=0.5", "an integer"),
+        ("--config.train.learning_rate=fast", "a number"),
+        ("--config.quiet=perhaps", "true or false"),
+        ("--config.train=3", "one of its fields"),
+    ],
+)
+def test_wrong_type(run, flag, expected):
+    other = "--config.data.limit=4"
+    assert refused(run(other, flag), flag, expected)
+    assert refused(run(flag), flag, expected)
+
+
+def test_stray_argument(run):
+    assert refused(run("stray"), "unexpected argument 'stray'")
+
+
+def test_missing_config_file(run, tmp_path):
+    assert refused(run(f"--config={tmp_path}/none.py"), "there is no config file")
+
+
+def test_config_file_that_raises_user_error(run, config_file):
+    assert refused(run(f"--config={config_file}:large"), "there is no preset 'large'")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def get_config(:\n", ["line 1", "SyntaxError"]),
+        ("\nimport no_such_module\n", ["line 2", "no_such_module"]),
+        ("x = 1\n", ["no get_config()"]),
+        ("def get_config():\n    return 3\n", ["returned int"]),
+        ("def get_config(preset):\n    return {'a': 1}[preset]\n", ["needs a preset"]),
+    ],
+)
+def test_broken_config_file(run, tmp_path, text, words):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    assert refused(run(f"--config={path}"), str(path), *words)
+
+
+def test_config_file_without_presets(run, tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text("def get_config():\n    return 3\n")
+    assert refused(run(f"--config={path}:quick"), "takes no preset")
+
+
+def test_workdir_is_required(run):
+    assert refused(run(workdir=None), "--workdir=DIRECTORY is required")
+
+
+def test_unwritable_workdir(run, config_file):
+    assert refused(run(workdir=config_file / "inside"), f"--workdir={config_file}/inside")
+
+
+def test_user_error_of_main(run, tmp_path):
+    def main(config, workdir):
+        raise UserError("corpus.jsonl, line 3:\n  'id' is missing")
+
+    assert refused(run(main=main), "corpus.jsonl, line 3: 'id' is missing")
+    assert not (tmp_path / "work" / "result.json").exists()
+
+
+@pytest.mark.parametrize("flags", [["--process_id=1"], ["--num_processes=2", "--process_id=0"]])
+def test_half_a_distributed_set_up(run, flags):
+    assert refused(run(*flags), "must be given together")
+
+
+def test_process_beyond_the_last(run):
+    flags = ["--coordinator_address=localhost:1", "--num_processes=2", "--process_id=2"]
+    assert refused(run(*flags), "--process_id=2 must be less than --num_processes=2")
+
+
+# ------------------------------------------------------------------------------- other endings
+
+
+def test_fault_of_ours_has_a_traceback(run):
+    def main(config, workdir):
+        raise ValueError("a bug")
+
+    done = run(main=main)
+    assert (done.code, done.out) == (1, "")
+    assert "Traceback" in done.err and "ValueError: a bug" in done.err
+
+
+def test_interrupt(run):
+    def main(config, workdir):
+        raise KeyboardInterrupt
+
+    done = run(main=main)
+    assert (done.code, done.out, done.err) == (130, "", "command.py: interrupted\n")
+
+
+def test_a_result_that_is_no_mapping_is_a_fault_of_ours(run):
+    assert run(main=lambda config, workdir: 3).code == 1
+
+
+# ----------------------------------------------------------------------------- real processes
+
+
+@pytest.fixture
+def script(tmp_path, config_file, repository):
+    path = tmp_path / "command.py"
+    path.write_text(
+        f'''"""Counts steps."""
+import os
+import sys
+
+sys.path.insert(0, {str(repository)!r})
+from cirag_jax import cli
+
+
+def main(config, workdir):
+    print("noise of Python")
+    os.system("echo noise of a child")
+    return {{"jax": "jax" in sys.modules, "steps": config.train.steps}}
+
+
+if __name__ == "__main__":
+    cli.run(main, {str(config_file)!r})
+'''
+    )
+    return path
+
+
+def start(script, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+def test_noise_goes_to_stderr(script, tmp_path):
+    done = start(script, f"--workdir={tmp_path / 'w'}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == '{"jax": true, "steps": 5}\n'
+    assert "noise of Python" in done.stderr and "noise of a child" in done.stderr
+
+
+def test_help_does_not_import_jax(script, tmp_path):
+    # A jax that cannot be imported stands in the way.
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "jax.py").write_text("raise RuntimeError('jax was imported')")
+    done = start(script, "--help", PYTHONPATH=str(tmp_path / "blocked"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Counts steps.")
+    assert "--config.train.learning_rate=0.001" in done.stdout
+    done = start(script, "--config.train.stops=1", PYTHONPATH=str(tmp_path / "blocked"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("did you mean train.steps?\n")
+
+
+def test_compilation_cache_is_filled(script, tmp_path):
+    slow = script.read_text().replace(
+        'print("noise of Python")',
+        "import jax; jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); "
+        "jax.jit(lambda x: x * 2)(3.0).block_until_ready()",
+    )
+    script.write_text(slow)
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        done = start(script, f"--workdir={tmp_path / 'w'}", CIRAG_JAX_CACHE=str(cache))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == "noise of a child\n"
+    assert list(cache.glob("*/*"))
+
+
+def test_two_processes_give_one_result(script, tmp_path):
+    script.write_text(
+        script.read_text()
+        .replace(
+            '"jax": "jax" in sys.modules',
+            '"sum": float(__import__("jax").jit(lambda x: x.sum())(total()))',
+        )
+        .replace(
+            "def main(",
+            """def total():
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    local = np.full(1, jax.process_index() + 1.0)
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), local)
+
+
+def main(""",
+        )
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    workdir = tmp_path / "w"
+    command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2"]
+    command += [f"--coordinator_address=127.0.0.1:{port}"]
+    processes = [
+        subprocess.Popen(
+            [*command, f"--process_id={index}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert json.loads(outputs[0][0]) == {"sum": 3.0, "steps": 5}
+    assert outputs[1][0] == ""

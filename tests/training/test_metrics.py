@@ -1,0 +1,137 @@
+import io
+import json
+import math
+
+import jax.numpy as jnp
+import pytest
+from tensorboardX.proto import event_pb2
+
+from cirag_jax.training.metrics import MetricWriter
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def scalars(folder):
+    """(tag, step, value) of every scalar in the TensorBoard files."""
+    found = []
+    for path in sorted((folder / "tensorboard").iterdir()):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 8], "little")
+            event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+            found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+            at += 12 + length + 4
+    return found
+
+
+def test_lines_and_events(tmp_path):
+    clock = Clock()
+    with MetricWriter(tmp_path, 2, stream=io.StringIO(), clock=clock) as writer:
+        clock.now += 1.5
+        writer.write(1, {"loss": jnp.float32(0.5)})
+        clock.now += 1.0
+        writer.write(2, {"loss": 0.25, "norm": math.inf})
+        # Already on disk, for whoever looks at a running job.
+        assert len(lines(tmp_path)) == 2
+    assert lines(tmp_path) == [
+        {"step": 1, "seconds": 1.5, "loss": 0.5},
+        {"step": 2, "seconds": 2.5, "loss": 0.25, "norm": None},
+    ]
+    assert scalars(tmp_path) == [("loss", 1, 0.5), ("loss", 2, 0.25)]
+
+
+def test_resume_leaves_no_trace_of_the_interruption(tmp_path):
+    clock = Clock()
+    with MetricWriter(tmp_path, 6, stream=io.StringIO(), clock=clock) as writer:
+        for step in range(1, 5):
+            clock.now += 1
+            writer.write(step, {"loss": float(step)})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "sec')  # died in the midst of a line
+    with MetricWriter(tmp_path, 6, 2, stream=io.StringIO(), clock=clock) as writer:
+        for step in range(3, 7):
+            clock.now += 1
+            writer.write(step, {"loss": float(step)})
+    expected = [{"step": s, "seconds": float(s), "loss": float(s)} for s in range(1, 7)]
+    assert lines(tmp_path) == expected
+
+
+def test_new_run_starts_a_new_file(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5, "seconds": 9.0}\n')
+    with MetricWriter(tmp_path, 6, stream=io.StringIO()):
+        pass
+    assert lines(tmp_path) == []
+
+
+def test_lines_where_there_is_no_terminal(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    with MetricWriter(tmp_path, 100, 10, line_seconds=30, stream=stream, clock=clock) as writer:
+        for step in range(11, 101):
+            clock.now += 1
+            writer.progress(step, jnp.float32(0.5))
+    assert stream.getvalue().splitlines() == [
+        "step 40/100, loss 0.5000, 1.00 steps/s, 01:00 left",
+        "step 70/100, loss 0.5000, 1.00 steps/s, 00:30 left",
+        "step 100/100, loss 0.5000, 1.00 steps/s, 00:00 left",
+    ]
+
+
+class Loss:
+    """Counts how often it is fetched from the device."""
+
+    fetched = 0
+
+    def __float__(self):
+        self.fetched += 1
+        return 0.5
+
+
+def test_loss_is_fetched_only_when_shown(tmp_path):
+    for stream in (io.StringIO(), Terminal()):
+        loss, clock = Loss(), Clock()
+        with MetricWriter(tmp_path, 1000, stream=stream, clock=clock) as writer:
+            for step in range(1, 101):
+                clock.now += 0.001
+                writer.progress(step, loss)
+        assert loss.fetched == 0
+
+
+def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path):
+    stream, clock = Terminal(), Clock()
+    with (
+        pytest.raises(RuntimeError),
+        MetricWriter(tmp_path, 10, stream=stream, clock=clock) as writer,
+    ):
+        clock.now += 5
+        writer.progress(4, 0.5)
+        writer.say("saved")
+        raise RuntimeError
+    shown = stream.getvalue()
+    assert "4/10" in shown and "loss=0.5000" in shown and "saved\n" in shown
+    assert shown.endswith("\n")
+    writer.close()
+
+
+def test_other_processes_write_nothing(tmp_path):
+    stream = io.StringIO()
+    with MetricWriter(tmp_path, 2, enabled=False, stream=stream) as writer:
+        writer.write(1, {"loss": 0.5})
+        writer.progress(2, 0.5)
+        writer.say("x")
+    assert stream.getvalue() == ""
+    assert list(tmp_path.iterdir()) == []

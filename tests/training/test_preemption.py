@@ -1,0 +1,99 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cirag_jax.training.preemption import PreemptionGuard
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_after_the_step(number):
+    with PreemptionGuard() as guard:
+        assert not guard.should_stop(1)
+        os.kill(os.getpid(), number)
+        assert guard.should_stop(2)
+        assert guard.signal_name == number.name
+
+
+def test_second_sigint_interrupts():
+    with PreemptionGuard() as guard, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        assert guard.should_stop(1)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_second_sigterm_does_not():
+    with PreemptionGuard() as guard:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert guard.should_stop(1)
+
+
+def test_former_handlers_come_back_after_an_error():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(RuntimeError), PreemptionGuard():
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+        raise RuntimeError
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_outside_the_main_thread_only_requests_count():
+    stopped = []
+
+    def work():
+        with PreemptionGuard() as guard:
+            stopped.append(guard.should_stop(1))
+            guard.request()
+            stopped.append(guard.should_stop(2))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert stopped == [False, True]
+
+
+WORKER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import jax
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+from jax.experimental import multihost_utils
+from cirag_jax.training.preemption import PreemptionGuard
+
+with PreemptionGuard() as guard:
+    for step in range(1, 2000):
+        multihost_utils.process_allgather(jax.numpy.ones(1))  # a train step keeps them in step
+        if step == 3 and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if guard.should_stop(step):
+            print(step, guard.signal_name)
+            break
+"""
+
+
+def test_every_process_stops_after_the_same_step(repository):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(repository), address, str(index)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    said = [out.splitlines()[-1] for out, _ in outputs]  # Gloo greets first
+    assert said[0] == said[1], outputs
+    step, name = said[0].split()
+    assert int(step) >= 3 and name == "SIGTERM"
