@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 
-def data(split: str, units: str = "triple") -> ConfigDict:
+def data(split: str, units: str | None = "triple") -> ConfigDict:
     """``config.data``: which questions, over which corpus, in which units."""
     config = ConfigDict()
     config.dir = placeholder(str)  # A dataset folder (docs/data.md); null is the embedded dataset.
@@ -14,7 +14,7 @@ def data(split: str, units: str = "triple") -> ConfigDict:
     config.only_with_triples = False  # Keep questions whose every context passage has triples.
     config.limit = 0  # The first N questions after filtering; 0 is all.
     config.seed = 0
-    config.units = units  # triple | sentence | passage
+    config.units = units or placeholder(str)  # triple | sentence | passage
     config.corpus = "ircot_full"  # ircot_full | selected_questions | supporting_only | per_question
     return config
 

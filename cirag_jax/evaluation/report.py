@@ -1,0 +1,81 @@
+"""The retrieval result as a table and a figure."""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Key in the result -> what people read.
+NAMES = {
+    "bm25": "BM25",
+    "one_shot_frozen": "one-shot, frozen",
+    "one_shot_trained": "one-shot, trained",
+    "frozen": "iterative, frozen",
+    "trained": "iterative, trained",
+}
+KS = ("recall@2", "recall@3", "recall@5", "recall@10")
+
+
+def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
+    """Writes ``table.md`` and ``recall.png`` and prints the table on standard error."""
+    table = table_of(result)
+    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
+    print(table, file=sys.stderr)
+    _draw(result, workdir / "recall.png")
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """Recall in per cent, one row a system, and the trained system's lead with its 95 % interval."""
+    header = ["passages found by", *(f"R@{k.partition('@')[2]}" for k in KS), "trained leads R@5 by"]
+    rows = []
+    for system, name in NAMES.items():
+        figures = [f"{100 * result[system][k]:.1f}" for k in KS]
+        lead = result["differences"].get(f"trained-{system}", {}).get("recall@5")
+        rows.append([name, *figures, _interval(lead) if lead else ""])
+    settings = result["settings"]
+    caption = (
+        f"{result['num_questions']} questions over {result['num_passages']} passages of "
+        f"{settings['data']}; units: {settings['units']}, {settings['steps']} steps of "
+        f"{settings['k']} passages"
+    )
+    return f"{caption}\n\n{markdown([header, *rows])}"
+
+
+def _interval(lead: Mapping[str, float]) -> str:
+    return (
+        f"{100 * lead['difference']:+.1f} [{100 * lead['low']:+.1f}, {100 * lead['high']:+.1f}]"
+    )
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """An aligned Markdown table; the first row is its header."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        return f"| {' | '.join(padded)} |"
+
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
+
+
+def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    ks = [int(k.partition("@")[2]) for k in KS]
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for system, name in NAMES.items():
+        style = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
+        axes.plot(ks, [100 * result[system][k] for k in KS], marker="o", label=name, **style)
+    axes.set_xticks(ks)
+    axes.set_xlabel("K passages")
+    axes.set_ylabel("Recall@K, %")
+    axes.set_title(f"{result['settings']['data']}, {result['num_questions']} questions")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,28 @@
+"""Evaluates an aligner: passage recall by iterative retrieval, next-unit ranking.
+
+    python launch/evaluate.py --config=configs/retrieval.py --config.checkpoint=W --workdir=W2
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import common
+
+
+def get_config() -> ConfigDict:
+    """The default evaluation."""
+    config = ConfigDict()
+    config.seed = 0
+    config.checkpoint = placeholder(str)  # A training workdir, a model folder, package:NAME, a hub id.
+    config.frozen = placeholder(str)  # null: what the checkpoint was trained from.
+    config.data = common.data(split="test", units=None)  # units null: those it was trained on.
+    config.retriever = "aligner"  # What retrieves passages: aligner | frozen.
+    config.steps = 3
+    config.k = 10  # Passages retrieved a step.
+    config.dtype = "float32"
+    config.query_max_length = 256
+    config.unit_max_length = 128
+    config.passage_max_length = 256
+    config.bootstrap_samples = 10_000
+    config.mesh = common.mesh()
+    return config
