@@ -1,12 +1,15 @@
 import io
 import json
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
 from tensorboardX.proto import event_pb2
 
 from cirag_jax.training.metrics import MetricWriter
+
+events: Any = event_pb2  # its classes are made at import, unseen by type checkers
 
 
 class Clock:
@@ -33,7 +36,7 @@ def scalars(folder):
         data, at = path.read_bytes(), 0
         while at < len(data):
             length = int.from_bytes(data[at : at + 8], "little")
-            event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+            event = events.Event.FromString(data[at + 12 : at + 12 + length])
             found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
             at += 12 + length + 4
     return found
