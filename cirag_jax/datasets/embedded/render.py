@@ -49,6 +49,7 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "county.namesakes": ("name is used in", "counties of the same name exist in"),
     "currency.code": ("ISO 4217 code", "currency code"),
     "currency.numeric": ("numeric code", "ISO 4217 number"),
+    "currency.decimals": ("written with", "decimal places"),
     "currency.users": ("used in", "circulates in"),
     "director.films": ("films in Cannes competition", "competed at Cannes with"),
     "director.first year": ("first in Cannes competition in", "Cannes debut year"),
@@ -97,6 +98,8 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "script.numeric": ("ISO 15924 number", "numeric code"),
     "station.line": ("served by", "is on", "line"),
     "station.passengers": ("annual passengers", "yearly entries"),
+    "station.rer": ("connects to", "interchange with"),
+    "station.tram": ("connects to", "interchange with"),
     "station.location": ("located in", "lies in"),
     "subdivision.capital": ("capital", "state capital"),
     "subdivision.statehood": ("admitted to the Union in", "statehood year"),
@@ -282,6 +285,13 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
                 "As legal tender the currency serves {users}.",
             ),
         ),
+        (
+            ("decimals",),
+            (
+                "Amounts are written with {decimals}.",
+                "Prices in the currency have {decimals}.",
+            ),
+        ),
     ),
     "director": (
         (
@@ -438,16 +448,22 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
         ),
         (
             ("busiest",),
-            ("Its busiest station is {busiest}.", "Most passengers enter it at {busiest}."),
+            (
+                "Its busiest station is {busiest}.",
+                "Of its stations {busiest} counts the most passengers.",
+            ),
         ),
         (
             ("northernmost",),
-            ("It reaches farthest north at {northernmost}.", "Its northern end is {northernmost}."),
+            (
+                "It reaches farthest north at {northernmost}.",
+                "No station of the line lies farther north than {northernmost}.",
+            ),
         ),
     ),
     "maker": (
         (("country",), ("{name} is a car maker from {country}.", "{name} builds cars in {country}.")),
-        (("most powerful",), ("Its most powerful model here is the {most_powerful}.",)),
+        (("most powerful",), ("Among its sports cars on record the {most_powerful} is the most powerful.",)),
     ),
     "organisation": (
         (("members",), ("The {name} counts {members}.", "The {name} comprises {members}.")),
@@ -492,6 +508,8 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
                 "The station is used by {passengers} passengers a year.",
             ),
         ),
+        (("rer",), ("Travellers can change there to {rer}.", "It has a connection to {rer}.")),
+        (("tram",), ("Outside stops {tram}.", "Passengers can also change to {tram}.")),
     ),
     "subdivision": (
         (

@@ -31,6 +31,7 @@ PACKAGES = (
 )
 
 T = TypeVar("T")
+_WORDS = re.compile(r"[0-9a-z]+")
 
 
 def versions() -> dict[str, str]:
@@ -57,9 +58,10 @@ def shuffled(items: Sequence[T], *salt: object) -> list[T]:
 @functools.lru_cache(maxsize=None)
 def fold(text: str) -> str:
     """Lower case without accents or punctuation, for matching names across sources."""
-    plain = unicodedata.normalize("NFKD", text)
-    plain = "".join(char for char in plain if not unicodedata.combining(char))
-    return " ".join(re.sub(r"[^0-9a-z]+", " ", plain.casefold()).split())
+    if not text.isascii():
+        plain = unicodedata.normalize("NFKD", text)
+        text = "".join(char for char in plain if not unicodedata.combining(char))
+    return " ".join(_WORDS.findall(text.casefold()))
 
 
 def package_file(package: str, *parts: str) -> Path:
