@@ -39,7 +39,7 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         try:
             manual_dir = Path(dl_manager.manual_dir)
         except AssertionError:  # absent or empty
-            manual_dir = Path(dl_manager._manual_dir)
+            manual_dir = Path(str(dl_manager._manual_dir))
         found = find_files(files, dl_manager, manual_dir)
         return {split: self._generate_examples(found[split]) for split in files if split in found}
 
@@ -109,7 +109,7 @@ def prepare_builder(
     if manual_dir is not None and not Path(manual_dir).is_dir():
         raise UserError(f"manual_dir {manual_dir} is not a folder.")
     builder = builder_class(config=config, data_dir=data_dir, file_format="array_record")
-    download_config = tfds.download.DownloadConfig(  # pyright: ignore[reportCallIssue]
+    download_config = tfds.download.DownloadConfig(
         manual_dir=manual_dir and Path(manual_dir).resolve(),
         # What was built from other files placed by hand would otherwise be taken for these.
         download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS,
@@ -133,7 +133,8 @@ def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
     if split not in builder.info.splits:
         known = ", ".join(builder.info.splits)
         raise UserError(f"{builder.info.full_name} has no split {split!r}; built: {known}.")
-    return RecordSource(builder.as_data_source(split), type(builder))
+    source = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
+    return RecordSource(source, type(builder))
 
 
 def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) -> Dataset:

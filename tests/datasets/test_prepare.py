@@ -1,0 +1,88 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from cirag_jax.datasets import prepare
+from cirag_jax.datasets.jsonl import read_dataset
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+
+
+def run(capsys, *flags):
+    code = prepare.main(list(flags))
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "config", "corpus", "num_questions", "num_passages"),
+    [
+        ("hotpotqa", "distractor", "ircot_full", {"train": 2, "dev": 1}, 6),
+        ("two_wiki", None, "ircot_full", {"train": 1, "dev": 1, "test": 1}, 5),
+        ("two_wiki", None, "supporting_only", {"train": 1, "dev": 1, "test": 1}, 5),
+        ("musique", "ans", "supporting_only", {"train": 1, "dev": 1, "test": 1}, 3),
+        ("musique", "full", "per_question", {"train": 1, "dev": 2, "test": 2}, 5),
+    ],
+)
+def test_the_folder_reads_back(
+    tmp_path, capsys, benchmark, config, corpus, num_questions, num_passages
+):
+    out = tmp_path / "folder"
+    flags = [f"--benchmark={benchmark}", f"--out={out}", f"--corpus={corpus}"]
+    flags += [f"--config={config}"] if config else []
+    code, stdout, _ = run(capsys, *flags, f"--manual_dir={FIXTURES / benchmark}")
+    assert code == 0
+    result = json.loads(stdout)
+    assert result["num_questions"] == num_questions
+    dataset = read_dataset(out)
+    assert len(dataset.questions) == sum(num_questions.values())
+    assert len(dataset.corpus) == result["num_passages"] == num_passages
+
+
+def test_a_context_that_the_corpus_cuts_becomes_unknown(tmp_path):
+    dataset = prepare.prepare(
+        "musique", tmp_path, manual_dir=FIXTURES / "musique", corpus="supporting_only"
+    )
+    train = dataset.questions[0]
+    assert train.context is None  # its second passage is gold for no question
+    assert train.supporting is not None
+    assert read_dataset(tmp_path).questions == dataset.questions
+
+
+def test_limit_draws_questions_and_leaves_the_full_corpus(tmp_path):
+    def draw(limit, seed, corpus):
+        return prepare.prepare(
+            "hotpotqa",
+            tmp_path / f"{limit}{seed}{corpus}",
+            manual_dir=FIXTURES / "hotpotqa",
+            limit=limit,
+            seed=seed,
+            corpus=corpus,
+        )
+
+    full = draw(1, 0, "ircot_full")
+    assert [question.split for question in full.questions] == ["train", "dev"]
+    assert len(full.corpus) == 6
+    assert draw(1, 0, "ircot_full") == full
+    drawn = {draw(1, seed, "ircot_full").questions[0].id for seed in range(8)}
+    assert drawn == {"h1", "h2"}
+    selected = draw(1, 0, "selected_questions")
+    assert {p for q in selected.questions for p in q.context or ()} == set(selected.corpus)
+
+
+def test_bad_input_exits_with_2_and_one_sentence(tmp_path, capsys):
+    code, stdout, stderr = run(
+        capsys, "--benchmark=musique", f"--out={tmp_path}", f"--manual_dir={tmp_path / 'none'}"
+    )
+    assert (code, stdout) == (2, "")
+    assert stderr == f"prepare: manual_dir {tmp_path / 'none'} is not a folder.\n"
+
+
+def test_the_module_is_a_command(tmp_path):
+    command = [sys.executable, "-m", "cirag_jax.datasets.prepare", "--benchmark=hotpotqa"]
+    flags = [f"--manual_dir={FIXTURES / 'hotpotqa'}", f"--out={tmp_path}"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "hotpotqa_distractor"
