@@ -1,4 +1,4 @@
-"""``python -m cirag_jax.datasets.embedded --out=FOLDER`` writes the dataset and prints its counts."""
+"""``python -m cirag_jax.datasets.embedded --out=FOLDER`` writes the dataset, prints its counts."""
 
 import argparse
 import json
@@ -11,7 +11,9 @@ from cirag_jax.errors import UserError
 
 def main(arguments: list[str] | None = None) -> int:
     """Writes the dataset as a JSONL folder; returns the exit code, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.embedded", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m cirag_jax.datasets.embedded", description=__doc__
+    )
     parser.add_argument("--out", help="folder to write; without it only the counts are printed")
     options = parser.parse_args(arguments)
     try:

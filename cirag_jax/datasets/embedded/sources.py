@@ -55,7 +55,7 @@ def shuffled(items: Sequence[T], *salt: object) -> list[T]:
     return sorted(items, key=lambda item: (stable(*salt, item), str(item)))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def fold(text: str) -> str:
     """Lower case without accents or punctuation, for matching names across sources."""
     if not text.isascii():
@@ -117,8 +117,8 @@ def elements() -> list[dict[str, Any]]:
     try:
         connection.row_factory = sqlite3.Row
         rows = connection.execute(
-            "select e.atomic_number, e.name, e.symbol, e.period, e.block, e.group_id, e.discoverers,"
-            " e.discovery_year, e.discovery_location, e.density, e.atomic_weight, e.lattice_structure,"
+            "select e.atomic_number, e.name, e.symbol, e.period, e.block, e.discoverers,"
+            " e.discovery_year, e.discovery_location, e.density,"
             " s.name as series from elements e left join series s on s.id = e.series_id"
             " order by e.atomic_number"
         )
