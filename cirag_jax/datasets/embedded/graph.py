@@ -5,13 +5,13 @@ from typing import Any
 
 # How many entities of the large kinds become passages; the small kinds are taken whole.
 LIMITS = {
-    "film": 900,
-    "airport": 330,
+    "film": 780,
+    "airport": 280,
     "namesake airport": 40,
-    "town": 140,
-    "station": 120,
-    "county": 90,
-    "namesake city": 80,
+    "town": 120,
+    "station": 100,
+    "county": 80,
+    "namesake city": 60,
     "subdivision": 30,
 }
 COUNTRIES_WITH_ARTICLE = {

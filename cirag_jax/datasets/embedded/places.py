@@ -56,13 +56,12 @@ MIXED_UP = {"BR-MS", "BR-MT"}
 # Where GeoNames' populations of the larger cities agree with the census.
 SURE_OF_CITIES = {"AU", "BR", "CA", "CO", "EC", "FR", "GB", "MX", "NZ", "US", "VE", "ZA"}
 NO_COUNTRY = {"AN", "CS", "BV", "HM", "TF", "UM", "GS", "IO", "AQ", "SJ"}
+# Those whose members country_converter lists in full.
 ORGANISATIONS = (
     ("EU27", "European Union", True),
     ("OECD", "Organisation for Economic Co-operation and Development", True),
     ("APEC", "Asia-Pacific Economic Cooperation", False),
-    ("CIS", "Commonwealth of Independent States", True),
     ("CoE", "Council of Europe", True),
-    ("Schengen", "Schengen Area", True),
 )
 
 
@@ -187,14 +186,15 @@ def current_currencies(code: str) -> list[str]:
 
 def add_countries(world: World, gazetteer: Gazetteer) -> None:
     """Countries and territories with their capitals, currencies, codes and sizes."""
-    groups = {row["ISO2"]: row for row in sources.country_groups() if not row["obsolete"]}
+    # By the three letters: country_converter's ISO2 of Greece and Britain is a regular expression.
+    groups = {row["ISO3"]: row for row in sources.country_groups() if not row["obsolete"]}
     for code, row in gazetteer.countries.items():
         if code in NO_COUNTRY or not row["population"]:
             continue
         name = country_name(row)
         title = f"{name} (country)" if name == "Georgia" else name
         country = world.add("country", code, name, title, aliases=(row["iso3"],))
-        add_country_facts(world, gazetteer, country, row, groups.get(code, {}))
+        add_country_facts(world, gazetteer, country, row, groups.get(row["iso3"], {}))
     currency_names = Locale("en").currencies
     users = Counter(
         fact.target
@@ -234,7 +234,8 @@ def add_country_facts(
     for language, name in official_languages(code):
         world.fact(country, "language", name, target=f"language:{language}")
     region = group.get("UNregion")
-    world.fact(country, "region", region, target=f"region:{region}")
+    said = f"the {region}" if region == "Caribbean" else region
+    world.fact(country, "region", region, said, target=f"region:{region}")
     world.fact(country, "area", f"{count(row['areakm2'])} square kilometres", number=row["areakm2"])
     world.fact(country, "population", count(row["population"]), number=row["population"])
     world.fact(country, "domain", row["tld"])
@@ -259,12 +260,12 @@ def official_languages(territory: str) -> list[tuple[str, str]]:
     """CLDR's official languages of a territory: (code, English name), most spoken first."""
     names = Locale("en").languages
     known = get_global("territory_languages").get(territory, {})
-    official = [
-        (-facts["population_percent"], code)
+    official = sorted(
+        (-facts["population_percent"], code.split("_")[0])
         for code, facts in known.items()
-        if facts["official_status"] in ("official", "de_facto_official") and code in names
-    ]
-    return [(code, names[code]) for _, code in sorted(official)]
+        if facts["official_status"] in ("official", "de_facto_official")
+    )
+    return [(code, names[code]) for _, code in official if code in names]
 
 
 def add_regions_and_organisations(world: World) -> None:
@@ -280,8 +281,8 @@ def add_regions_and_organisations(world: World) -> None:
         world.fact(region, "continent", "the Americas" if rows[name] == "America" else rows[name])
         add_extremes(world, region, countries)
     for column, name, article in ORGANISATIONS:
-        codes = {row["ISO2"] for row in sources.country_groups() if row[column]}
-        inside = [c for c in world.of_kind("country") if c.key.split(":")[1] in codes]
+        codes = {row["ISO3"] for row in sources.country_groups() if row[column]}
+        inside = [c for c in world.of_kind("country") if c.aliases[0] in codes]
         organisation = world.add("organisation", column, name)
         add_extremes(world, organisation, inside)
         for country in inside:
@@ -378,9 +379,9 @@ def shuffled_airports(airports: Iterable[dict[str, Any]]) -> list[dict[str, Any]
 
 def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> Entity:
     """One airport with its codes, elevation and coordinates."""
-    name, iata = airport["name"], airport["iata"]
-    title = name if named[name] == 1 else f"{name} ({iata})"
-    entity = world.add("airport", iata, name, title, unique=named[name] == 1)
+    name, iata = airport["name"].replace(" Afb", " Air Force Base"), airport["iata"]
+    title = name if named[airport["name"]] == 1 else f"{name} ({iata})"
+    entity = world.add("airport", iata, name, title, unique=named[airport["name"]] == 1)
     world.fact(entity, "iata", iata)
     world.fact(entity, "icao", airport["icao"] if airport["icao"].isalnum() else None)
     if airport["elevation"] > 0:
@@ -459,6 +460,7 @@ def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
     ]
     wanted += shuffled(others, "subdivision")[: LIMITS["subdivision"]]
     largest = largest_cities(gazetteer)
+    types = Counter((e.country_code, e.type) for e in gazetteer.subdivisions.values())
     titles = {entity.title for entity in world.entities.values()}
     for code in dict.fromkeys(wanted):
         entry = gazetteer.subdivisions[code]
@@ -473,6 +475,8 @@ def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
         titles.add(entity.title)
         kind = entry.type.split(",")[0].lower()
         world.fact(entity, "type", kind)
+        peers = types[entry.country_code, entry.type]
+        world.fact(entity, "peers", f"{peers} subdivisions" if peers > 1 else None)
         world.fact(entity, "country", country.name, with_article(country.name), country.key)
         world.fact(entity, "code", code)
         top = largest.get(code)

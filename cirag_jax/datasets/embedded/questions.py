@@ -35,9 +35,9 @@ TARGETS: dict[str, dict[tuple[str, int], int]] = {
         ("bridge_comparison", 4): 330,
     },
     "dev": {
-        ("bridge", 2): 96,
-        ("bridge", 3): 96,
-        ("bridge", 4): 50,
+        ("bridge", 2): 100,
+        ("bridge", 3): 100,
+        ("bridge", 4): 52,
         ("comparison", 2): 30,
         ("bridge_comparison", 4): 42,
     },
@@ -50,7 +50,7 @@ TARGETS: dict[str, dict[tuple[str, int], int]] = {
     },
 }
 MOST_PER_END = {"train": 8, "dev": 2, "test": 2}
-MOST_PER_START = 4
+MOST_PER_START = 3
 DISTRACTORS = 8
 
 # A passage with one of these facts does not give away the step although it links the same names.
@@ -207,7 +207,8 @@ def phrase(chain: Chain, salt: object) -> str:
     text = describe_start(chain[0].entity, salt)
     for hop in chain[:-1]:
         text = pick(STEPS[hop.fact.relation], "step", salt, hop.fact.relation).format(text)
-    return pick(ASKS[chain[-1].fact.relation], "ask", salt).format(text)
+    text = pick(ASKS[chain[-1].fact.relation], "ask", salt).format(text)
+    return text.replace("??", "?")
 
 
 def split_of(entity: Entity) -> str:
@@ -296,7 +297,7 @@ def compare(
     salt = stable(kind, a.key, b.key, chain[-1].fact.relation)
     larger = salt % 2 == 0
     text = pick(phrasings[0 if larger else 1], salt)
-    text = text.format(a=plain_start(a), b=plain_start(b))
+    text = text.format(a=plain_start(a), b=plain_start(b)).replace("??", "?")
     winner = a if (x > y) == larger else b
     return Draft(text[0].upper() + text[1:], kind, (winner.name,), chain)
 
@@ -354,14 +355,15 @@ def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Ch
 def balanced(asker: Asker, found: Iterable[Draft | Chain], wanted: int, most: int) -> list[Draft]:
     """Up to ``wanted`` drafts, taking turns between the paths of relations.
 
-    An entity starts at most four of them, and one last fact ends at most ``most``, so that neither
-    a few heads nor a few large countries make up the split. Only what is taken is phrased.
+    An entity starts at most `MOST_PER_START` of them, and one last fact ends at most ``most``, so
+    that neither a few heads nor a few large countries make up the split. Only what is taken is
+    phrased.
     """
     groups: dict[tuple[str, ...], list[Draft | Chain]] = defaultdict(list)
     for item in found:
         chain = item.chain if isinstance(item, Draft) else item
         groups[tuple(hop.fact.relation for hop in chain)].append(item)
-    queues = [iter(groups[path]) for path in shuffled(sorted(groups), "path")]
+    queues = [iter(mixed(groups[path])) for path in shuffled(sorted(groups), "path")]
     out: list[Draft] = []
     uses: Counter[object] = Counter()
     while queues and len(out) < wanted:
@@ -373,6 +375,14 @@ def balanced(asker: Asker, found: Iterable[Draft | Chain], wanted: int, most: in
                 alive.append(queue)
         queues = alive
     return out[:wanted]
+
+
+def mixed(items: list[Draft | Chain]) -> list[Draft | Chain]:
+    """The items of one path in a stable order of their own, so that each path has other heads."""
+    return sorted(
+        items,
+        key=lambda item: stable("mix", *steps(item.chain if isinstance(item, Draft) else item)),
+    )
 
 
 def next_draft(

@@ -52,7 +52,7 @@ def say(entity: Entity, needed: tuple[str, ...], phrasing: str) -> str:
         for what in needed
     }
     text = phrasing.format(name=said_name(entity), **words)
-    text = text.replace("..", ".") if text.endswith("..") else text
+    text = text[:-1] if text.endswith("..") else text
     return text[0].upper() + text[1:]
 
 

@@ -82,6 +82,7 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "line.busiest": ("busiest station", "most used station"),
     "line.northernmost": ("northernmost station", "reaches farthest north at"),
     "maker.country": ("country", "based in", "comes from"),
+    "maker.models": ("number of models", "represented by"),
     "maker.most powerful": ("most powerful model", "strongest car"),
     "organisation.members": ("number of members", "has"),
     "organisation.largest": ("largest member by area", "largest member"),
@@ -103,6 +104,7 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "subdivision.counties": ("divided into", "number of counties"),
     "subdivision.type": ("type", "is a"),
     "subdivision.country": ("country", "part of", "administrative division of"),
+    "subdivision.peers": ("one of", "shares its status with"),
     "subdivision.code": ("ISO 3166-2 code", "subdivision code"),
     "subdivision.largest city": ("largest city", "most populous city"),
     "town.type": ("municipal status", "is a"),
@@ -227,8 +229,8 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
         (
             ("currency", "language"),
             (
-                "Its currency is {currency} and its official language is {language}.",
-                "People pay with {currency}; official use is made of {language}.",
+                "Its currency is {currency}, and official use is made of {language}.",
+                "People pay with {currency}; official status belongs to {language}.",
             ),
         ),
         (("currency",), ("Its currency is {currency}.", "Its money is {currency}.")),
@@ -472,8 +474,15 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
             ("{name} is a car maker from {country}.", "{name} builds cars in {country}."),
         ),
         (
+            ("models",),
+            (
+                "Among the sports and luxury cars of 2014 to 2017 it was represented by {models}.",
+                "It contributed {models} to the sports and luxury cars of 2014 to 2017.",
+            ),
+        ),
+        (
             ("most powerful",),
-            ("Among its sports cars on record the {most_powerful} is the most powerful.",),
+            ("The most powerful of them is the {most_powerful}.",),
         ),
     ),
     "organisation": (
@@ -531,6 +540,13 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
             (
                 "{name} (ISO 3166-2: {code}) is a {type} of {country}.",
                 "{name}, with the ISO 3166-2 code {code}, is a {type} in {country}.",
+            ),
+        ),
+        (
+            ("peers",),
+            (
+                "It is one of {peers} with that status.",
+                "The country has {peers} of this type.",
             ),
         ),
         (

@@ -118,7 +118,7 @@ def add_metro(world: World) -> None:
     others = [row["name"] for row in rows if row["name"] not in ends]
     keep = ends | set(shuffled(others, "metro")[: LIMITS["station"] - len(ends)])
     for row in rows:
-        if row["name"] in keep and named[row["name"]] == 1:
+        if row["name"] in keep and named[row["name"]] == 1 and row["passengers"]:
             add_station(world, row)
     for number, stations in lines.items():
         name = f"Line {number}"
@@ -240,6 +240,7 @@ def add_cars(world: World) -> None:
     for name, made in makers.items():
         maker = world.add("maker", name, name, f"{name} (car maker)")
         origin = made[0]["ctry_origin"]
+        world.fact(maker, "models", counted(len(made), "model", "models"), number=len(made))
         world.fact(maker, "country", origin, with_article(origin), target=countries.get(origin))
         top = max(made, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
         if len(made) > 1 and models[top["model"]] == 1:
