@@ -104,7 +104,10 @@ def count(number: float) -> str:
     return f"{round(number):,}"
 
 
-WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
+WORDS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve",
+)  # fmt: skip
 
 
 def counted(number: int, one: str, many: str) -> str:
