@@ -18,7 +18,7 @@ def build_world() -> World:
     world = World()
     gazetteer = places.Gazetteer()
     places.add_countries(world, gazetteer)
-    places.add_regions_and_organisations(world)
+    places.add_regions(world)
     films.add_languages(world)
     films.add_films(world)
     things.add_elements(world)

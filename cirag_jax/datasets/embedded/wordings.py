@@ -166,9 +166,9 @@ ASKS: dict[str, tuple[str, ...]] = {
     ),
     "country.population": ("How many people live in {}?", "How many souls are there in {}?"),
     "country.region": ("Which part of the world includes {}?", "Where on the globe lies {}?"),
-    "country.un year": (
-        "When did the world organisation admit {}?",
-        "Since when has there been a seat in the General Assembly for {}?",
+    "country.demonym": (
+        "Which adjective describes people from {}?",
+        "What does one call the inhabitants of {}?",
     ),
     "county.state": ("Which state includes {}?",),
     "currency.code": (
@@ -248,10 +248,6 @@ COMPARES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "country.population": (
         ("Where do more people live, {a} or {b}?",),
         ("Which has fewer people, {a} or {b}?",),
-    ),
-    "country.un year": (
-        ("Which entered the world organisation later, {a} or {b}?",),
-        ("Which entered the world organisation earlier, {a} or {b}?",),
     ),
     "director.films": (
         ("Who sent more works to the Croisette, {a} or {b}?",),
