@@ -55,7 +55,7 @@ SURE_OF_CITIES = {"AU", "BR", "CA", "CO", "EC", "FR", "GB", "MX", "NZ", "US", "V
 NO_COUNTRY = {"AN", "CS", "BV", "HM", "TF", "UM", "GS", "IO", "AQ", "SJ"}
 # countryinfo gives these the adjective of the state that they belong to, or their own name.
 NO_DEMONYM = {"CX", "DJ", "GF", "GG", "GI", "HK", "JE", "MO", "MP", "MQ", "PM", "RE", "YT"}
-REGIONS = {"Channel Islands": "Northern Europe"}
+REGIONS = {"Channel Islands": "Northern Europe", "South-Eastern Asia": "South-eastern Asia"}
 
 
 class Gazetteer:
