@@ -17,6 +17,7 @@ def test_the_first_sentence_wins_a_tie():
 
 def test_words_are_substrings_in_any_case():
     assert source_sentence("TARN", "FLOW", "RIVER,", SENTENCES) == 2
+    assert source_sentence("tarn", "x", "y", ("None.", "Tarn.")) == 1
 
 
 def test_no_shared_word_gives_the_first_and_no_sentence_none():

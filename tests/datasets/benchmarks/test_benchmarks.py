@@ -15,7 +15,7 @@ import grain
 import pytest
 
 from cirag_jax.datasets.benchmarks import BENCHMARKS, data_source, prepare_builder, to_dataset
-from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile
+from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_files
 from cirag_jax.errors import UserError
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
@@ -264,6 +264,24 @@ def test_a_malformed_record_is_named(tmp_path, name, file_name, change, problem)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "file_name", "key"),
+    [
+        ("hotpotqa", "distractor", DEV, "_id"),
+        ("two_wiki", "default", "dev.json", "_id"),
+        ("musique", "ans", "musique_ans_v1.0_dev.jsonl", "id"),
+    ],
+)
+def test_the_official_order_is_kept(tmp_path, name, config, file_name, key):
+    def repeat(rows):
+        rows[:] = [{**rows[0], key: f"2hop__{i}"} for i in range(12)]
+
+    folder = broken(tmp_path, name, file_name, repeat)
+    builder = prepare_builder(BENCHMARKS[name], config, tmp_path / "tfds", folder)
+    source = data_source(builder, "dev")
+    assert [source[i][key] for i in range(len(source))] == [f"2hop__{i}" for i in range(12)]
+
+
 def test_a_repeated_question_id_is_refused(tmp_path):
     folder = broken(tmp_path, "two_wiki", "train.json", lambda rows: rows.append(rows[0]))
     builder = prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", folder)
@@ -419,6 +437,16 @@ def test_without_network_the_message_says_what_to_place_where(tmp_path, monkeypa
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", tmp_path / "empty")
     assert "http://127.0.0.1:9/get?id=1 cannot be downloaded" in str(error.value)
     assert f"place data.zip in {tmp_path / 'empty'}" in str(error.value)
+
+
+def test_an_unreachable_host_is_noticed_before_tfds_retries_for_minutes(tmp_path):
+    class Never:
+        def download(self, url):
+            raise AssertionError(f"asked for {url}")
+
+    files = {"dev": OfficialFile("dev.json", "http://127.0.0.1:9/dev.json")}
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        find_files(files, Never(), tmp_path)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_file_that_the_host_does_not_have(tmp_path, monkeypatch, server):
