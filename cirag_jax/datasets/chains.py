@@ -85,7 +85,8 @@ def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, .
     if kind == "triple":
         texts: Iterable[str] = map(triple_text, dataset.triples.get(passage_id, ()))
     elif kind == "sentence":
-        texts = (f"{passage.title}: {text}" for text in sentences.sentences_of(passage))
+        found = sentences.sentences_of(passage)
+        texts = (f"{passage.title}: {text}" for text in found if text.strip())
     elif kind == "passage":
         texts = (passage_text(passage),)
     else:

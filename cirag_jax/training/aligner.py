@@ -1,6 +1,5 @@
 """Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
 
-import dataclasses
 import functools
 import pathlib
 import time
@@ -86,7 +85,7 @@ def train_and_evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, A
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "aligner",
-        "model": config.model.spec,
+        "model": _absolute(config.model.spec),
         "pooling": encoder.pooling,
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
@@ -212,12 +211,14 @@ def make_state(
     encoder: TextEncoder, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
 ) -> TrainState:
     """The state before the first step, on the mesh; optimiser moments lie like their parameters."""
-    # A copy: donation would otherwise delete the encoder's own parameters.
-    params = jax.tree.map(jnp.copy, encoder.state)
-    opt_state = tx.init(params)
-    return sharding.shard_state(
-        TrainState(params, opt_state, jnp.zeros((), jnp.int32), jax.random.key(seed)), mesh
-    )
+
+    def init(params: nnx.State) -> TrainState:
+        # A copy: donation would otherwise delete the encoder's own parameters.
+        params = jax.tree.map(jnp.copy, params)
+        return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
+
+    placed = sharding.state_sharding(jax.eval_shape(init, encoder.state), mesh)
+    return jax.jit(init, out_shardings=placed)(encoder.state)
 
 
 def place_batch(batch: aligner_data.Batch, mesh: jax.sharding.Mesh) -> gradient_cache.DeviceBatch:
@@ -387,6 +388,12 @@ def _finish(
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
     writer.write(step, {f"train/{name}": value for name, value in values.items()})
     writer.progress(step, values["loss"])
+
+
+def _absolute(spec: str) -> str:
+    """A local folder's full path, so that the checkpoint can be opened from anywhere."""
+    path = pathlib.Path(spec)
+    return str(path.resolve()) if path.is_dir() else spec
 
 
 def _out_of_time(start: float, minutes: float) -> bool:

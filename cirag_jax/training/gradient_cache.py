@@ -133,3 +133,18 @@ def _pull_kept(pull, gradient, gradient_ND, row_B):
 
 def _add(a: Params, b: Params) -> Params:
     return jax.tree.map(jnp.add, a, b)
+
+
+def compile_counts() -> dict[str, int]:
+    """How many shapes each jitted part has been compiled for; a test expects one a bucket."""
+    return {
+        "embed": _embed._cache_size() + _embed_and_keep._cache_size(),
+        "pull": _pull._cache_size() + _pull_kept._cache_size(),
+        "loss": _table_loss._cache_size(),
+    }
+
+
+def clear_caches() -> None:
+    """Forgets what was compiled, so that ``compile_counts`` starts from nothing."""
+    for function in (_embed, _embed_and_keep, _pull, _pull_kept, _table_loss):
+        function.clear_cache()

@@ -22,15 +22,13 @@ def open_encoder(
       UserError: the folder holds neither a checkpoint nor a model, or they do not fit.
     """
     folder = pathlib.Path(spec)
-    if not folder.is_dir() or (folder / "config.json").exists() and (folder / "modules.json").exists():
-        return load_encoder(spec, dtype=dtype, mesh=mesh), {}
     if not (folder / "checkpoints").is_dir():
-        if any(folder.glob("*.safetensors")):
-            return load_encoder(spec, dtype=dtype, mesh=mesh), {}
-        raise UserError(
-            f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
-            "(it has no *.safetensors)"
-        )
+        if folder.is_dir() and not any(folder.glob("*.safetensors*")):
+            raise UserError(
+                f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
+                "(it has no *.safetensors)"
+            )
+        return load_encoder(spec, dtype=dtype, mesh=mesh), {}
     with Checkpoints(folder, read_only=True) as checkpoints:
         step = checkpoints.best_step()
         step = checkpoints.latest_step() if step is None else step

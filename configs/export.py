@@ -1,0 +1,14 @@
+"""Exports a trained aligner for sentence-transformers.
+
+    python launch/export.py --config.checkpoint=W --workdir=W3    # leaves W3/model
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    """``config.checkpoint``: a training workdir; its best checkpoint is exported."""
+    config = ConfigDict()
+    config.checkpoint = placeholder(str)
+    return config

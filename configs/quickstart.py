@@ -1,0 +1,19 @@
+"""The embedded job of ``make quickstart``: train, evaluate and export the aligner, no download.
+
+    python launch/quickstart.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import aligner, retrieval
+
+
+def get_config() -> ConfigDict:
+    """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in configs/retrieval.py."""
+    config = ConfigDict()
+    config.train = aligner.quick()
+    config.train.dev.split = "dev"
+    config.train.dev.questions = 100
+    config.train.num_epochs = 1.0
+    config.evaluate = retrieval.get_config()
+    return config

@@ -1,0 +1,33 @@
+"""Exports a checkpoint: ``python launch/export.py --config.checkpoint=W --workdir=W3``."""
+
+import pathlib
+import sys
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from cirag_jax import cli
+from cirag_jax.errors import UserError
+
+
+def main(config, workdir):
+    """Writes ``workdir/model``, a folder that sentence-transformers loads unchanged."""
+    from cirag_jax.models.export import export_sentence_transformers
+    from cirag_jax.training.trained import open_encoder
+
+    if not config.checkpoint:
+        raise UserError("config.checkpoint is required: a training workdir")
+    encoder, meta = open_encoder(config.checkpoint)
+    folder = workdir / "model"
+    export_sentence_transformers(encoder, encoder.state, folder)
+    return {
+        "folder": str(folder),
+        "checkpoint": config.checkpoint,
+        "step": meta.get("step"),
+        "dimension": encoder.dim,
+        "pooling": encoder.pooling,
+    }
+
+
+if __name__ == "__main__":
+    cli.run(main, "configs/export.py")

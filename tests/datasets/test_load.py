@@ -1,0 +1,40 @@
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.datasets import load
+from cirag_jax.errors import UserError
+from tests import tiny
+
+
+def _data(folder, **changes):
+    flags = [f"--config.data.{k}={v}" for k, v in {"dir": folder, **changes}.items()]
+    return cli.load_config("configs/aligner.py", flags).data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.dataset_folder(tmp_path_factory.mktemp("data") / "tiny")
+
+
+def test_filters_by_split_and_limit(folder):
+    data = _data(folder, split="dev", limit=3)
+    questions = load.select_questions(load.load_dataset(data), data)
+    assert [q.id for q in questions] == ["q8", "q9", "q10"]
+
+
+def test_an_empty_selection_names_the_filter_and_what_there_is(folder):
+    data = _data(folder, split="test")
+    with pytest.raises(UserError, match=r"config\.data\.split=test .* values there: dev, train"):
+        load.select_questions(load.load_dataset(data), data)
+
+
+def test_only_with_triples_keeps_covered_questions(folder, tmp_path):
+    data = _data(folder, only_with_triples=True)
+    assert len(load.select_questions(load.load_dataset(data), data)) == 8
+    lines = (folder / "openie.jsonl").read_text().splitlines(keepends=True)
+    for name in ("questions.jsonl", "corpus.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "openie.jsonl").write_text("".join(lines[1:]))  # Passage p0 has no triples now.
+    data = _data(tmp_path, only_with_triples=True)
+    kept = load.select_questions(load.load_dataset(data), data)
+    assert "q0" not in {q.id for q in kept} and len(kept) < 8

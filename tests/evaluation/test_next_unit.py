@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from cirag_jax.datasets.chains import Chain, Unit
+from cirag_jax.evaluation.next_unit import evaluate_next_unit, next_units
+
+CHAIN = Chain("q", "q", (Unit("a", "p"), Unit("b", "p")), ((), (0,)), False)
+POOL = [Unit(text, "p") for text in "abcd"]
+SCORES = {"a": 0.5, "b": 0.1, "c": 0.9, "d": 0.3}
+
+
+def _embed(texts, role):
+    if role == "query":
+        return np.ones((len(texts), 1), np.float32)
+    return np.array([[SCORES[text]] for text in texts], np.float32)
+
+
+def test_every_step_is_a_problem_without_what_was_found():
+    first, second = next_units([CHAIN], [POOL], "triple")
+    assert first.candidates == ("a", "b", "c", "d") and first.relevant == {"a"}
+    assert second.candidates == ("b", "c", "d") and second.relevant == {"b"}
+    assert second.query == "q\nknowledge triples: a."
+
+
+def test_mrr_and_recall_by_hand():
+    metrics = evaluate_next_unit(next_units([CHAIN], [POOL], "triple"), _embed, ks=(1, 2))
+    # Step 1: a is second of four; step 2: b is last of three.
+    assert metrics["step1/mrr"] == 0.5 and metrics["step2/mrr"] == pytest.approx(1 / 3)
+    assert metrics["mrr"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert metrics["recall@1"] == 0.0 and metrics["recall@2"] == 0.5
+
+
+def test_constant_scores_earn_the_worst_rank():
+    problems = next_units([CHAIN], [POOL], "triple")
+    metrics = evaluate_next_unit(
+        problems, lambda texts, role: np.ones((len(texts), 1), np.float32), ks=(1,)
+    )
+    assert metrics["step1/mrr"] == 0.25 and metrics["step2/mrr"] == pytest.approx(1 / 3)
+
+
+def test_the_best_of_several_relevant_units_counts():
+    comparison = Chain("q", "q", CHAIN.steps, ((), ()), True)
+    metrics = evaluate_next_unit(next_units([comparison], [POOL], "triple")[:1], _embed)
+    assert metrics["mrr"] == 0.5

@@ -1,0 +1,112 @@
+"""A tiny encoder and a tiny dataset, written here, for tests that train or search."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import tokenizers
+from flax import nnx
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from cirag_jax.datasets import jsonl
+from cirag_jax.models import weights
+from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.types import Dataset, Passage, Question, Triple
+
+_NAMES = [f"{first}{last}" for first in ("bal", "cor", "dun", "fen") for last in ("ia", "or", "um", "is", "ek", "an")]
+_CRAFTS = ("potter", "sailor", "weaver", "mason", "singer", "tanner")
+
+
+def dataset() -> Dataset:
+    """Twelve people, each born in a town that has a patron: two-hop questions in two splits."""
+    corpus: dict[str, Passage] = {}
+    triples: dict[str, tuple[Triple, ...]] = {}
+    people, towns = _NAMES[:12], _NAMES[12:]
+    for index, (person, town) in enumerate(zip(people, towns, strict=True)):
+        craft, patron = _CRAFTS[index % 6], _CRAFTS[(index * 5 + 1) % 6]
+        for pid, title, facts in (
+            (f"p{index}", person, [(person, "born in", town), (person, "worked as", craft)]),
+            (f"t{index}", town, [(town, "patron", f"saint {patron}"), (town, "known for", craft)]),
+        ):
+            sentences = tuple(f"{h} {r} {t}." for h, r, t in facts)
+            corpus[pid] = Passage(pid, title, " ".join(sentences), sentences)
+            triples[pid] = tuple(
+                Triple(h, r, t, pid, i) for i, (h, r, t) in enumerate(facts)
+            )
+    questions = []
+    for index, (person, town) in enumerate(zip(people, towns, strict=True)):
+        patron = triples[f"t{index}"][0].tail
+        others = [(index + step) % 12 for step in (1, 2, 3)]
+        questions.append(
+            Question(
+                id=f"q{index}",
+                question=f"who is the patron of the town where {person} was born?",
+                answers=(patron,),
+                type="bridge",
+                hops=2,
+                split="train" if index < 8 else "dev",
+                supporting=(f"p{index}", f"t{index}"),
+                supporting_sentences=((f"p{index}", 0), (f"t{index}", 0)),
+                context=(f"p{index}", f"t{index}", *(f"{k}{o}" for o in others for k in "pt")),
+                evidences=((person, "born in", town), (town, "patron", patron)),
+            )
+        )
+    return Dataset("tiny", tuple(questions), corpus, triples)
+
+
+def dataset_folder(folder: pathlib.Path) -> pathlib.Path:
+    """The tiny dataset as a JSONL folder."""
+    jsonl.write_dataset(dataset(), folder)
+    return folder
+
+
+def model_folder(folder: pathlib.Path, *, d_model: int = 32) -> pathlib.Path:
+    """A two-layer BERT with random weights and a tokenizer of single characters and pairs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_pieces()]
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "vocab_size": len(words),
+        "hidden_size": d_model,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * d_model,
+        "max_position_embeddings": 128,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+        "pad_token_id": 0,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    encoder = EncoderConfig(len(words), d_model, 2, 4, 2 * d_model, max_positions=128)
+    _, state = nnx.split(Encoder(encoder, rngs=nnx.Rngs(0)))
+    # A wider start than BERT's 0.02, so that texts differ before training.
+    state = jax.tree.map(lambda x: x * 5 if x.ndim > 1 else x, state)
+    weights.save_tensors(weights.to_tensors(state, encoder), folder / "model.safetensors")
+    return folder
+
+
+def _pieces() -> list[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    whole = [w for name in _NAMES for w in (name,)] + list(_CRAFTS)
+    common = "who is the patron of town where was born in worked as known for saint knowledge triples".split()
+    return [*dict.fromkeys([*whole, *common, *letters, *(f"##{c}" for c in letters), *"<>;:.?"])]
+
+
+def arrays(tree) -> list[np.ndarray]:
+    """The leaves of a pytree on the host."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+

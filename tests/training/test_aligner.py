@@ -1,0 +1,244 @@
+"""The training loop: one golden step, interruption and resumption, several processes."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax import cli, sharding
+from cirag_jax.datasets import chains as chains_lib
+from cirag_jax.errors import UserError
+from cirag_jax.models.pretrained import load_encoder
+from cirag_jax.training import aligner, optimizers
+from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training.trained import open_encoder
+from tests import tiny
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The tiny model and the tiny dataset on disk."""
+    root = tmp_path_factory.mktemp("tiny")
+    return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
+
+
+def _overrides(folders, **changes):
+    model, data = folders
+    values = {
+        "model.spec": model, "data.dir": data, "dev.split": "dev", "dev.questions": 4,
+        "batch_size": 8, "num_negatives": 3, "num_steps": 6, "eval_every": 3,
+        "chunk_tokens": 256, "query_max_length": 64, "unit_max_length": 32,
+        "optimizer.learning_rate": 0.003, **changes,
+    }  # fmt: skip
+    return [f"--config.{key}={value}" for key, value in values.items()]
+
+
+def _config(folders, **changes):
+    return cli.load_config(str(_ROOT / "configs/aligner.py"), _overrides(folders, **changes))
+
+
+def _final_state(workdir, step=None):
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        step = checkpoints.latest_step() if step is None else step
+    folder = workdir / "checkpoints" / str(step)
+    return step, {
+        str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def _parameters(workdir):
+    """The best checkpoint's parameters on the host."""
+    return tiny.arrays(open_encoder(str(workdir))[0].state)
+
+
+def test_golden_step(folders):
+    """Loss and norms after one step on the tiny model.
+
+    These numbers may change only with the loss, the batch (sampling, negatives, seeds) or the
+    optimiser. If you changed one of those on purpose, paste the new values; if not, this is a bug.
+    """
+    config = _config(folders)
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    encoder = load_encoder(config.model.spec, mesh=mesh)
+    from cirag_jax.datasets import load
+
+    dataset = load.load_dataset(config.data)
+    questions, _ = aligner.split_questions(dataset, config)
+    chains = chains_lib.silver_chains(dataset, questions, "triple")
+    by_id = {q.id: q for q in questions}
+    pools = [chains_lib.pool_of(dataset, by_id[c.question_id], "triple") for c in chains]
+    batches = aligner.make_batches(config, chains, pools, encoder, mesh)
+    tx = optimizers.make_optimizer(config.optimizer, 6)
+    state = aligner.make_state(encoder, tx, 0, mesh)
+    with jax.set_mesh(mesh):
+        state, _ = aligner.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
+        state, metrics = aligner.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
+    golden = {
+        "loss": 0.0,
+        "accuracy": 0.0,
+        "gradient_norm": 0.0,
+        "update_norm": 0.0,
+        "parameter_norm": 0.0,
+    }
+    for name, value in golden.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
+    assert int(state.step) == 2
+
+
+def test_training_learns_the_tiny_chains(folders, tmp_path):
+    config = _config(folders, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
+    result = aligner.train_and_evaluate(config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    dev = {line["step"]: line["dev/mrr"] for line in lines if "dev/mrr" in line}
+    assert list(dev) == [0, 15, 30]
+    assert result["complete"] and result["step"] == 30
+    assert result["dev/mrr"] == max(dev[15], dev[30]) > dev[0] + 0.1
+    steps = [line["step"] for line in lines if "train/loss" in line]
+    assert steps == list(range(1, 31))
+    norms = {"train/gradient_norm", "train/update_norm", "train/parameter_norm"}
+    assert norms <= lines[1].keys()
+    assert list(tmp_path.glob("tensorboard/*"))
+
+
+def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path):
+    config = _config(folders, **{"temperature": 1e-38, "eval_every": 0})
+    with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
+        aligner.train_and_evaluate(config, tmp_path)
+    assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+
+
+def test_another_config_on_the_same_workdir_is_refused(folders, tmp_path):
+    aligner.train_and_evaluate(_config(folders, num_steps=1, eval_every=0), tmp_path)
+    with pytest.raises(UserError, match=r"another run: config\.temperature differ"):
+        aligner.train_and_evaluate(
+            _config(folders, num_steps=1, eval_every=0, temperature=0.5), tmp_path
+        )
+
+
+def test_dev_questions_are_never_trained_on(folders):
+    config = _config(folders, **{"dev.split": "null", "dev.questions": 3})
+    from cirag_jax.datasets import load
+
+    train, dev = aligner.split_questions(load.load_dataset(config.data), config)
+    assert (len(train), len(dev)) == (5, 3)
+    assert not {q.id for q in train} & {q.id for q in dev}
+    with pytest.raises(UserError, match="8 of the training questions"):
+        aligner.split_questions(
+            load.load_dataset(config.data), _config(folders, **{"dev.split": "train", "dev.questions": 0})
+        )
+
+
+# ------------------------------------------------------------------------------- other processes
+
+_DRIVER = """
+import os, runpy, signal, sys
+from cirag_jax.training import metrics
+number, step, mode = int(sys.argv.pop(1)), int(sys.argv.pop(1)), None
+write = metrics.MetricWriter.write
+def watched(self, at, scalars):
+    write(self, at, scalars)
+    if at == step and "train/loss" in scalars:
+        os.kill(os.getpid(), number)
+metrics.MetricWriter.write = watched
+sys.argv[0] = "launch/train.py"
+runpy.run_path("launch/train.py", run_name="__main__")
+"""
+
+
+def _environment():
+    return {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT),
+        "JAX_NUM_CPU_DEVICES": "1",
+        "CIRAG_JAX_CACHE": "0",
+    }
+
+
+def _train(workdir, overrides, *, kill=None, extra=()):
+    arguments = [f"--workdir={workdir}", *overrides, *extra]
+    if kill is None:
+        command = [sys.executable, "launch/train.py", *arguments]
+    else:
+        command = [sys.executable, "-c", _DRIVER, str(int(kill[0])), str(kill[1]), *arguments]
+    return subprocess.run(
+        command, cwd=_ROOT, env=_environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path):
+    overrides = _overrides(folders, save_every=1, **{"model.dropout": 0.1})
+    whole = _train(tmp_path / "whole", overrides)
+    assert whole.returncode == 0, whole.stderr
+    killed = _train(tmp_path / "cut", overrides, kill=(signal.SIGKILL, 4))
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "result.json").exists()
+    resumed = _train(tmp_path / "cut", overrides)
+    assert resumed.returncode == 0, resumed.stderr
+
+    def losses(workdir):
+        lines = map(json.loads, (workdir / "metrics.jsonl").open())
+        return {l["step"]: l["train/loss"] for l in lines if "train/loss" in l}
+
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    for a, b in zip(_parameters(tmp_path / "cut"), _parameters(tmp_path / "whole"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(folders, tmp_path):
+    overrides = _overrides(folders, save_every=0, eval_every=0)
+    stopped = _train(tmp_path, overrides, kill=(signal.SIGTERM, 2))
+    assert stopped.returncode == 0, stopped.stderr
+    result = json.loads(stopped.stdout)
+    assert result["complete"] is False and 2 <= result["step"] < 6
+    resumed = json.loads(_train(tmp_path, overrides).stdout)
+    assert resumed["complete"] is True and resumed["step"] == 6
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_loss_of_one(folders, tmp_path):
+    overrides = _overrides(folders, num_steps=2, eval_every=2)
+    # The negatives of a device must mean the same with one process: cross-device ones do.
+    alone = _train(tmp_path / "alone", overrides)
+    assert alone.returncode == 0, alone.stderr
+    port = _free_port()
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable, "launch/train.py", f"--workdir={tmp_path / 'pair'}", *overrides,
+                f"--coordinator_address=127.0.0.1:{port}", "--num_processes=2",
+                f"--process_id={index}",
+            ],
+            cwd=_ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert not outputs[1][0].strip()  # Only the first process prints the result.
+
+    def lines(workdir):
+        return [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
+
+    one, two = lines(tmp_path / "alone"), lines(tmp_path / "pair")
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        for key in ("train/loss", "train/gradient_norm", "dev/mrr"):
+            if key in a:
+                np.testing.assert_allclose(a[key], b[key], rtol=1e-5, err_msg=key)

@@ -1,0 +1,151 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.models.encoder import Encoder, EncoderConfig, embed
+from cirag_jax.training import aligner, gradient_cache
+from cirag_jax.training.aligner_data import Example, Layout, build_batch
+from cirag_jax.training.contrastive import contrastive_loss
+
+CONFIG = EncoderConfig(
+    vocab_size=100, d_model=16, num_layers=2, num_heads=4, d_ff=32, max_positions=32,
+    initializer_range=0.3, attention="transposed",
+)  # fmt: skip
+
+
+def _examples(queries=8, negatives=3):
+    rng = np.random.default_rng(0)
+
+    def text():
+        return " ".join(str(n) for n in rng.integers(4, 100, rng.integers(2, 14)))
+
+    return [
+        Example(text(), (text(), text()), tuple(text() for _ in range(negatives)))
+        for _ in range(queries)
+    ]
+
+
+def _batch(ways=1, **changes):
+    settings = {
+        "num_queries": 8, "num_candidates": 32, "negatives": "cross_device",
+        "mask_false_negatives": True, "micro_batches": 1, "device_groups": ways,
+        "chunk_tokens": 64, "bucket_lengths": (8, 16), "row_multiple": ways, **changes,
+    }  # fmt: skip
+
+    def tokenize(texts, role):
+        return [np.array(t.split(), np.int32) for t in texts]
+
+    return build_batch(_examples(), Layout(**settings), tokenize, 0)
+
+
+def _model():
+    return nnx.split(Encoder(CONFIG, rngs=nnx.Rngs(0)))
+
+
+def _full_batch(graphdef, params, batch, key=None):
+    """The loss written down at once: every text in one table, differentiated as a whole."""
+
+    def loss(params):
+        queries, candidates = batch.count_BC.shape
+        table = jnp.zeros((queries + candidates + 1, CONFIG.d_model))
+        for index, chunk in enumerate(batch.chunks):
+            k = None if key is None else jax.random.fold_in(key, index)
+            rows = embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, k)
+            table = table.at[chunk.row_B].set(rows)
+        return contrastive_loss(
+            table[:queries], table[queries:-1], batch.positive_B, batch.count_BC,
+            batch.weight_B, 0.1,
+        )[0]  # fmt: skip
+
+    return jax.value_and_grad(loss)(params)
+
+
+def _assert_close(a, b, rtol, atol):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_chunks_give_the_full_batch_value_and_gradient(keep):
+    graphdef, params = _model()
+    batch = _batch()
+    assert len(batch.chunks) > 2
+    expected, expected_gradient = _full_batch(graphdef, params, batch)
+    loss, _, gradient = gradient_cache.loss_and_gradient(
+        graphdef, params, aligner.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1])),
+        temperature=0.1, width=16, keep_activations=keep,
+    )  # fmt: skip
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    _assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) > 1e-2
+
+
+def test_the_second_forward_pass_replays_dropout():
+    graphdef, params = nnx.split(
+        Encoder(
+            EncoderConfig(**{**CONFIG.__dict__, "hidden_dropout": 0.3, "attention_dropout": 0.3}),
+            rngs=nnx.Rngs(0),
+        )
+    )
+    batch, key = _batch(), jax.random.key(7)
+    expected, expected_gradient = _full_batch(graphdef, params, batch, key)
+    loss, _, gradient = gradient_cache.loss_and_gradient(
+        graphdef, params, aligner.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1])),
+        temperature=0.1, width=16, dropout_key=key,
+    )  # fmt: skip
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    _assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
+    without, _ = _full_batch(graphdef, params, batch)
+    assert abs(float(without) - float(loss)) > 1e-3
+
+
+def test_official_accumulation_is_the_mean_over_micro_batches():
+    graphdef, params = _model()
+    whole = _batch(micro_batches=2)
+    loss, _ = _full_batch(graphdef, params, whole)
+    halves = []
+    for part in (_examples()[:4], _examples()[4:]):
+        layout = Layout(4, 16, "cross_device", True, 1, 1, 64, (8, 16))
+        batch = build_batch(
+            part, layout, lambda texts, role: [np.array(t.split(), np.int32) for t in texts], 0
+        )
+        halves.append(_full_batch(graphdef, params, batch)[0])
+    np.testing.assert_allclose(loss, np.mean(halves), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize("negatives", ["cross_device", "in_batch"])
+def test_sharded_equals_unsharded(shape, negatives):
+    """Hard negatives on 4 and 8 devices: where sentence-transformers once mislaid its labels."""
+    graphdef, params = _model()
+    data, fsdp, tensor = shape
+    mesh = sharding.make_mesh(*shape, devices=jax.devices()[: data * fsdp * tensor])
+    # The groups are the mesh's in both, so that the same negatives are meant.
+    batch = _batch(ways=data * fsdp, negatives=negatives)
+    expected, expected_gradient = _full_batch(graphdef, params, batch)
+    with jax.set_mesh(mesh):
+        placed = sharding.shard_state(params, mesh)
+        assert not all(x.is_fully_replicated for x in jax.tree.leaves(placed)) or fsdp * tensor == 1
+        device_batch = aligner.place_batch(batch, mesh)
+        assert len(device_batch.chunks[0].tokens_BT.sharding.device_set) == data * fsdp * tensor
+        loss, _, gradient = gradient_cache.loss_and_gradient(
+            graphdef, placed, device_batch, temperature=0.1, width=16
+        )
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    _assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bucket_compiles_once():
+    graphdef, params = _model()
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    gradient_cache.clear_caches()
+    for _ in range(3):
+        batch = aligner.place_batch(_batch(), mesh)
+        gradient_cache.loss_and_gradient(graphdef, params, batch, temperature=0.1, width=16)
+    shapes = {chunk.tokens_BT.shape for chunk in _batch().chunks}
+    assert gradient_cache.compile_counts() == {
+        "embed": len(shapes), "pull": len(shapes), "loss": 1,
+    }  # fmt: skip
