@@ -45,7 +45,7 @@ def make_mesh(
     data: int = -1,
     fsdp: int = 1,
     tensor: int = 1,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """A (data, fsdp, tensor) mesh with ``AxisType.Auto`` axes.
 

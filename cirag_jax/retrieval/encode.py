@@ -129,6 +129,7 @@ def encode(
 
     Args:
       encoder: tokenizer, prefixes, architecture.
+      texts: any strings; equal ones are encoded once.
       params: its state, possibly newer than ``encoder.state``; None means that one.
       kind: which prefix to prepend.
       max_length: tokens kept of each text; default ``encoder.max_length``.
@@ -170,18 +171,11 @@ def encode(
     return result[[position[text] for text in texts]]
 
 
-def clear_traces() -> None:
-    """Empties `TRACES` and the compiled functions with it."""
-    TRACES.clear()
-    _apply.clear_cache()
-
-
 __all__ = [
     "BUCKETS",
     "TRACES",
     "batch_rows",
     "bucket_length",
-    "clear_traces",
     "embed",
     "encode",
     "pad",
