@@ -16,8 +16,11 @@ def get_config() -> ConfigDict:
     config.checkpoint = placeholder(str)  # A training workdir, a model folder, package:NAME, a hub id.
     config.frozen = placeholder(str)  # null: what the checkpoint was trained from.
     config.data = common.data(split="test", units=None)  # units null: those it was trained on.
-    config.retriever = "aligner"  # What retrieves passages: aligner | frozen.
-    config.steps = 3
+    # What finds passages at every step: units (the aligner searches all units of the corpus; KiRAG
+    # "w/o Retriever"), aligner or frozen (nearest passage embeddings of either encoder).
+    config.retriever = "units"
+    config.ranking = "chain"  # chain (passages of the chain first) | score (best unit score)
+    config.steps = 4
     config.k = 10  # Passages retrieved a step.
     config.dtype = "float32"
     config.query_max_length = 256

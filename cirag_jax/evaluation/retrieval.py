@@ -24,7 +24,14 @@ from cirag_jax.evaluation.report import write_report
 from cirag_jax.models.pretrained import TextEncoder
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.iterative import Embed, Ranking, UnitStore, iterative_retrieve
+from cirag_jax.retrieval.iterative import (
+    Embed,
+    Ranking,
+    UnitStore,
+    by_passage,
+    by_unit,
+    iterative_retrieve,
+)
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.training.trained import open_encoder
 from cirag_jax.types import Dataset, Question
@@ -126,6 +133,7 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
         "k": config.k,
         "units": task.kind,
         "retriever": config.retriever,
+        "ranking": config.ranking,
         "corpus": task.corpus.policy,
         "checkpoint": str(config.checkpoint),
         "step": meta.get("step"),
@@ -179,25 +187,31 @@ def _iterate(
     indexes: Mapping[str, ExactIndex],
     name: str,
 ) -> list[Ranking]:
-    """Iterative retrieval by one aligner; the passages come from itself or the frozen encoder."""
-    if config.retriever not in ("aligner", "frozen"):
-        raise UserError(f"config.retriever is {config.retriever!r}; it must be aligner or frozen")
-    source = name if config.retriever == "aligner" else "frozen"
+    """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
     passages = task.corpus.passages
 
     def units_of(row: int) -> Sequence[chains_lib.Unit]:
         return chains_lib.units_of(task.dataset, passages[row].id, task.kind)
 
+    store = UnitStore(units_of, embeds[name])
+    if config.retriever == "units":
+        search = by_unit(store, len(passages), config.k, allowed=task.allowed)
+    elif config.retriever == "aligner":
+        search = by_passage(indexes[name], None, config.k, task.allowed)
+    elif config.retriever == "frozen":
+        search = by_passage(indexes["frozen"], embeds["frozen"], config.k, task.allowed)
+    else:
+        raise UserError(
+            f"config.retriever is {config.retriever!r}; it must be units, aligner or frozen"
+        )
     return iterative_retrieve(
         [question.question for question in task.questions],
         task.kind,
         embeds[name],
-        UnitStore(units_of, embeds[name]),
-        indexes[source],
-        embeds[source],
+        store,
+        search,
         steps=config.steps,
-        k=config.k,
-        allowed=task.allowed,
+        ranking=config.ranking,
     )
 
 

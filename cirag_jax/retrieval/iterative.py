@@ -1,8 +1,8 @@
 """Iterative retrieval with the aligner alone: KiRAG without its constructor (Table 4).
 
-Every step retrieves passages for the question and the chain so far, scores all their units against the
-same query, and appends the best unit to the chain. A passage's score is the best score that one of its
-units reached at any step (section 3.3, "document ranking").
+Every step finds passages for the question and the chain so far, scores their units against the same
+query, and appends the best unit to the chain. Passages come from a passage index (K_0 a step), or from
+the aligner's own search over every unit of the corpus, which is the paper's "w/o Retriever".
 """
 
 import dataclasses
@@ -12,15 +12,10 @@ from typing import Literal, Protocol
 import numpy as np
 
 from cirag_jax.datasets.chains import Unit, UnitKind, query_text
+from cirag_jax.errors import UserError
 from cirag_jax.retrieval.search import ExactIndex, score_candidates
 
 Embed = Callable[[Sequence[str], Literal["query", "passage"]], np.ndarray]
-
-
-class Progress(Protocol):
-    """Called with the number of questions that finished a step."""
-
-    def __call__(self, done: int, /) -> object: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +28,14 @@ class Ranking:
     passages: tuple[int, ...]
     scores: tuple[float, ...]
     chain: tuple[Unit, ...]
+
+
+class PassageSearch(Protocol):
+    """Finds passages for queries: what retrieves at every step."""
+
+    def __call__(self, queries: Sequence[str], query_QD: np.ndarray, /) -> list[list[int]]:
+        """For each query, the passages found, best first; ``query_QD`` are the aligner's vectors."""
+        ...
 
 
 class UnitStore:
@@ -74,33 +77,75 @@ class UnitStore:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
+def by_passage(
+    index: ExactIndex, embed: Embed | None, k: int, allowed: Sequence[np.ndarray] | None = None
+) -> PassageSearch:
+    """The k passages whose own embedding is nearest.
+
+    ``embed`` is the retriever's; None takes the aligner's query vectors, for an index of its own.
+    """
+
+    def search(queries: Sequence[str], query_QD: np.ndarray) -> list[list[int]]:
+        vectors_QD = query_QD if embed is None else embed(queries, "query")
+        row_QK, _ = index.search(vectors_QD, k, allowed)
+        return [[int(row) for row in rows if row >= 0] for rows in row_QK]
+
+    return search
+
+
+def by_unit(
+    store: UnitStore,
+    num_passages: int,
+    k: int,
+    depth: int = 100,
+    allowed: Sequence[np.ndarray] | None = None,
+) -> PassageSearch:
+    """The passages of the nearest units in the whole corpus, at most k, among the ``depth`` best."""
+    store.add(range(num_passages))
+    index = ExactIndex(store.unit_ND)
+    rows = None if allowed is None else [store.rows(list(passages)) for passages in allowed]
+
+    def search(queries: Sequence[str], query_QD: np.ndarray) -> list[list[int]]:
+        del queries
+        row_QK, _ = index.search(query_QD, depth, rows)
+        found = (dict.fromkeys(store.passage_of_unit[r] for r in rows_K if r >= 0) for rows_K in row_QK)
+        return [list(passages)[:k] for passages in found]
+
+    return search
+
+
 def iterative_retrieve(
     questions: Sequence[str],
     kind: UnitKind,
     aligner: Embed,
     store: UnitStore,
-    passages: ExactIndex,
-    retriever: Embed,
+    search: PassageSearch,
     *,
     steps: int,
-    k: int,
-    allowed: Sequence[np.ndarray] | None = None,
-    progress: Progress | None = None,
+    ranking: str = "chain",
 ) -> list[Ranking]:
     """Ranks passages for all questions, which advance together, one step at a time.
+
+    A passage's score is the best that one of its units reached at any step (KiRAG, section 3.3).
+    ``ranking="chain"`` puts the passages of the chain first, in the chain's order, and the rest by
+    score: the aligner chose them, and its scores of different steps are not comparable. KiRAG's
+    released code raises the chosen triples' scores by 0.5 to the same end. ``ranking="score"`` is the
+    printed rule.
 
     Args:
       questions: question texts.
       kind: what the store's units are.
       aligner: embeds queries as the aligner does.
       store: the aligner's unit embeddings.
-      passages: passage embeddings of the retriever.
-      retriever: embeds queries as the retriever does (the frozen encoder, or the aligner itself).
+      search: finds passages at every step; all found so far stay candidates.
       steps: iterations L.
-      k: passages retrieved a step, K_0.
-      allowed: passages that each question may find.
-      progress: see ``Progress``.
+      ranking: ``chain`` or ``score``.
+
+    Raises:
+      UserError: unknown ranking.
     """
+    if ranking not in ("chain", "score"):
+        raise UserError(f"config.ranking is {ranking!r}; it must be chain or score")
     found: list[dict[int, None]] = [{} for _ in questions]  # Ordered sets of passages.
     chains: list[list[int]] = [[] for _ in questions]
     best: list[dict[int, float]] = [{} for _ in questions]
@@ -110,19 +155,15 @@ def iterative_retrieve(
             for question, chain in zip(questions, chains, strict=True)
         ]
         query_QD = aligner(queries, "query")
-        retriever_QD = query_QD if retriever is aligner else retriever(queries, "query")
-        row_QK, _ = passages.search(retriever_QD, k, allowed)
-        for seen, rows_K in zip(found, row_QK, strict=True):
-            seen.update(dict.fromkeys(int(row) for row in rows_K if row >= 0))
+        for seen, passages in zip(found, search(queries, query_QD), strict=True):
+            seen.update(dict.fromkeys(passages))
         store.add([passage for seen in found for passage in seen])
         candidates = [store.rows(list(seen)) for seen in found]
         scores = score_candidates(query_QD, store.unit_ND, candidates)
         for index, (rows_C, scores_C) in enumerate(zip(candidates, scores, strict=True)):
             _extend(chains[index], best[index], rows_C, scores_C, store)
-        if progress is not None:
-            progress(len(questions))
     return [
-        _ranking(chain, scores, seen, store)
+        _ranking(chain, scores, seen, store, ranking)
         for chain, scores, seen in zip(chains, best, found, strict=True)
     ]
 
@@ -147,13 +188,15 @@ def _extend(
 
 
 def _ranking(
-    chain: list[int], best: dict[int, float], found: dict[int, None], store: UnitStore
+    chain: list[int], best: dict[int, float], found: dict[int, None], store: UnitStore, ranking: str
 ) -> Ranking:
+    first = [store.passage_of_unit[row] for row in chain] if ranking == "chain" else []
     # Passages without units (no triple was extracted) follow in the order they were retrieved.
     rest = [passage for passage in found if passage not in best]
-    ordered = sorted(best, key=lambda passage: -best[passage]) + rest
+    by_score = sorted(best, key=lambda passage: -best[passage])
+    ordered = tuple(dict.fromkeys([*first, *by_score, *rest]))
     return Ranking(
-        tuple(ordered),
+        ordered,
         tuple(best.get(passage, float("-inf")) for passage in ordered),
         tuple(store.units[row] for row in chain),
     )
