@@ -103,9 +103,9 @@ class Checkpoints:
                         ),
                     ]
                 ),
-                # An asynchronous save hands the device's buffers to a thread. On a CPU these are
-                # views of the very memory that the next train step, given it by donation,
-                # overwrites; there the save is finished before it returns.
+                # On a CPU a save is finished before it returns: there is no copy to another memory
+                # to hide behind the next step, and while a thread writes from the very buffers,
+                # JAX cannot reuse them where the train step donates them.
                 enable_async_checkpointing=jax.default_backend() != "cpu",
                 cleanup_tmp_directories=not read_only,
                 create=not read_only,
