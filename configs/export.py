@@ -1,6 +1,6 @@
 """Exports a trained aligner for sentence-transformers.
 
-    python launch/export.py --config.checkpoint=W --workdir=W3    # leaves W3/model
+python launch/export.py --config.checkpoint=W --workdir=W3    # leaves W3/model
 """
 
 from ml_collections import ConfigDict

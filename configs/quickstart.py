@@ -1,6 +1,6 @@
 """The embedded job of ``make quickstart``: train, evaluate and export the aligner, no download.
 
-    python launch/quickstart.py
+python launch/quickstart.py
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +9,9 @@ from configs import aligner, retrieval
 
 
 def get_config() -> ConfigDict:
-    """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in configs/retrieval.py."""
+    """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in
+    configs/retrieval.py.
+    """
     config = ConfigDict()
     config.train = aligner.quick()
     config.train.dev.split = "dev"

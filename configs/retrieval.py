@@ -1,6 +1,6 @@
 """Evaluates an aligner: passage recall by iterative retrieval, next-unit ranking.
 
-    python launch/evaluate.py --config=configs/retrieval.py --config.checkpoint=W --workdir=W2
+python launch/evaluate.py --config=configs/retrieval.py --config.checkpoint=W --workdir=W2
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,9 @@ def get_config() -> ConfigDict:
     """The default evaluation."""
     config = ConfigDict()
     config.seed = 0
-    config.checkpoint = placeholder(str)  # A training workdir, a model folder, package:NAME, a hub id.
+    config.checkpoint = placeholder(
+        str
+    )  # A training workdir, a model folder, package:NAME, a hub id.
     config.frozen = placeholder(str)  # null: what the checkpoint was trained from.
     config.data = common.data(split="test", units=None)  # units null: those it was trained on.
     # What finds passages at every step: units (the aligner searches all units of the corpus; KiRAG

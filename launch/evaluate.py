@@ -1,4 +1,6 @@
-"""Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py --config.checkpoint=W --workdir=W2``."""
+"""Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
+--config.checkpoint=W --workdir=W2``.
+"""
 
 import pathlib
 import sys

@@ -1,4 +1,6 @@
-"""Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``."""
+"""Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset]
+--workdir=W``.
+"""
 
 import pathlib
 import sys

@@ -14,7 +14,11 @@ from cirag_jax.models import weights
 from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
-_NAMES = [f"{first}{last}" for first in ("bal", "cor", "dun", "fen") for last in ("ia", "or", "um", "is", "ek", "an")]
+_NAMES = [
+    f"{first}{last}"
+    for first in ("bal", "cor", "dun", "fen")
+    for last in ("ia", "or", "um", "is", "ek", "an")
+]
 _CRAFTS = ("potter", "sailor", "weaver", "mason", "singer", "tanner")
 
 
@@ -31,9 +35,7 @@ def dataset() -> Dataset:
         ):
             sentences = tuple(f"{h} {r} {t}." for h, r, t in facts)
             corpus[pid] = Passage(pid, title, " ".join(sentences), sentences)
-            triples[pid] = tuple(
-                Triple(h, r, t, pid, i) for i, (h, r, t) in enumerate(facts)
-            )
+            triples[pid] = tuple(Triple(h, r, t, pid, i) for i, (h, r, t) in enumerate(facts))
     questions = []
     for index, (person, town) in enumerate(zip(people, towns, strict=True)):
         patron = triples[f"t{index}"][0].tail
@@ -100,13 +102,28 @@ def model_folder(folder: pathlib.Path, *, d_model: int = 32) -> pathlib.Path:
 def _pieces() -> list[str]:
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     whole = [w for name in _NAMES for w in (name,)] + list(_CRAFTS)
-    common = "who is the patron of town where was born in worked as known for saint knowledge triples".split()
+    common = [
+        "who",
+        "is",
+        "the",
+        "patron",
+        "of",
+        "town",
+        "where",
+        "was",
+        "born",
+        "in",
+        "worked",
+        "as",
+        "known",
+        "for",
+        "saint",
+        "knowledge",
+        "triples",
+    ]
     return [*dict.fromkeys([*whole, *common, *letters, *(f"##{c}" for c in letters), *"<>;:.?"])]
 
 
 def arrays(tree) -> list[np.ndarray]:
     """The leaves of a pytree on the host."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-

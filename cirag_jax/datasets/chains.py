@@ -1,9 +1,9 @@
 """Silver reasoning chains from annotations, in units of triples, sentences or passages.
 
 KiRAG (section 3.4) trains its aligner on chains that an LLM found and a reader approved. Benchmarks
-annotate the same thing: 2WikiMultihopQA writes the evidence triples down, MuSiQue the decomposition,
-HotpotQA the supporting sentences. A chain here is those annotations mapped to the *units* the aligner
-ranks, plus which step needs which earlier one, so that no LLM is needed.
+annotate the same thing: 2WikiMultihopQA writes the evidence triples down, MuSiQue the
+decomposition, HotpotQA the supporting sentences. A chain here is those annotations mapped to the
+*units* the aligner ranks, plus which step needs which earlier one, so that no LLM is needed.
 """
 
 import collections
@@ -35,8 +35,9 @@ class Unit:
 class Chain:
     """The units that support one question.
 
-    ``parents[i]`` lists the earlier steps that step ``i`` needs: step ``i`` can extend a partial chain
-    once they are in it. ``comparison`` marks questions whose steps have no order of their own.
+    ``parents[i]`` lists the earlier steps that step ``i`` needs: step ``i`` can extend a partial
+    chain once they are in it. ``comparison`` marks questions whose steps have no order of their
+    own.
     """
 
     question_id: str
@@ -57,8 +58,8 @@ class Chain:
 def query_text(question: str, chain: Sequence[str], kind: UnitKind) -> str:
     """The aligner's query: the question and, once there are any, the units found so far.
 
-    An empty chain gives the bare question, as KiRAG trains it; its released inference code appends an
-    empty list instead, a mismatch that we do not copy (spec, section 2, difference 3).
+    An empty chain gives the bare question, as KiRAG trains it; its released inference code appends
+    an empty list instead, a mismatch that we do not copy (spec, section 2, difference 3).
     """
     if not chain:
         return question
@@ -97,7 +98,9 @@ def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, .
 def pool_of(dataset: Dataset, question: Question, kind: UnitKind) -> tuple[Unit, ...]:
     """All units of the question's own candidate passages (its context, else its gold passages)."""
     passage_ids = question.context or question.supporting or ()
-    return tuple(unit for pid in dict.fromkeys(passage_ids) for unit in units_of(dataset, pid, kind))
+    return tuple(
+        unit for pid in dict.fromkeys(passage_ids) for unit in units_of(dataset, pid, kind)
+    )
 
 
 def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKind) -> list[Chain]:
@@ -109,8 +112,9 @@ def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKin
     chains = [chain for q in questions if (chain := chain_of(dataset, q, kind))]
     if questions and not chains:
         raise UserError(
-            f"none of the {len(questions)} questions of {dataset.name} gives a chain of {kind}s: chains need "
-            "`evidences`, `decomposition`, `supporting_sentences` or `supporting`, and units=triple an openie.jsonl"
+            f"none of the {len(questions)} questions of {dataset.name} gives a chain of {kind}s: "
+            "chains need `evidences`, `decomposition`, `supporting_sentences` or `supporting`, "
+            "and units=triple an openie.jsonl"
         )
     logging.info("%d of %d questions have a chain of %ss", len(chains), len(questions), kind)
     return chains
@@ -146,8 +150,8 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
 class _Fact:
     """One annotated step, before it is placed on a unit.
 
-    ``about`` is what the unit should be about (head entity, sub-question), ``answer`` what it should
-    state; ``places`` the (passage, sentence) pairs it may stand in, sentence None meaning any.
+    ``about`` is what the unit should be about (head entity, sub-question), ``answer`` what it
+    should state; ``places`` the (passage, sentence) pairs it may stand in, sentence None meaning any.
     """
 
     about: str
@@ -236,6 +240,8 @@ def _unit_of_fact(dataset: Dataset, question: Question, fact: _Fact, kind: UnitK
         return Unit(passage_text(passage), passage_id)
     if kind == "sentence":
         texts = sentences.sentences_of(passage)
+        if not texts:  # A blank passage states nothing.
+            return None
         if sentence is None:
             sentence = max(range(len(texts)), key=lambda i: _states(fact, texts[i]))
         return Unit(f"{passage.title}: {texts[sentence]}", passage_id)

@@ -44,7 +44,7 @@ def select_questions(dataset: Dataset, data: ConfigDict) -> tuple[Question, ...]
         ]
         if not questions:
             raise UserError(
-                f"config.data.only_with_triples leaves no question of {dataset.name}: none has triples "
-                "(openie.jsonl) for every passage of its context"
+                f"config.data.only_with_triples leaves no question of {dataset.name}: none has "
+                "triples (openie.jsonl) for every passage of its context"
             )
     return tuple(questions[: data.limit] if data.limit else questions)

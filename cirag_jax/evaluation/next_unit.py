@@ -1,7 +1,7 @@
 """Ranking of the next unit of a silver chain, step by step: the aligner's dev metric.
 
-KiRAG's released code selects its checkpoint by MRR over each question's own candidates; Recall@K of the
-same ranking is reported beside it (spec, section 2, "Aligner training").
+KiRAG's released code selects its checkpoint by MRR over each question's own candidates; Recall@K
+of the same ranking is reported beside it (spec, section 2, "Aligner training").
 """
 
 import collections

@@ -26,7 +26,8 @@ def paired_bootstrap(
     (Efron and Tibshirani 1993).
 
     Args:
-      a_B, b_B: scores of two systems on the same questions.
+      a_B: scores of the one system, a question each.
+      b_B: scores of the other on the same questions.
       samples: resamples.
       seed: of the resampling.
 

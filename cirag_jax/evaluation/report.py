@@ -25,8 +25,14 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Recall in per cent, one row a system, and the trained system's lead with its 95 % interval."""
-    header = ["passages found by", *(f"R@{k.partition('@')[2]}" for k in KS), "trained leads R@5 by"]
+    """Recall in per cent, one row a system, and the trained system's lead with its 95 %
+    interval.
+    """
+    header = [
+        "passages found by",
+        *(f"R@{k.partition('@')[2]}" for k in KS),
+        "trained leads R@5 by",
+    ]
     rows = []
     for system, name in NAMES.items():
         figures = [f"{100 * result[system][k]:.1f}" for k in KS]
@@ -42,9 +48,7 @@ def table_of(result: Mapping[str, Any]) -> str:
 
 
 def _interval(lead: Mapping[str, float]) -> str:
-    return (
-        f"{100 * lead['difference']:+.1f} [{100 * lead['low']:+.1f}, {100 * lead['high']:+.1f}]"
-    )
+    return f"{100 * lead['difference']:+.1f} [{100 * lead['low']:+.1f}, {100 * lead['high']:+.1f}]"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

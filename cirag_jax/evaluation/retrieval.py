@@ -56,8 +56,8 @@ class _Task:
 def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
     """Passage recall of all systems, next-unit ranking, differences with their intervals.
 
-    Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md`` and
-    ``recall.png`` in ``workdir``.
+    Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
+    and ``recall.png`` in ``workdir``.
 
     Raises:
       UserError: the checkpoint or the data cannot be used.
@@ -76,7 +76,8 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
     frozen, _ = open_encoder(frozen_spec, dtype=config.dtype, mesh=mesh)
     task = _make_task(config, config.data.units or meta.get("units", "triple"))
 
-    # ---- Passages once per encoder, then every system ---------------------------------------------
+    # ---- Passages once per encoder, then every system
+    # ---------------------------------------------
     limits = (config.query_max_length, config.unit_max_length)
     embeds = {
         "trained": _embedder(trained, mesh, *limits),
@@ -105,7 +106,8 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
         ranked[f"one_shot_{name}"] = _rows(rows_QK)
     ranked["bm25"] = _rows(BM25(task.texts).search(texts, max(KS), task.allowed))
 
-    # ---- Figures ------------------------------------------------------------------------------------
+    # ---- Figures
+    # ------------------------------------------------------------------------------------
     ids = [passage.id for passage in task.corpus.passages]
     recalls = {
         system: {k: _recalls(ranked[system], ids, task.questions, k) for k in KS}
@@ -168,7 +170,9 @@ def _make_task(config: ConfigDict, kind: chains_lib.UnitKind) -> _Task:
     return _Task(dataset, questions, corpus, texts, allowed, kind)
 
 
-def _embedder(encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int) -> Embed:
+def _embedder(
+    encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int
+) -> Embed:
     def embed(texts: Sequence[str], role: str) -> np.ndarray:
         limit = query_max_length if role == "query" else unit_max_length
         kind = "query" if role == "query" else "passage"

@@ -1,8 +1,8 @@
 """Iterative retrieval with the aligner alone: KiRAG without its constructor (Table 4).
 
 Every step finds passages for the question and the chain so far, scores their units against the same
-query, and appends the best unit to the chain. Passages come from a passage index (K_0 a step), or from
-the aligner's own search over every unit of the corpus, which is the paper's "w/o Retriever".
+query, and appends the best unit to the chain. Passages come from a passage index (K_0 a step), or
+from the aligner's own search over every unit of the corpus, which is the paper's "w/o Retriever".
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ Embed = Callable[[Sequence[str], Literal["query", "passage"]], np.ndarray]
 class Ranking:
     """What iterative retrieval found for one question.
 
-    ``passages`` are corpus rows, best first, with ``scores``; ``chain`` the units appended, in order.
+    ``passages`` are corpus rows, best first, with ``scores``; ``chain`` the units appended, in
+    order.
     """
 
     passages: tuple[int, ...]
@@ -34,7 +35,9 @@ class PassageSearch(Protocol):
     """Finds passages for queries: what retrieves at every step."""
 
     def __call__(self, queries: Sequence[str], query_QD: np.ndarray, /) -> list[list[int]]:
-        """For each query, the passages found, best first; ``query_QD`` are the aligner's vectors."""
+        """For each query, the passages found, best first; ``query_QD`` are the aligner's
+        vectors.
+        """
         ...
 
 
@@ -100,7 +103,9 @@ def by_unit(
     depth: int = 100,
     allowed: Sequence[np.ndarray] | None = None,
 ) -> PassageSearch:
-    """The passages of the nearest units in the whole corpus, at most k, among the ``depth`` best."""
+    """The passages of the nearest units in the whole corpus, at most k, among the ``depth``
+    best.
+    """
     store.add(range(num_passages))
     index = ExactIndex(store.unit_ND)
     rows = None if allowed is None else [store.rows(list(passages)) for passages in allowed]
@@ -108,7 +113,9 @@ def by_unit(
     def search(queries: Sequence[str], query_QD: np.ndarray) -> list[list[int]]:
         del queries
         row_QK, _ = index.search(query_QD, depth, rows)
-        found = (dict.fromkeys(store.passage_of_unit[r] for r in rows_K if r >= 0) for rows_K in row_QK)
+        found = (
+            dict.fromkeys(store.passage_of_unit[r] for r in rows_K if r >= 0) for rows_K in row_QK
+        )
         return [list(passages)[:k] for passages in found]
 
     return search
@@ -129,8 +136,8 @@ def iterative_retrieve(
     A passage's score is the best that one of its units reached at any step (KiRAG, section 3.3).
     ``ranking="chain"`` puts the passages of the chain first, in the chain's order, and the rest by
     score: the aligner chose them, and its scores of different steps are not comparable. KiRAG's
-    released code raises the chosen triples' scores by 0.5 to the same end. ``ranking="score"`` is the
-    printed rule.
+    released code raises the chosen triples' scores by 0.5 to the same end. ``ranking="score"`` is
+    the printed rule.
 
     Args:
       questions: question texts.

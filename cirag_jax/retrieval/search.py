@@ -41,7 +41,9 @@ class ExactIndex:
         k = min(k, len(self))
         rows, scores = [], []
         for start in range(0, len(query_QD), _QUERIES):
-            part_QD = _pad_rows(np.asarray(query_QD[start : start + _QUERIES], np.float32), _QUERIES)
+            part_QD = _pad_rows(
+                np.asarray(query_QD[start : start + _QUERIES], np.float32), _QUERIES
+            )
             mask_QN = None
             if allowed is not None:
                 mask_QN = np.zeros((_QUERIES, len(self)), bool)

@@ -110,9 +110,7 @@ def train_and_evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, A
     with (
         checkpoints,
         jax.set_mesh(mesh),
-        MetricWriter(
-            workdir, total_steps, first_step, enabled=jax.process_index() == 0
-        ) as writer,
+        MetricWriter(workdir, total_steps, first_step, enabled=jax.process_index() == 0) as writer,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
@@ -249,8 +247,9 @@ def split_questions(
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     """Train and dev questions.
 
-    Dev is ``config.dev.split`` and ``.fold`` where one is named; otherwise ``config.dev.questions`` of
-    the training questions themselves, the last of a seeded permutation, as KiRAG does.
+    Dev is ``config.dev.split`` and ``.fold`` where one is named; otherwise
+    ``config.dev.questions`` of the training questions themselves, the last of a seeded
+    permutation, as KiRAG does.
     """
     train = load.select_questions(dataset, config.data)
     if config.dev.split or config.dev.fold:
@@ -267,7 +266,8 @@ def split_questions(
     held_out = config.dev.questions
     if held_out >= len(train):
         raise UserError(
-            f"config.dev.questions={held_out} would leave none of the {len(train)} questions to train on"
+            f"config.dev.questions={held_out} would leave none of the {len(train)} questions to "
+            "train on"
         )
     order = np.random.default_rng(config.data.seed).permutation(len(train))
     dev_ids = set(order[len(train) - held_out :].tolist())
@@ -355,9 +355,7 @@ def make_evaluate(
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):
             limit = config.query_max_length if role == "query" else config.unit_max_length
-            return encode_lib.encode(
-                encoder, params, texts, kind=role, max_length=limit, mesh=mesh
-            )
+            return encode_lib.encode(encoder, params, texts, kind=role, max_length=limit, mesh=mesh)
 
         metrics = next_unit.evaluate_next_unit(problems, embed)
         return {f"dev/{name}": value for name, value in metrics.items()}
@@ -411,6 +409,6 @@ def _check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: path
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
     if changed:
         raise UserError(
-            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} differ; "
-            "choose another --workdir or the same config"
+            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} "
+            "differ; choose another --workdir or the same config"
         )

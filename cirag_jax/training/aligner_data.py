@@ -1,8 +1,8 @@
 """Training batches of the aligner: prefixes of silver chains, their positives and negatives.
 
-Records are addressed by step (a Grain pipeline over chains), so that the iterator's whole state is a
-few integers in the checkpoint. What a query is contrasted with becomes a matrix of counts here, on the
-host (see ``contrastive_loss``); the device sees each distinct text once.
+Records are addressed by step (a Grain pipeline over chains), so that the iterator's whole state is
+a few integers in the checkpoint. What a query is contrasted with becomes a matrix of counts here,
+on the host (see ``contrastive_loss``); the device sees each distinct text once.
 """
 
 import collections
@@ -25,10 +25,11 @@ Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarra
 class Sampling:
     """How a chain becomes training queries.
 
-    ``order="dependency"`` draws any partial chain whose steps have what they need; every step that can
-    come next is a positive. ``order="annotation"`` is KiRAG's released code: the first h annotated
-    steps, or, for comparison questions, any single step at h = 0 and any permutation of the first
-    h + 1 for h > 0. ``chain_negatives`` lets the question's other chain units be drawn as negatives.
+    ``order="dependency"`` draws any partial chain whose steps have what they need; every step that
+    can come next is a positive. ``order="annotation"`` is KiRAG's released code: the first h
+    annotated steps, or, for comparison questions, any single step at h = 0 and any permutation of
+    the first h + 1 for h > 0. ``chain_negatives`` lets the question's other chain units be drawn
+    as negatives.
     """
 
     prefixes_per_question: int
@@ -54,8 +55,8 @@ class Example:
 class Chunk:
     """Rows of similar length that go through the encoder together.
 
-    ``tokens_BT`` int32 and ``mask_BT`` bool; ``row_B`` int32 is each row's place in the batch's table
-    of embeddings (padding rows point at the last, unused place).
+    ``tokens_BT`` int32 and ``mask_BT`` bool; ``row_B`` int32 is each row's place in the batch's
+    table of embeddings (padding rows point at the last, unused place).
     """
 
     tokens_BT: np.ndarray
@@ -176,8 +177,9 @@ class Layout:
         groups = self.micro_batches * self.device_groups
         if self.num_queries % groups:
             raise UserError(
-                f"the batch of {self.num_queries} queries does not divide into {self.micro_batches} "
-                f"micro-batches on {self.device_groups} devices; choose config.batch_size as a multiple"
+                f"the batch of {self.num_queries} queries does not divide into "
+                f"{self.micro_batches} micro-batches on {self.device_groups} devices; choose "
+                "config.batch_size as a multiple"
             )
 
 
@@ -204,9 +206,7 @@ def build_batch(
     )
 
 
-def _counts(
-    examples: Sequence[Example], candidates: dict[str, int], layout: Layout
-) -> np.ndarray:
+def _counts(examples: Sequence[Example], candidates: dict[str, int], layout: Layout) -> np.ndarray:
     """count_BC: how often each candidate stands in each query's denominator."""
     per_group = layout.num_queries // (layout.micro_batches * layout.device_groups)
 
@@ -238,8 +238,8 @@ def _chunks(
 ) -> tuple[Chunk, ...]:
     """Cuts the texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens.
 
-    A chunk takes the bucket of its longest row, so that short rows left over fill the last places of
-    a longer chunk instead of opening one of their own.
+    A chunk takes the bucket of its longest row, so that short rows left over fill the last places
+    of a longer chunk instead of opening one of their own.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-len(tokens[i]), i))
     chunks = []
@@ -294,7 +294,8 @@ def batches(
     per_batch = layout.num_queries // sampling.prefixes_per_question
     if len(chains) < per_batch:
         raise UserError(
-            f"config.batch_size needs {per_batch} questions a batch, but only {len(chains)} have a chain"
+            f"config.batch_size needs {per_batch} questions a batch, but only {len(chains)} have "
+            "a chain"
         )
     dataset = (
         grain.MapDataset.source(list(zip(chains, pools, strict=True)))

@@ -1,8 +1,8 @@
 """The aligner's contrastive loss over any choice of negatives.
 
-Which candidate is a negative of which query (the question's own pool, the micro-batch, the device, the
-whole batch; with or without false negatives) is decided on the host and arrives as a matrix of counts.
-The loss itself is then one formula, and the same under every sharding.
+Which candidate is a negative of which query (the question's own pool, the micro-batch, the device,
+the whole batch; with or without false negatives) is decided on the host and arrives as a matrix of
+counts. The loss itself is then one formula, and the same under every sharding.
 """
 
 import jax
@@ -19,14 +19,15 @@ def contrastive_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Cross-entropy of the positive among the candidates that each query may see.
 
-    KiRAG equation 4 with ``g = exp(s / tau)``: as printed, ``exp(s) / tau``, the temperature would cancel
-    (erratum 7).
+    KiRAG equation 4 with ``g = exp(s / tau)``: as printed, ``exp(s) / tau``, the temperature would
+    cancel (erratum 7).
 
     Args:
       query_BD: float32 query embeddings.
       candidate_CD: float32 candidate embeddings, each distinct text once.
       positive_B: int32 index of each query's positive in ``candidate_CD``.
-      count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked, and
+      count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked,
+        and
         the positive counts at least once.
       weight_B: float32, 1 for a query, 0 for a padding row.
       temperature: tau.
@@ -35,9 +36,7 @@ def contrastive_loss(
       The weighted mean loss, and ``accuracy`` (share of queries whose positive scores highest) and
       ``positive_score`` (mean inner product with the positive).
     """
-    scores_BC = jnp.einsum(
-        "bd,cd->bc", query_BD, candidate_CD, preferred_element_type=jnp.float32
-    )
+    scores_BC = jnp.einsum("bd,cd->bc", query_BD, candidate_CD, preferred_element_type=jnp.float32)
     logits_BC = jnp.where(
         count_BC > 0, scores_BC / temperature + jnp.log(jnp.maximum(count_BC, 1.0)), -jnp.inf
     )

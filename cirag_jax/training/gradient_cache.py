@@ -1,9 +1,9 @@
 """Exact gradients of a batch-wide loss, one chunk of rows at a time.
 
-Every text of the batch is embedded chunk by chunk into one table; the loss and its gradient are taken
-on the table; then each chunk is back-propagated with its rows of that gradient. The result is the full
-batch's gradient, in-batch negatives included, with the memory of one chunk (Gao et al. 2021, "Scaling
-deep contrastive learning batch size under memory limited setup").
+Every text of the batch is embedded chunk by chunk into one table; the loss and its gradient are
+taken on the table; then each chunk is back-propagated with its rows of that gradient. The result
+is the full batch's gradient, in-batch negatives included, with the memory of one chunk (Gao et al.
+2021, "Scaling deep contrastive learning batch size under memory limited setup").
 
 Where a whole batch's activations fit, ``keep_activations`` stores each chunk's backward function
 instead of running its forward pass twice.

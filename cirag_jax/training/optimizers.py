@@ -27,7 +27,8 @@ def make_schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
     }
     if config.schedule not in decays:
         raise UserError(
-            f"config.optimizer.schedule is {config.schedule!r}; it must be one of {', '.join(decays)}"
+            f"config.optimizer.schedule is {config.schedule!r}; it must be one of "
+            f"{', '.join(decays)}"
         )
     if warmup == 0:
         return decays[config.schedule]

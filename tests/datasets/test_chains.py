@@ -82,7 +82,9 @@ def test_comparison_steps_have_no_order():
 
 
 def test_two_facts_in_one_sentence_are_one_step():
-    question = dataclasses.replace(TWO_WIKI, evidences=(*TWO_WIKI.evidences, ("Ana Prit", "was", "she")))
+    question = dataclasses.replace(
+        TWO_WIKI, evidences=(*TWO_WIKI.evidences, ("Ana Prit", "was", "she"))
+    )
     assert len(_texts(question, "passage")[0]) == 2
 
 
@@ -103,7 +105,10 @@ def test_musique_decomposition_matches_triples_of_its_passages():
 def test_hotpotqa_reads_to_the_answer():
     question = dataclasses.replace(TWO_WIKI, evidences=None, type="bridge")
     texts, parents = _texts(question, "sentence")
-    assert texts == ["Grey Harbour: It was directed by Ana Prit.", "Ana Prit: She was born in Olden."]
+    assert texts == [
+        "Grey Harbour: It was directed by Ana Prit.",
+        "Ana Prit: She was born in Olden.",
+    ]
     assert parents == ((), (0,))
     assert _texts(question, "triple")[0] == [
         "<Grey Harbour; director; Ana Prit>",
@@ -115,7 +120,10 @@ def test_gold_passages_alone_give_a_chain_of_passages():
     question = dataclasses.replace(
         TWO_WIKI, evidences=None, supporting_sentences=None, supporting=("film", "person")
     )
-    assert [t.partition(".")[0] for t in _texts(question, "passage")[0]] == ["Grey Harbour", "Ana Prit"]
+    assert [t.partition(".")[0] for t in _texts(question, "passage")[0]] == [
+        "Grey Harbour",
+        "Ana Prit",
+    ]
 
 
 def test_no_annotation_no_chain():
@@ -127,9 +135,15 @@ def test_no_annotation_no_chain():
 
 def test_units_and_pool():
     dataset = _dataset(TWO_WIKI)
-    assert [u.text for u in units_of(dataset, "jon", "sentence")] == ["Jon Vey: Jon Vey was born in Tarn."]
+    assert [u.text for u in units_of(dataset, "jon", "sentence")] == [
+        "Jon Vey: Jon Vey was born in Tarn."
+    ]
     assert units_of(dataset, "jon", "triple") == ()
-    assert {u.passage_id for u in pool_of(dataset, TWO_WIKI, "triple")} == {"film", "person", "other"}
+    assert {u.passage_id for u in pool_of(dataset, TWO_WIKI, "triple")} == {
+        "film",
+        "person",
+        "other",
+    }
     with pytest.raises(UserError, match="units is 'word'"):
         units_of(dataset, "jon", "word")
 

@@ -81,7 +81,9 @@ def test_golden_step(folders):
     state = aligner.make_state(encoder, tx, 0, mesh)
     with jax.set_mesh(mesh):
         state, _ = aligner.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
-        state, metrics = aligner.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
+        state, metrics = aligner.train_step(
+            encoder.graphdef, tx, state, next(batches), config, mesh
+        )
     golden = {
         "loss": 0.0,
         "accuracy": 0.0,
@@ -133,7 +135,8 @@ def test_dev_questions_are_never_trained_on(folders):
     assert not {q.id for q in train} & {q.id for q in dev}
     with pytest.raises(UserError, match="8 of the training questions"):
         aligner.split_questions(
-            load.load_dataset(config.data), _config(folders, **{"dev.split": "train", "dev.questions": 0})
+            load.load_dataset(config.data),
+            _config(folders, **{"dev.split": "train", "dev.questions": 0}),
         )
 
 
@@ -187,7 +190,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path):
 
     def losses(workdir):
         lines = map(json.loads, (workdir / "metrics.jsonl").open())
-        return {l["step"]: l["train/loss"] for l in lines if "train/loss" in l}
+        return {r["step"]: r["train/loss"] for r in lines if "train/loss" in r}
 
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     for a, b in zip(_parameters(tmp_path / "cut"), _parameters(tmp_path / "whole"), strict=True):
@@ -225,7 +228,8 @@ def test_two_processes_give_the_loss_of_one(folders, tmp_path):
                 f"--coordinator_address=127.0.0.1:{port}", "--num_processes=2",
                 f"--process_id={index}",
             ],
-            cwd=_ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=_ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
         )
         for index in range(2)
     ]  # fmt: skip

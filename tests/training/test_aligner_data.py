@@ -74,7 +74,9 @@ def test_annotation_order_permutes_comparisons_as_the_official_code():
     }
     singles = {("", x) for x in "abc"}  # h = 0: any single step.
     pairs = {("a.", "b"), ("b.", "a")}  # h = 1: permutations of the first two.
-    triples = {(f"{x}. {y}.", z) for x in "abc" for y in "abc" for z in "abc" if len({x, y, z}) == 3}
+    triples = {
+        (f"{x}. {y}.", z) for x in "abc" for y in "abc" for z in "abc" if len({x, y, z}) == 3
+    }
     assert seen == singles | pairs | triples
 
 
@@ -203,7 +205,9 @@ def test_iterator_goes_on_from_its_state():
 def test_epochs_differ_and_seeds_differ():
     iterator, other = _iterator(), _iterator(seed=1)
     first = [next(iterator) for _ in range(5)]
-    assert not all(_same(a, b) for a, b in zip(first, [next(iterator) for _ in range(5)], strict=True))
+    assert not all(
+        _same(a, b) for a, b in zip(first, [next(iterator) for _ in range(5)], strict=True)
+    )
     assert not all(_same(a, b) for a, b in zip(first, [next(other) for _ in range(5)], strict=True))
 
 
