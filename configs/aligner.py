@@ -44,22 +44,22 @@ def base() -> ConfigDict:
     config.query_max_length = 256
     config.unit_max_length = 128
     config.temperature = 0.05
-    config.batch_size = 32  # Queries (prefixes) a step, over all devices.
-    config.prefixes_per_question = 2
+    config.batch_size = 64  # Queries (prefixes) a step, over all devices.
+    config.prefixes_per_question = 4  # At most; 2- and 3-step chains have fewer.
     config.order = "dependency"  # dependency | annotation (KiRAG's code)
-    config.num_negatives = 7  # Hard negatives from the question's own pool.
+    config.num_negatives = 10  # Hard negatives from the question's own pool.
     config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
     config.negatives = "cross_device"  # own | in_batch | cross_device
     config.mask_false_negatives = True
     config.accumulation = "cached"  # cached | official (negatives within the micro-batch)
     config.micro_batches = 1
-    config.chunk_tokens = 2048
+    config.chunk_tokens = 1024
     config.keep_activations = True  # Store activations instead of a second forward pass.
 
-    config.num_epochs = 4.0
+    config.num_epochs = 6.0
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 5e-5
+    config.optimizer.learning_rate = 1e-4
     config.optimizer.schedule = "linear"  # linear | cosine | constant
     config.optimizer.warmup_ratio = 0.1
     config.optimizer.weight_decay = 0.01
@@ -89,6 +89,7 @@ def paper() -> ConfigDict:
     config.model.dtype = "bfloat16"
     config.temperature = 0.01
     config.batch_size = 64
+    config.prefixes_per_question = 2
     config.num_negatives = 7
     config.negatives = "own"
     config.chunk_tokens = 16384

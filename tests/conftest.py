@@ -18,7 +18,8 @@ import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# Rank promotion stays allowed: adding a bias along the last axis is how every layer here is written.
+# Rank promotion stays allowed: adding a bias along the last axis is how every layer here is
+# written.
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 

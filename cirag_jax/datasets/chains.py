@@ -151,7 +151,8 @@ class _Fact:
     """One annotated step, before it is placed on a unit.
 
     ``about`` is what the unit should be about (head entity, sub-question), ``answer`` what it
-    should state; ``places`` the (passage, sentence) pairs it may stand in, sentence None meaning any.
+    should state; ``places`` the (passage, sentence) pairs it may stand in, sentence None
+    meaning any.
     """
 
     about: str
