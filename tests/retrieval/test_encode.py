@@ -1,0 +1,97 @@
+"""Bucketed encoding: order, duplicates, independence of neighbours, one compilation per bucket."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax import sharding
+from cirag_jax.models.pretrained import load_encoder
+from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.encode import batch_rows, bucket_length, encode, pad, tokenize
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return load_encoder(str(tiny.model_folder(tmp_path_factory.mktemp("model"))))
+
+
+def texts(count: int, longest: int = 60) -> list[str]:
+    rng = np.random.default_rng(0)
+    words = np.array(["balia", "corum", "potter", "saint", "born", "in", "a", "7"])
+    return [" ".join(rng.choice(words, rng.integers(1, longest))) for _ in range(count)]
+
+
+def test_rows_come_back_in_order_and_do_not_depend_on_neighbours(encoder):
+    some = texts(150)
+    together = encode(encoder, None, some, tokens_per_batch=512)
+    for index in (0, 17, 149):
+        alone = encode(encoder, None, [some[index]], tokens_per_batch=512)
+        np.testing.assert_array_equal(alone[0], together[index])
+    backwards = encode(encoder, None, some[::-1], tokens_per_batch=512)
+    np.testing.assert_array_equal(backwards[::-1], together)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
+
+
+def test_equal_texts_are_encoded_once_and_all_returned(encoder):
+    finished = []
+    emb = encode(encoder, None, ["potter", "saint", "potter"] * 3, progress=finished.append)
+    assert sum(finished) == 2
+    assert emb.shape == (9, encoder.dim)
+    np.testing.assert_array_equal(emb[0], emb[2])
+    assert np.abs(emb[0] - emb[1]).max() > 1e-3
+
+
+def test_one_compilation_per_bucket(encoder):
+    before = encode_lib.TRACES.copy()
+    some = texts(90, longest=40)
+    for part in (some, some[:7], some[40:]):
+        encode(encoder, None, part, tokens_per_batch=384)
+    encode(encoder, jax.tree.map(lambda x: x * 1.5, encoder.state), some, tokens_per_batch=384)
+    traced = encode_lib.TRACES - before
+    lengths = {bucket_length(len(row)) for row in tokenize(encoder, some)}
+    assert traced == {(batch_rows(length, 384), length): 1 for length in lengths}
+
+
+def test_live_parameters_and_prefixes_change_the_result(encoder):
+    base = encode(encoder, None, ["saint potter"])
+    live = encode(encoder, jax.tree.map(lambda x: x * 1.5, encoder.state), ["saint potter"])
+    assert np.abs(base - live).max() > 1e-4
+    prefixed = dataclasses.replace(encoder, query_prefix="who is ", passage_prefix="patron ")
+    as_query = encode(prefixed, None, ["saint potter"], kind="query")
+    as_passage = encode(prefixed, None, ["saint potter"])
+    np.testing.assert_array_equal(as_query, encode(encoder, None, ["who is saint potter"]))
+    np.testing.assert_array_equal(as_passage, encode(encoder, None, ["patron saint potter"]))
+
+
+def test_nothing_to_encode(encoder):
+    assert encode(encoder, None, []).shape == (0, encoder.dim)
+
+
+def test_truncation_keeps_the_special_tokens(encoder):
+    (row,) = tokenize(encoder, ["balia " * 50], max_length=10)
+    assert len(row) == 10
+    assert (row[0], row[-1]) == (2, 3)
+    assert row.dtype == np.int32
+
+
+def test_buckets_and_batches():
+    assert [bucket_length(n) for n in (1, 16, 17, 64, 65, 512)] == [16, 16, 24, 64, 96, 512]
+    assert bucket_length(40, limit=45) == 45
+    assert batch_rows(16, 2048) == 128
+    assert batch_rows(512, 2048) == 8
+    assert batch_rows(128, 2048, multiple=12) == 12
+    tokens_BT, lengths_B = pad([np.arange(3, dtype=np.int32)], 2, 4, pad_id=9)
+    assert tokens_BT.tolist() == [[0, 1, 2, 9], [9, 9, 9, 9]]
+    assert lengths_B.tolist() == [3, 1]
+
+
+def test_a_mesh_gives_the_same_embeddings(encoder):
+    some = texts(60, longest=30)
+    plain = encode(encoder, None, some, tokens_per_batch=512)
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    state = sharding.shard_state(encoder.state, mesh)
+    sharded = encode(encoder, state, some, mesh=mesh, tokens_per_batch=512)
+    np.testing.assert_allclose(sharded, plain, atol=2e-6)

@@ -1,0 +1,97 @@
+"""One table of axes; a sharded forward and backward pass equal the unsharded one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import Encoder, EncoderConfig, embed
+from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
+
+CONFIG = EncoderConfig(64, 32, 2, 4, 64, max_positions=32, attention="transposed")
+
+
+def test_a_mesh_fills_one_axis_and_is_auto():
+    mesh = make_mesh(data=-1, fsdp=2, tensor=2)
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert mesh.axis_types == (AxisType.Auto,) * 3
+    assert make_mesh(1, 1, 1, jax.devices()[:1]).size == 1
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, -1, 1), (0, 1, 1), (-1, 3, 1), (16, 1, 1)])
+def test_sizes_that_do_not_fit_are_refused(sizes):
+    with pytest.raises(UserError, match="mesh sizes"):
+        make_mesh(*sizes)
+
+
+def test_axes_resolve_through_the_table():
+    mesh = make_mesh(2, 2, 2)
+    assert logical_to_spec(("embed", "mlp")) == PartitionSpec("fsdp", "tensor")
+    assert logical_to_spec(("batch", "length")) == PartitionSpec(("data", "fsdp"), None)
+    assert logical_to_spec(("vocab", "embed"), (31, 32), mesh) == PartitionSpec(None, "fsdp")
+    assert logical_to_spec((None, "heads"), (3, 4), mesh) == PartitionSpec(None, "tensor")
+
+
+def test_collisions_and_unknown_names_raise():
+    with pytest.raises(ValueError, match="'heads' and 'mlp' .* both map to mesh axis 'tensor'"):
+        logical_to_spec(("heads", "mlp"))
+    with pytest.raises(ValueError, match="'embedding' is not in the table"):
+        logical_to_spec(("embedding",))
+    with pytest.raises(ValueError, match="do not name the dimensions"):
+        logical_to_spec(("embed",), (2, 3))
+
+
+def test_an_indivisible_axis_is_logged_and_replicated(caplog):
+    sharding._note.cache_clear()
+    mesh = make_mesh(2, 2, 2)
+    with caplog.at_level("INFO", "cirag_jax.sharding"):
+        for _ in range(2):
+            logical_to_spec(("vocab",), (30523,), mesh)
+    assert caplog.text.count("'vocab' of size 30523 is not divisible by 2 (tensor)") == 1
+
+
+def test_every_parameter_names_its_axes_and_moments_follow():
+    mesh = make_mesh(2, 2, 2)
+    _, state = nnx.split(Encoder(CONFIG, rngs=nnx.Rngs(0)))
+    for path, variable in nnx.to_flat_state(state):
+        assert len(variable.get_metadata()["logical_axes"]) == variable.ndim, path
+    placed = shard_state(state, mesh)
+    assert placed["token_embedding"].get_value().sharding.spec == PartitionSpec("tensor", "fsdp")
+    moments = optax.adamw(1e-3).init(placed)
+    shardings = state_sharding(moments, mesh)
+    up = shardings[0].mu["layers"][0]["up_kernel"].get_value()
+    assert up.spec == PartitionSpec("fsdp", "tensor")
+    assert shardings[0].count.spec == PartitionSpec()
+
+
+@pytest.mark.parametrize(
+    "sizes", [(4, 1, 1), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (8, 1, 1)]
+)
+def test_sharded_value_and_gradient_equal_unsharded(sizes):
+    graphdef, state = nnx.split(Encoder(CONFIG, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    tokens_BT = rng.integers(0, 64, (16, 12)).astype(np.int32)
+    mask_BT = np.arange(12) < rng.integers(1, 13, 16)[:, None]
+
+    def loss(state, tokens_BT, mask_BT):
+        emb_BD = embed(graphdef, state, tokens_BT, mask_BT)
+        scores = emb_BD[:4] @ emb_BD.T / 0.1  # in-batch, across devices
+        labels = jnp.arange(4) + 4
+        return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+    expected, expected_gradient = jax.jit(jax.value_and_grad(loss))(state, tokens_BT, mask_BT)
+    mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+    with jax.set_mesh(mesh):
+        placed = [
+            sharding.place(x, sharding.batch_sharding(mesh, 2, x.shape))
+            for x in (tokens_BT, mask_BT)
+        ]
+        value, gradient = jax.jit(jax.value_and_grad(loss))(shard_state(state, mesh), *placed)
+    assert abs(float(value) - float(expected)) < 1e-6
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
