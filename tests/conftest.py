@@ -24,6 +24,32 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+# What some tests compare with, and nothing else needs: torch has no small wheel for every Python.
+_ORACLES = ("torch", "sentence_transformers")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Skips, with the reason, a test file that imports an oracle which is not installed."""
+    report = yield
+    for name in _ORACLES:
+        if report.failed and f"No module named '{name}'" in str(report.longrepr):
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 1, f"Skipped: {name} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Skips a test that imports such an oracle itself."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if error.name in _ORACLES:
+            pytest.skip(f"{error.name} is not installed")
+        raise
+
+
 @pytest.fixture(scope="session")
 def repository() -> pathlib.Path:
     """The repository's root."""
