@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config.train = aligner.quick()
     config.train.dev.split = "dev"
     config.train.dev.questions = 100
-    config.train.num_epochs = 1.0
+    config.train.num_steps = 80
+    config.train.eval_every = 40
     config.evaluate = retrieval.get_config()
     return config

@@ -71,7 +71,7 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path):
     assert result["per_hop"]["2"]["num_questions"] == 4
     assert "trained" in done.stderr and (tmp_path / "table.md").exists()
     assert (tmp_path / "recall.png").read_bytes()[:4] == b"\x89PNG"
-    rankings = [json.loads(line) for line in (tmp_path / "rankings.jsonl").open()]
+    rankings = [json.loads(line) for line in (tmp_path / "rankings.jsonl").read_text().splitlines()]
     assert [r["id"] for r in rankings] == ["q8", "q9", "q10", "q11"]
     first = rankings[0]
     share = np.mean([p in first["ranked"]["bm25"][:5] for p in first["supporting"]])
@@ -89,7 +89,7 @@ def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, retriever
         "--config.data.units=sentence", "--config.bootstrap_samples=10", "--config.k=3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for record in map(json.loads, (tmp_path / "rankings.jsonl").open()):
+    for record in map(json.loads, (tmp_path / "rankings.jsonl").read_text().splitlines()):
         if corpus == "per_question":
             assert all(len(rows) <= 8 for rows in record["ranked"].values())
 

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from flax import nnx
 
 from cirag_jax.errors import UserError
 from cirag_jax.models import weights
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.pretrained import random_state
 
 CONFIG = EncoderConfig(31, 16, 2, 2, 24, max_positions=12)
 
 
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
-    return weights.to_tensors(nnx.state(Encoder(CONFIG, rngs=nnx.Rngs(0))), CONFIG)
+    return weights.to_tensors(random_state(CONFIG)[1], CONFIG)
 
 
 def save(tensors, folder) -> None:

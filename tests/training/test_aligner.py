@@ -24,6 +24,13 @@ from tests import tiny
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Optax raises a float to the integer step count; our own code passes the strict rule."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The tiny model and the tiny dataset on disk."""
@@ -85,11 +92,11 @@ def test_golden_step(folders):
             encoder.graphdef, tx, state, next(batches), config, mesh
         )
     golden = {
-        "loss": 0.0,
+        "loss": 2.089029,
         "accuracy": 0.0,
-        "gradient_norm": 0.0,
-        "update_norm": 0.0,
-        "parameter_norm": 0.0,
+        "gradient_norm": 2.984934,
+        "update_norm": 0.3533604,
+        "parameter_norm": 20.21408,
     }
     for name, value in golden.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
@@ -99,7 +106,7 @@ def test_golden_step(folders):
 def test_training_learns_the_tiny_chains(folders, tmp_path):
     config = _config(folders, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
     result = aligner.train_and_evaluate(config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     dev = {line["step"]: line["dev/mrr"] for line in lines if "dev/mrr" in line}
     assert list(dev) == [0, 15, 30]
     assert result["complete"] and result["step"] == 30
@@ -189,7 +196,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
 
     def losses(workdir):
-        lines = map(json.loads, (workdir / "metrics.jsonl").open())
+        lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
         return {r["step"]: r["train/loss"] for r in lines if "train/loss" in r}
 
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
@@ -238,7 +245,7 @@ def test_two_processes_give_the_loss_of_one(folders, tmp_path):
     assert not outputs[1][0].strip()  # Only the first process prints the result.
 
     def lines(workdir):
-        return [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
+        return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
     one, two = lines(tmp_path / "alone"), lines(tmp_path / "pair")
     assert len(one) == len(two)
