@@ -415,5 +415,9 @@ class _DataStateRestore(ocp.args.CheckpointArgs):
     item: Any = None
 
 
-# Orbax reports every save and restore at INFO and WARNING; a progress bar is on the same screen.
-logging.getLogger("absl").setLevel(logging.ERROR)
+def _is_not_from_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or "/orbax/" not in record.pathname
+
+
+# Orbax comments on every save and restore; a progress bar is on the same screen.
+logging.getLogger("absl").addFilter(_is_not_from_orbax)

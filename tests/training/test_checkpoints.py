@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from absl import logging as absl_logging
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -185,6 +186,16 @@ def test_donated_buffers_do_not_reach_the_file(tmp_path):
         for number in range(4):
             restored = checkpoints.restore(number, jax.eval_shape(lambda: {"x": x})).state["x"]
             np.testing.assert_array_equal(restored, 8.0 * number)
+
+
+def test_only_orbax_is_quiet(tmp_path, caplog):
+    state = {"a": jnp.ones(2)}
+    with caplog.at_level("INFO", logger="absl"):
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, state, None, {})
+            checkpoints.restore(1, state)
+        absl_logging.info("of our own")
+    assert [record.getMessage() for record in caplog.records] == ["of our own"]
 
 
 # ------------------------------------------------------------------------------- what is refused
