@@ -1,13 +1,14 @@
 """Evaluates a trained aligner against its frozen start, one-shot retrieval and BM25."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tqdm
@@ -80,8 +81,8 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
     # ---------------------------------------------
     limits = (config.query_max_length, config.unit_max_length)
     embeds = {
-        "trained": _embedder(trained, mesh, *limits),
-        "frozen": _embedder(frozen, mesh, *limits),
+        "trained": _Embedder(trained, mesh, *limits),
+        "frozen": _Embedder(frozen, mesh, *limits),
     }
     indexes = {}
     for name, encoder in (("frozen", frozen), ("trained", trained)):
@@ -170,18 +171,38 @@ def _make_task(config: ConfigDict, kind: chains_lib.UnitKind) -> _Task:
     return _Task(dataset, questions, corpus, texts, allowed, kind)
 
 
-def _embedder(
-    encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int
-) -> Embed:
-    def embed(texts: Sequence[str], role: str) -> np.ndarray:
-        limit = query_max_length if role == "query" else unit_max_length
-        kind = "query" if role == "query" else "passage"
-        with _bar(f"{len(texts)} texts", len(set(texts)), "text") as progress:
-            return encode(
-                encoder, None, texts, kind=kind, max_length=limit, mesh=mesh, progress=progress
-            )
+class _Embedder:
+    """Embeds queries, and units once: iterative retrieval and next-unit ranking share them."""
 
-    return embed
+    def __init__(
+        self, encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int
+    ):
+        self._encoder = encoder
+        self._mesh = mesh
+        self._limits = {"query": query_max_length, "passage": unit_max_length}
+        self._row: dict[str, int] = {}
+        self._unit_ND = np.zeros((0, encoder.dim), np.float32)
+
+    def __call__(self, texts: Sequence[str], role: Literal["query", "passage"]) -> np.ndarray:
+        if role == "query":
+            return self._encode(texts, role)
+        new = [text for text in dict.fromkeys(texts) if text not in self._row]
+        if new:
+            self._row.update(zip(new, itertools.count(len(self._row)), strict=False))
+            self._unit_ND = np.concatenate([self._unit_ND, self._encode(new, role)])
+        return self._unit_ND[[self._row[text] for text in texts]]
+
+    def _encode(self, texts: Sequence[str], role: Literal["query", "passage"]) -> np.ndarray:
+        with _bar(f"as {role}", len(set(texts)), "text") as progress:
+            return encode(
+                self._encoder,
+                None,
+                texts,
+                kind=role,
+                max_length=self._limits[role],
+                mesh=self._mesh,
+                progress=progress,
+            )
 
 
 def _iterate(
@@ -299,9 +320,11 @@ def _write_rankings(
 
 
 class _bar:
-    """A progress bar on standard error, only where somebody is looking."""
+    """A progress bar on a terminal; elsewhere one line that says what has begun."""
 
     def __init__(self, description: str, total: int, unit: str):
+        if not sys.stderr.isatty():
+            print(f"encoding {total} {unit}s ({description})", file=sys.stderr)
         self._bar = tqdm.tqdm(
             total=total,
             desc=description,

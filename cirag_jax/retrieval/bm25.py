@@ -1,10 +1,13 @@
 """BM25 with the bm25s library (Lucene's formula, k1 = 1.5, b = 0.75), English stems."""
 
+import logging
 from collections.abc import Sequence
 
 import bm25s
 import numpy as np
 import Stemmer
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # It reports every index at DEBUG.
 
 
 class BM25:
