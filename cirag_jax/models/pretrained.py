@@ -379,7 +379,7 @@ def load_encoder(
 
 
 def random_state(config: EncoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
-    """Split `Encoder` with random parameters, for benchmarks and tests; drawn in one compilation."""
+    """Split `Encoder` with random parameters, drawn in one compilation, for tests and the like."""
     abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
     graphdef, _ = nnx.split(abstract)
     state = jax.jit(lambda: nnx.split(Encoder(config, rngs=nnx.Rngs(seed)))[1])()
