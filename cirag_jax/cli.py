@@ -139,7 +139,7 @@ def _parse_own_flags(
     return own, rest[1:]
 
 
-def load_config(path_and_preset: str, overrides: Sequence[str] = ()) -> ConfigDict:
+def load_config(path_and_preset: str, overrides: Sequence[str] = ()) -> Any:
     """Loads a config file, applies ``--config.field=value`` overrides and locks the result.
 
     Args:

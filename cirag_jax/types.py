@@ -5,6 +5,10 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
+
+# An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
+Config = Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default), ``paper`` (E5-large, K
 hyper-parameters), ``code`` (E5-large, those of its released code).
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import common
 
 
-def get_config(preset: str = "quick") -> ConfigDict:
+def get_config(preset: str = "quick") -> Any:
     """The config of a preset."""
     presets = {"quick": quick, "paper": paper, "code": code}
     if preset not in presets:
@@ -20,9 +22,9 @@ def get_config(preset: str = "quick") -> ConfigDict:
     return presets[preset]()
 
 
-def base() -> ConfigDict:
+def base() -> Any:
     """What all presets share."""
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.seed = 0
     config.data = common.data(split="train")
     # Dev questions: another split or fold, else the last `questions` of a seeded permutation of the
@@ -77,12 +79,12 @@ def base() -> ConfigDict:
     return config
 
 
-def quick() -> ConfigDict:
+def quick() -> Any:
     """MiniLM-L6 on two CPU cores."""
     return base()
 
 
-def paper() -> ConfigDict:
+def paper() -> Any:
     """E5-large with the hyper-parameters KiRAG prints (appendix): not yet run."""
     config = base()
     config.model.spec = "intfloat/e5-large-v2"
@@ -105,7 +107,7 @@ def paper() -> ConfigDict:
     return config
 
 
-def code() -> ConfigDict:
+def code() -> Any:
     """E5-large with the hyper-parameters of KiRAG's released code: not yet run."""
     config = paper()
     config.num_negatives = 10

@@ -1,12 +1,14 @@
 """Blocks that several configs share."""
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 
-def data(split: str, units: str | None = "triple") -> ConfigDict:
+def data(split: str, units: str | None = "triple") -> Any:
     """``config.data``: which questions, over which corpus, in which units."""
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.dir = placeholder(str)  # A dataset folder (docs/data.md); null is the embedded dataset.
     config.split = split
     config.fold = placeholder(str)
@@ -19,9 +21,9 @@ def data(split: str, units: str | None = "triple") -> ConfigDict:
     return config
 
 
-def mesh() -> ConfigDict:
+def mesh() -> Any:
     """The device mesh: sizes multiply to the number of devices, -1 takes what is left."""
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.data = -1
     config.fsdp = 1
     config.tensor = 1

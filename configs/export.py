@@ -3,12 +3,14 @@
 python launch/export.py --config.checkpoint=W --workdir=W3    # leaves W3/model
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 
-def get_config() -> ConfigDict:
+def get_config() -> Any:
     """``config.checkpoint``: a training workdir; its best checkpoint is exported."""
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.checkpoint = placeholder(str)
     return config

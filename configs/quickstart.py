@@ -3,16 +3,18 @@
 python launch/quickstart.py
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs import aligner, retrieval
 
 
-def get_config() -> ConfigDict:
+def get_config() -> Any:
     """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in
     configs/retrieval.py.
     """
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.train = aligner.quick()
     config.train.dev.split = "dev"
     config.train.dev.questions = 100

@@ -3,15 +3,17 @@
 python launch/evaluate.py --config=configs/retrieval.py --config.checkpoint=W --workdir=W2
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import common
 
 
-def get_config() -> ConfigDict:
+def get_config() -> Any:
     """The default evaluation."""
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.seed = 0
     config.checkpoint = placeholder(
         str

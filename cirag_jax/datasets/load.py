@@ -3,21 +3,19 @@
 import pathlib
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
-
 from cirag_jax.datasets import embedded, jsonl
 from cirag_jax.errors import UserError
-from cirag_jax.types import Dataset, Question
+from cirag_jax.types import Config, Dataset, Question
 
 
-def load_dataset(data: ConfigDict) -> Dataset:
+def load_dataset(data: Config) -> Dataset:
     """The dataset folder ``data.dir``, or the embedded dataset where it is null."""
     if data.dir:
         return jsonl.read_dataset(pathlib.Path(data.dir))
     return embedded.build()
 
 
-def select_questions(dataset: Dataset, data: ConfigDict) -> tuple[Question, ...]:
+def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
     """The questions that ``data.split``, ``.fold``, ``.setting``, ``.only_with_triples`` leave.
 
     ``data.limit`` then keeps the first N (0 keeps all).

@@ -73,7 +73,7 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     ks = [int(k.partition("@")[2]) for k in KS]
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for system, name in NAMES.items():
-        style = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
+        style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
         axes.plot(ks, [100 * result[system][k] for k in KS], marker="o", label=name, **style)
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tqdm
-from ml_collections import ConfigDict
 
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
@@ -35,7 +34,7 @@ from cirag_jax.retrieval.iterative import (
 )
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.training.trained import open_encoder
-from cirag_jax.types import Dataset, Question
+from cirag_jax.types import Config, Dataset, Question
 
 KS = (2, 3, 5, 10)
 # Every system, the trained one first; the others are what its difference is taken to.
@@ -54,7 +53,7 @@ class _Task:
     kind: chains_lib.UnitKind
 
 
-def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
+def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Passage recall of all systems, next-unit ranking, differences with their intervals.
 
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
@@ -154,7 +153,7 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
     return result
 
 
-def _make_task(config: ConfigDict, kind: chains_lib.UnitKind) -> _Task:
+def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
     dataset = load.load_dataset(config.data)
     selected = load.select_questions(dataset, config.data)
     questions = tuple(q for q in selected if q.supporting)
@@ -206,7 +205,7 @@ class _Embedder:
 
 
 def _iterate(
-    config: ConfigDict,
+    config: Config,
     task: _Task,
     embeds: Mapping[str, Embed],
     indexes: Mapping[str, ExactIndex],

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -19,7 +20,7 @@ class BM25:
         self._index.index(self._tokens(texts), show_progress=False)
         self._size = len(texts)
 
-    def _tokens(self, texts: Sequence[str]):
+    def _tokens(self, texts: Sequence[str]) -> Any:
         return bm25s.tokenize(
             list(texts),
             stopwords="en",

@@ -24,7 +24,7 @@ from cirag_jax.training import aligner_data, gradient_cache, optimizers
 from cirag_jax.training.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.training.preemption import PreemptionGuard
-from cirag_jax.types import Dataset, Question
+from cirag_jax.types import Config, Dataset, Question
 
 
 class TrainState(NamedTuple):
@@ -36,7 +36,7 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
-def train_and_evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
+def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains to the end (or from the last checkpoint on) and returns the best dev metrics.
 
     Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``.
@@ -164,7 +164,7 @@ def train_step(
     tx: optax.GradientTransformation,
     state: TrainState,
     batch: aligner_data.Batch,
-    config: ConfigDict,
+    config: Config,
     mesh: jax.sharding.Mesh,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimiser step on one global batch; ``state`` is donated. Call under ``set_mesh(mesh)``.
@@ -192,7 +192,7 @@ def _apply_gradient(
     tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params: Any = optax.apply_updates(state.params, updates)
     norms = {
         "gradient_norm": optax.tree.norm(gradient),
         "update_norm": optax.tree.norm(updates),
@@ -201,7 +201,7 @@ def _apply_gradient(
     return TrainState(params, opt_state, state.step + 1, state.key), norms
 
 
-def _width(params: nnx.State) -> int:
+def _width(params: Any) -> int:
     return params["embedding_norm_scale"].shape[0]
 
 
@@ -243,7 +243,7 @@ def place_batch(batch: aligner_data.Batch, mesh: jax.sharding.Mesh) -> gradient_
 
 
 def split_questions(
-    dataset: Dataset, config: ConfigDict
+    dataset: Dataset, config: Config
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     """Train and dev questions.
 
@@ -253,7 +253,7 @@ def split_questions(
     """
     train = load.select_questions(dataset, config.data)
     if config.dev.split or config.dev.fold:
-        wanted = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
+        wanted: Config = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
         wanted.split, wanted.fold = config.dev.split, config.dev.fold
         dev = load.select_questions(dataset, wanted)
         clash = {q.id for q in train} & {q.id for q in dev}
@@ -288,7 +288,7 @@ def _pools(
 
 
 def make_batches(
-    config: ConfigDict,
+    config: Config,
     chains: list[chains_lib.Chain],
     pools: list[tuple[chains_lib.Unit, ...]],
     encoder: TextEncoder,
@@ -339,7 +339,7 @@ def make_batches(
 
 
 def make_evaluate(
-    config: ConfigDict,
+    config: Config,
     dataset: Dataset,
     questions: tuple[Question, ...],
     encoder: TextEncoder,
@@ -398,7 +398,7 @@ def _out_of_time(start: float, minutes: float) -> bool:
     return bool(minutes) and time.monotonic() - start > 60 * minutes
 
 
-def _fingerprint(config: ConfigDict) -> dict[str, Any]:
+def _fingerprint(config: Config) -> dict[str, Any]:
     """What must not change between a run and its continuation."""
     free = {"stop_after_minutes", "save_every", "eval_every", "keep_checkpoints", "mesh"}
     return {k: v for k, v in config.to_dict().items() if k not in free}

@@ -135,16 +135,23 @@ def _add(a: Params, b: Params) -> Params:
     return jax.tree.map(jnp.add, a, b)
 
 
+_JITTED: dict[str, tuple[Any, ...]] = {
+    "embed": (_embed, _embed_and_keep),
+    "pull": (_pull, _pull_kept),
+    "loss": (_table_loss,),
+}
+
+
 def compile_counts() -> dict[str, int]:
     """How many shapes each jitted part has been compiled for; a test expects one a bucket."""
     return {
-        "embed": _embed._cache_size() + _embed_and_keep._cache_size(),
-        "pull": _pull._cache_size() + _pull_kept._cache_size(),
-        "loss": _table_loss._cache_size(),
+        name: sum(function._cache_size() for function in functions)
+        for name, functions in _JITTED.items()
     }
 
 
 def clear_caches() -> None:
     """Forgets what was compiled, so that ``compile_counts`` starts from nothing."""
-    for function in (_embed, _embed_and_keep, _pull, _pull_kept, _table_loss):
-        function.clear_cache()
+    for functions in _JITTED.values():
+        for function in functions:
+            function.clear_cache()

@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 import optax
-from ml_collections import ConfigDict
 
 from cirag_jax.errors import UserError
+from cirag_jax.types import Config
 
 
-def make_schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
+def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
     """Learning rate by step: linear warm-up over ``warmup_ratio`` of the steps, then ``schedule``.
 
     ``linear`` and ``cosine`` decay to zero at ``total_steps``; ``constant`` stays.
@@ -37,7 +37,7 @@ def make_schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
     )
 
 
-def make_optimizer(config: ConfigDict, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:
     """AdamW after clipping; biases and norms (arrays of one dimension per layer) do not decay."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),

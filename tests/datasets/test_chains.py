@@ -39,8 +39,14 @@ def _dataset(question, triples=TRIPLES):
     return Dataset("made", (question,), CORPUS, triples)
 
 
-def _texts(question, kind, triples=TRIPLES):
+def _chain(question, kind, triples=TRIPLES):
     chain = chain_of(_dataset(question, triples), question, kind)
+    assert chain is not None
+    return chain
+
+
+def _texts(question, kind, triples=TRIPLES):
+    chain = _chain(question, kind, triples)
     return [step.text for step in chain.steps], chain.parents
 
 
@@ -69,7 +75,7 @@ def test_bridge_comparison_steps_need_only_their_own_bridge():
             ("Ana Prit", "born in", "Olden"), ("Jon Vey", "born in", "Tarn"),
         ),
     )  # fmt: skip
-    chain = chain_of(_dataset(question), question, "sentence")
+    chain = _chain(question, "sentence")
     assert chain.parents == ((), (), (0,), (1,))
     assert chain.next_steps([]) == (0, 1)
     assert chain.next_steps([1]) == (0, 3)
@@ -77,13 +83,13 @@ def test_bridge_comparison_steps_need_only_their_own_bridge():
 
 def test_comparison_steps_have_no_order():
     question = dataclasses.replace(TWO_WIKI, type="comparison")
-    chain = chain_of(_dataset(question), question, "sentence")
+    chain = _chain(question, "sentence")
     assert chain.comparison and chain.parents == ((), ())
 
 
 def test_two_facts_in_one_sentence_are_one_step():
     question = dataclasses.replace(
-        TWO_WIKI, evidences=(*TWO_WIKI.evidences, ("Ana Prit", "was", "she"))
+        TWO_WIKI, evidences=(*(TWO_WIKI.evidences or ()), ("Ana Prit", "was", "she"))
     )
     assert len(_texts(question, "passage")[0]) == 2
 
@@ -145,7 +151,7 @@ def test_units_and_pool():
         "other",
     }
     with pytest.raises(UserError, match="units is 'word'"):
-        units_of(dataset, "jon", "word")
+        units_of(dataset, "jon", "word")  # pyright: ignore[reportArgumentType]
 
 
 def test_blank_sentences_are_no_units_but_keep_their_index():
