@@ -118,6 +118,17 @@ def test_training_learns_the_tiny_chains(folders, tmp_path):
     assert list(tmp_path.glob("tensorboard/*"))
 
 
+@pytest.mark.parametrize("preset", ["paper", "code"])
+def test_the_papers_presets_train(folders, tmp_path, preset):
+    """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
+    changes = {"num_steps": 2, "eval_every": 2, "batch_size": 16, "num_negatives": 10}
+    config = cli.load_config(
+        str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(folders, **changes)
+    )
+    result = aligner.train_and_evaluate(config, tmp_path)
+    assert result["complete"] and config.best_metric in result
+
+
 def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path):
     config = _config(folders, **{"temperature": 1e-38, "eval_every": 0})
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
