@@ -135,7 +135,9 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
     """Sharding of one variable by its ``logical_axes`` metadata (absent: replicated)."""
     axes = variable.get_metadata().get("logical_axes")
-    if axes is None:
+    # On one device a computation's outputs have the empty spec; inputs with another would be
+    # compiled for a second time.
+    if axes is None or mesh.size == 1:
         return NamedSharding(mesh, PartitionSpec())
     return NamedSharding(mesh, logical_to_spec(axes, variable.shape, mesh))
 
@@ -159,7 +161,7 @@ def state_sharding(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(leaf, tree, is_leaf=_is_variable)
 
 
-def place(x: Any, sharding: NamedSharding) -> jax.Array:
+def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Puts a host array, the same on every process, on the mesh."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from cirag_jax import sharding
 from cirag_jax.models.encoder import embed
 from cirag_jax.training.contrastive import contrastive_loss
 
@@ -53,7 +55,10 @@ def loss_and_gradient(
 ) -> tuple[jax.Array, Metrics, Params]:
     """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D."""
     queries, candidates = batch.count_BC.shape
-    table_ND = jnp.zeros((queries + candidates + 1, width), jnp.float32)
+    # Placed like the batch: an array without a place would cost a second compilation.
+    table_ND = sharding.place(
+        np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
+    )
     keys = _chunk_keys(dropout_key, len(batch.chunks))
     backward = []
     for chunk, key in zip(batch.chunks, keys, strict=True):
@@ -65,7 +70,7 @@ def loss_and_gradient(
     loss, metrics, gradient_ND = _table_loss(
         table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
     )
-    gradient = jax.tree.map(jnp.zeros_like, params)
+    gradient = jax.tree.map(lambda x: jnp.zeros_like(x, device=x.sharding), params)
     for index, (chunk, key) in enumerate(zip(batch.chunks, keys, strict=True)):
         if keep_activations:
             gradient = _pull_kept(backward[index], gradient, gradient_ND, chunk.row_B)

@@ -23,7 +23,22 @@ recomputation under ``--remat`` nor embeddings, norms and the optimiser count. U
 by the device's dense bf16 peak.
 
 Results
-  CPU: not yet recorded.
+  CPU, one core (AMD EPYC virtual machine, two cores, the rest of the project running beside it:
+  load 8 to 10, so the wall ratios are noise and only processor time says something), 2026-11-21
+  and 22, jax 0.10.2, torch 2.13.0, MuSiQue. ``taskset -c 1 python experiments/benchmarks/aligner.py
+  --repeats 3 --passages 48 --triples 256 --queries 8 --negatives 3`` at cf92794 plus this file
+  (encode), and with ``--only train --repeats 2`` at bd1f490 (train step):
+
+    row                 processor ratio   wall ratio
+    encode passages     0.586             0.58
+    encode triples      0.719             0.83
+    train step, mixed   0.622             0.616
+    train step, equal   0.672             1.073
+
+  Few repeats on few texts: read them as "below 1", not to three digits. Matrix products explain
+  most of it on this processor, 170 GFLOP/s a core in XLA against 84 in torch (one measured apart);
+  where torch multiplies as fast as XLA the ratios will be higher.
+  CPU, all cores: not measured, no quiet machine yet.
   GPU: not measured (no device at hand).
 """
 

@@ -141,6 +141,7 @@ def test_sharded_equals_unsharded(shape, negatives):
 def test_a_bucket_compiles_once():
     graphdef, params = _model()
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    params = sharding.shard_state(params, mesh)  # As in training.
     gradient_cache.clear_caches()
     for _ in range(3):
         batch = aligner.place_batch(_batch(), mesh)
