@@ -23,22 +23,19 @@ recomputation under ``--remat`` nor embeddings, norms and the optimiser count. U
 by the device's dense bf16 peak.
 
 Results
-  CPU, one core (AMD EPYC virtual machine, two cores, the rest of the project running beside it:
-  load 8 to 10, so the wall ratios are noise and only processor time says something), 2026-11-21
-  and 22, jax 0.10.2, torch 2.13.0, MuSiQue. ``taskset -c 1 python experiments/benchmarks/aligner.py
-  --repeats 3 --passages 48 --triples 256 --queries 8 --negatives 3`` at cf92794 plus this file
-  (encode), and with ``--only train --repeats 2`` at bd1f490 (train step):
+  CPU: two cores of an AMD EPYC virtual machine, other processes at 0 % of them while the rows ran;
+  2026-11-22, jax 0.10.2, torch 2.13.0, MuSiQue, commit 5971239, ``--repeats 3`` and else the
+  defaults (the first row with ``--only passages``):
 
-    row                 processor ratio   wall ratio
-    encode passages     0.586             0.58
-    encode triples      0.719             0.83
-    train step, mixed   0.622             0.616
-    train step, equal   0.672             1.073
+    row                 ours       theirs     ratio   processor ratio
+    encode passages     3.40 s     6.00 s     0.57    0.52
+    encode triples      1.80 s     3.43 s     0.52    0.49
+    train step, mixed   1.23 s     1.99 s     0.61    0.58
+    train step, equal   2.83 s     4.50 s     0.63    0.60
 
-  Few repeats on few texts: read them as "below 1", not to three digits. Matrix products explain
-  most of it on this processor, 170 GFLOP/s a core in XLA against 84 in torch (one measured apart);
-  where torch multiplies as fast as XLA the ratios will be higher.
-  CPU, all cores: not measured, no quiet machine yet.
+  Most of it is this processor: a product of matrices runs at 170 GFLOP/s a core in XLA and at 84 in
+  torch (measured apart). Where torch multiplies as fast as XLA, expect higher ratios; not measured.
+  Beside other work the ratios fall further (to 0.2 at load 5) and mean nothing.
   GPU: not measured (no device at hand).
 """
 
