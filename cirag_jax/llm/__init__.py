@@ -1,0 +1,1 @@
+"""Language-model backends behind one protocol: the JAX engine, OpenAI-compatible servers, torch."""

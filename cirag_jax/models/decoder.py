@@ -1,0 +1,692 @@
+"""Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
+
+Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
+feed-forward layers. `Decoder` declares the parameters; the arithmetic is pure functions of plain
+pytrees, so that the same layer is scanned in training, unrolled in generation, and rematerialised
+or sharded without another model class.
+
+``params["layers"]`` is either one dictionary of arrays stacked over layers, which `jax.lax.scan`
+runs (a 28-layer model compiles about as fast as one layer), or a tuple of dictionaries
+(`unstack_layers`), which is unrolled: on a CPU a scan copies the weights of every layer at every
+step, six times the price of decoding one token (measured, SmolLM2-135M).
+"""
+
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from cirag_jax import sharding
+
+log = logging.getLogger(__name__)
+
+Params = Any  # the dictionary described in `Decoder`
+Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see models/lora.py
+Attention = Literal["transposed", "xla", "cudnn"]
+Remat = Literal["none", "projections", "full"]
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+_MASKED = -1e30  # finite, so that a row without any key has no NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Stretching of rotary positions beyond the trained length.
+
+    Attributes:
+      kind: ``linear`` (positions divided by ``factor``), ``llama3`` (Llama 3.1: long wavelengths
+        divided, short ones kept, a ramp between) or ``yarn`` (Peng et al., 2023).
+      factor: ratio of the new length to the trained one.
+      original_positions: the trained length.
+      low_frequency, high_frequency: the ramp's ends in turns over the trained length (``llama3``).
+      beta_fast, beta_slow: likewise (``yarn``).
+      attention_factor: what sines and cosines are multiplied by (``yarn``).
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_positions: int = 8192
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Hyper-parameters of a decoder; hashable, hence usable as a static argument.
+
+    Attributes:
+      max_positions: the context length in tokens.
+      rope_theta, rope_scaling: rotary base and stretching.
+      norm_eps, norm_offset: RMS norm; the scale is ``norm_offset + weight`` (Gemma stores w - 1).
+      activation: of the gate; ``gelu_tanh`` is Gemma's.
+      qkv_bias, out_bias, mlp_bias: which projections have a bias.
+      qk_norm: RMS norm over each query and key head (Qwen 3).
+      post_norms: norms after attention and feed-forward, before the residual sum (Gemma 2).
+      tie_embeddings: the output layer is the transposed embedding.
+      embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
+      query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
+      attention_softcap, final_softcap: ``cap * tanh(x / cap)`` on scores and logits; None is off.
+      windows: per layer, how many tokens back (itself included) it attends to; 0 is all. Empty
+        means 0 everywhere.
+      dtype: compute dtype; softmax, norms and logits are fp32 in either case.
+      param_dtype: dtype of the weights.
+      attention: see `choose_attention`.
+      remat: what the backward pass recomputes: nothing, all but the projections' outputs, or each
+        whole layer.
+      initializer_range: standard deviation of random weights.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    d_ff: int
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    norm_offset: float = 0.0
+    activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    tie_embeddings: bool = False
+    embedding_scale: float = 1.0
+    query_scale: float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    windows: tuple[int, ...] = ()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Attention = "xla"
+    remat: Remat = "none"
+    initializer_range: float = 0.02
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on attention scores."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    @property
+    def windowed(self) -> bool:
+        """Whether any layer has a window."""
+        return any(self.windows)
+
+
+def choose_attention(
+    config: DecoderConfig, *, platform: str | None = None, packed: bool = False
+) -> Attention:
+    """Picks the attention of the training path once, at start-up, and logs it.
+
+    ``transposed`` (CPU) multiplies operands laid out B K (G T) H; ``cudnn`` is the fused kernel of
+    NVIDIA GPUs for 16-bit operands, head sizes up to 128 in multiples of 8, one window for all
+    layers, no soft cap and no packing; ``xla`` is the rest.
+    """
+    platform = platform or jax.default_backend()
+    fused = (
+        config.dtype == "bfloat16"
+        and config.head_dim <= 128
+        and not config.head_dim % 8
+        and config.attention_softcap is None
+        and len(set(config.windows)) <= 1
+        and not packed
+    )
+    choice: Attention = "xla"
+    if platform == "cpu":
+        choice = "transposed"
+    elif platform in ("gpu", "cuda") and fused:
+        choice = "cudnn"
+    log.info(
+        "attention: %s (platform %s, dtype %s, head size %d)",
+        choice,
+        platform,
+        config.dtype,
+        config.head_dim,
+    )
+    return choice
+
+
+# ------------------------------------------------------------------------------------ parameters
+
+_Shapes = dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]
+
+
+def layer_parameters(config: DecoderConfig) -> _Shapes:
+    """Shape and logical axes of each parameter of one layer, without the layer axis."""
+    d, f = config.d_model, config.d_ff
+    nh, kh = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: _Shapes = {
+        "attention_norm": ((d,), ("norm",)),
+        "mlp_norm": ((d,), ("norm",)),
+        "q_proj": ((d, nh), ("embed", "heads")),
+        "k_proj": ((d, kh), ("embed", "kv_heads")),
+        "v_proj": ((d, kh), ("embed", "kv_heads")),
+        "o_proj": ((nh, d), ("heads", "embed")),
+        "gate_proj": ((d, f), ("embed", "mlp")),
+        "up_proj": ((d, f), ("embed", "mlp")),
+        "down_proj": ((f, d), ("mlp", "embed")),
+    }
+    if config.qkv_bias:
+        shapes["q_bias"] = ((nh,), ("heads",))
+        shapes["k_bias"] = shapes["v_bias"] = ((kh,), ("kv_heads",))
+    if config.out_bias:
+        shapes["o_bias"] = ((d,), ("norm",))
+    if config.mlp_bias:
+        shapes["gate_bias"] = shapes["up_bias"] = ((f,), ("mlp",))
+        shapes["down_bias"] = ((d,), ("norm",))
+    if config.qk_norm:
+        shapes["q_norm"] = shapes["k_norm"] = ((config.head_dim,), ("norm",))
+    if config.post_norms:
+        shapes["attention_post_norm"] = shapes["mlp_post_norm"] = ((d,), ("norm",))
+    return shapes
+
+
+def outer_parameters(config: DecoderConfig) -> _Shapes:
+    """Shape and logical axes of each parameter outside the layers."""
+    v, d = config.vocab_size, config.d_model
+    shapes: _Shapes = {
+        "embedding": ((v, d), ("vocab", "embed")),
+        "final_norm": ((d,), ("norm",)),
+    }
+    if not config.tie_embeddings:
+        shapes["lm_head"] = ((d, v), ("embed", "vocab"))
+    return shapes
+
+
+def _initial(
+    name: str, shape: tuple[int, ...], config: DecoderConfig, rngs: nnx.Rngs
+) -> jax.Array:
+    dtype = jnp.dtype(config.param_dtype)
+    if name.endswith("norm"):
+        return jnp.full(shape, 1.0 - config.norm_offset, dtype)
+    if name.endswith("bias"):
+        return jnp.zeros(shape, dtype)
+    normal = jax.random.normal(rngs.params(), shape, dtype)
+    return normal * jnp.asarray(config.initializer_range, dtype)
+
+
+class Layers(nnx.Module):
+    """Parameters of all layers, stacked on a leading axis."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        """Random parameters: normal of ``initializer_range``, norms that scale by one."""
+        for name, (shape, axes) in layer_parameters(config).items():
+            value = _initial(name, (config.num_layers, *shape), config, rngs)
+            setattr(self, name, nnx.Param(value, logical_axes=("layers", *axes)))
+
+
+class Decoder(nnx.Module):
+    """The parameters of a decoder, with the logical axes that `sharding` resolves.
+
+    ``embedding`` [V, D], ``layers`` (`Layers`; see `layer_parameters`), ``final_norm`` [D] and,
+    unless embeddings are tied, ``lm_head`` [D, V].
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        """Random parameters drawn from ``rngs.params``."""
+        for name, (shape, axes) in outer_parameters(config).items():
+            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
+        self.layers = Layers(config, rngs=rngs)
+
+
+def abstract_params(config: DecoderConfig) -> nnx.State:
+    """The `nnx.State` of `Decoder` with shapes and dtypes in place of arrays."""
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+
+
+def random_state(config: DecoderConfig, seed: int = 0) -> nnx.State:
+    """The `nnx.State` of a `Decoder` with random weights, drawn in one compilation."""
+    return jax.jit(lambda: nnx.state(Decoder(config, rngs=nnx.Rngs(seed))))()
+
+
+def to_params(state: nnx.State) -> Params:
+    """The state's arrays as the plain dictionary that the functions of this module take."""
+    return nnx.to_pure_dict(state)
+
+
+def unstack_layers(tree: Any) -> Any:
+    """``tree`` (parameters or an adapter) with its stacked layers as a tuple, one entry a layer.
+
+    The arrays are new: the stacked ones can be freed afterwards.
+    """
+    stacked = tree["layers"]
+    leaves, treedef = jax.tree.flatten(stacked)
+    if not leaves:
+        return tree
+    split = jax.jit(lambda x: tuple(x[i] for i in range(x.shape[0])))
+    columns = [split(leaf) for leaf in leaves]
+    layers = tuple(
+        jax.tree.unflatten(treedef, [column[i] for column in columns])
+        for i in range(leaves[0].shape[0])
+    )
+    return {**tree, "layers": layers}
+
+
+# ------------------------------------------------------------------------------------- arithmetic
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
+    """RMS norm over the last axis, in fp32, returned in the dtype of ``x``."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
+    scale32 = scale.astype(jnp.float32)
+    if not offset:  # Llama and its kin round before the scale, Gemma after it
+        return normed.astype(x.dtype) * scale32.astype(x.dtype)
+    return (normed * (offset + scale32)).astype(x.dtype)
+
+
+def rope_frequencies(config: DecoderConfig) -> tuple[list[float], float]:
+    """Angular frequency of each of the ``head_dim / 2`` planes, and the factor on sine and cosine.
+
+    Source: RoFormer (Su et al., 2021); the stretchings as `RopeScaling` says.
+    """
+    half, theta, scaling = config.head_dim // 2, config.rope_theta, config.rope_scaling
+    base = [theta ** (-i / half) for i in range(half)]
+    if scaling is None:
+        return base, 1.0
+    if scaling.kind == "linear":
+        return [f / scaling.factor for f in base], 1.0
+    turns = [scaling.original_positions * f / (2 * math.pi) for f in base]
+    if scaling.kind == "llama3":
+        width = scaling.high_frequency - scaling.low_frequency
+        keep = [min(max((t - scaling.low_frequency) / width, 0.0), 1.0) for t in turns]
+        return [k * f + (1 - k) * f / scaling.factor for k, f in zip(keep, base, strict=True)], 1.0
+    return _yarn_frequencies(base, theta, scaling), scaling.attention_factor
+
+
+def _yarn_frequencies(base: list[float], theta: float, scaling: RopeScaling) -> list[float]:
+    half = len(base)
+
+    def plane(turns: float) -> float:
+        """The (fractional) plane that turns this often over the trained length."""
+        span = scaling.original_positions / (turns * 2 * math.pi)
+        return half * math.log(span) / math.log(theta)
+
+    low = max(math.floor(plane(scaling.beta_fast)), 0)
+    high = min(math.ceil(plane(scaling.beta_slow)), 2 * half - 1)
+    ramp = [min(max((i - low) / max(high - low, 0.001), 0.0), 1.0) for i in range(half)]
+    return [r * f / scaling.factor + (1 - r) * f for r, f in zip(ramp, base, strict=True)]
+
+
+def rope_tables(config: DecoderConfig, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine, fp32 ``[B, T, head_dim / 2]``, of every position."""
+    frequencies, factor = rope_frequencies(config)
+    angles = positions_BT[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def _rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    cos, sin = (table[:, :, None, :] for table in tables)
+    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    return rotated.astype(x_BTNH.dtype)
+
+
+def _softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def _activate(x: jax.Array, name: str) -> jax.Array:
+    if name == "silu":
+        return jax.nn.silu(x)
+    return jax.nn.gelu(x, approximate=name == "gelu_tanh")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraOptions:
+    """How an adapter is applied: ``scale`` (alpha over rank) and the dropout of its input."""
+
+    scale: float = 1.0
+    dropout: float = 0.0
+
+
+def lora_delta(
+    x: jax.Array,
+    pair: Mapping[str, jax.Array],
+    options: LoraOptions,
+    key: jax.Array | None,
+) -> jax.Array:
+    """``scale * dropout(x) A B``, in the dtype of ``x`` (LoRA, Hu et al., 2022, equation 3)."""
+    if key is not None and options.dropout > 0.0:
+        keep = jax.random.bernoulli(key, 1.0 - options.dropout, x.shape)
+        x = jnp.where(keep, x / jnp.asarray(1.0 - options.dropout, x.dtype), jnp.zeros((), x.dtype))
+    down = x @ pair["a"].astype(x.dtype)
+    return (down @ pair["b"].astype(x.dtype)) * jnp.asarray(options.scale, x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """One layer's parameters and what every projection in it needs."""
+
+    config: DecoderConfig
+    p: Mapping[str, jax.Array]
+    adapter: Mapping[str, Any]
+    options: LoraOptions
+    key: jax.Array | None
+
+    def project(self, x: jax.Array, name: str) -> jax.Array:
+        """``x`` times the kernel ``name``, plus bias and adapter where there are."""
+        y = x @ self.p[name].astype(x.dtype)
+        bias = self.p.get(name.replace("_proj", "_bias"))
+        if bias is not None:
+            y = y + bias.astype(x.dtype)
+        pair = self.adapter.get(name)
+        if pair is not None:
+            key = self.key
+            if key is not None:
+                key = jax.random.fold_in(key, PROJECTIONS.index(name))
+            y = y + lora_delta(x, pair, self.options, key)
+        return checkpoint_name(y, "projection")
+
+    def norm(self, x: jax.Array, name: str) -> jax.Array:
+        """RMS norm of ``x`` with the scale ``name``."""
+        return rms_norm(x, self.p[name], self.config.norm_eps, self.config.norm_offset)
+
+    def heads(
+        self, x_BTD: jax.Array, tables: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Rotated queries ``BTNH``, rotated keys ``BTKH`` and values ``BTKH``."""
+        config, (b, t, _) = self.config, x_BTD.shape
+        q_BTNH = self.project(x_BTD, "q_proj").reshape(b, t, config.num_heads, config.head_dim)
+        k_BTKH, v_BTKH = (
+            self.project(x_BTD, name).reshape(b, t, config.num_kv_heads, config.head_dim)
+            for name in ("k_proj", "v_proj")
+        )
+        if config.qk_norm:
+            q_BTNH, k_BTKH = self.norm(q_BTNH, "q_norm"), self.norm(k_BTKH, "k_norm")
+        q_BTNH = sharding.constrain(_rotate(q_BTNH, tables), "batch", "length", "act_heads", None)
+        k_BTKH = sharding.constrain(_rotate(k_BTKH, tables), "batch", "length", "kv_heads", None)
+        v_BTKH = sharding.constrain(v_BTKH, "batch", "length", "kv_heads", None)
+        return q_BTNH, k_BTKH, v_BTKH
+
+    def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
+        """Output projection, residual, feed-forward, residual."""
+        b, t = mixed_BTNH.shape[:2]
+        y_BTD = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
+        if self.config.post_norms:
+            y_BTD = self.norm(y_BTD, "attention_post_norm")
+        x_BTD = sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
+        h_BTD = self.norm(x_BTD, "mlp_norm")
+        gate_BTF = _activate(self.project(h_BTD, "gate_proj"), self.config.activation)
+        h_BTF = gate_BTF * self.project(h_BTD, "up_proj")
+        h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
+        y_BTD = self.project(h_BTF, "down_proj")
+        if self.config.post_norms:
+            y_BTD = self.norm(y_BTD, "mlp_post_norm")
+        return sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
+
+
+def _scores(
+    config: DecoderConfig, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
+) -> jax.Array:
+    """Masked attention scores, fp32 ``[B, K, G, T, S]`` with G query heads a key head."""
+    b, t, n, h = q_BTNH.shape
+    groups = n // config.num_kv_heads
+    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
+    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h)
+    scores_BKRS = jax.lax.dot_general(
+        q_BKRH,
+        k_BKSH,
+        (((3,), (3,)), ((0, 1), (0, 1))),
+        preferred_element_type=jnp.float32,
+    )
+    scores = scores_BKRS.reshape(b, -1, groups, t, k_BKSH.shape[2])
+    scores = _softcap(scores * config.score_scale, config.attention_softcap)
+    return jnp.where(mask_BTS[:, None, None], scores, _MASKED)
+
+
+def attend(
+    config: DecoderConfig,
+    q_BTNH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    mask_BTS: jax.Array,
+) -> jax.Array:
+    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
+
+    All query heads of a key head are rows of one matrix product.
+    """
+    b, t, n, h = q_BTNH.shape
+    scores = _scores(config, q_BTNH, k_BKSH, mask_BTS)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
+    probs_BKRS = probs.reshape(b, config.num_kv_heads, -1, k_BKSH.shape[2])
+    mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
+    mixed = mixed_BKRH.reshape(b, config.num_kv_heads, n // config.num_kv_heads, t, h)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def attention_probabilities(
+    config: DecoderConfig, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
+) -> jax.Array:
+    """What `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
+    b, t, n, _ = q_BTNH.shape
+    probs = jax.nn.softmax(_scores(config, q_BTNH, k_BKSH, mask_BTS), axis=-1)
+    return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)
+
+
+def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
+    """Window per layer, "all" as a number no distance reaches."""
+    windows = config.windows or (0,) * config.num_layers
+    return tuple(window or (1 << 30) for window in windows)
+
+
+def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
+    x_BTD = params["embedding"][tokens_BT].astype(config.dtype)
+    if config.embedding_scale != 1.0:
+        x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
+    return sharding.constrain(x_BTD, "batch", "length", "act_embed")
+
+
+def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
+    """fp32 logits over the vocabulary of normed hidden states ``[..., D]``."""
+    weight, axis = (
+        (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
+    )
+    scores = jax.lax.dot_general(
+        hidden,
+        weight.astype(hidden.dtype),
+        (((hidden.ndim - 1,), (axis,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    return _softcap(scores, config.final_softcap)
+
+
+# ------------------------------------------------------------------------------- whole sequences
+
+
+def forward(
+    config: DecoderConfig,
+    params: Params,
+    tokens_BT: jax.Array,
+    *,
+    lengths_B: jax.Array | None = None,
+    positions_BT: jax.Array | None = None,
+    segments_BT: jax.Array | None = None,
+    adapter: Adapter | None = None,
+    lora: LoraOptions = LoraOptions(),
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """Hidden states after the final norm, ``hidden_BTD`` in the compute dtype: the training path.
+
+    Args:
+      config: hyper-parameters.
+      params: weights, layers stacked or as a tuple.
+      tokens_BT: int32 ids, padded on the right.
+      lengths_B: int32 real tokens per row; None: all. Outputs at padding mean nothing.
+      positions_BT: int32 rotary positions; None: 0, 1, 2, ... in every row.
+      segments_BT: int32; tokens attend only within their segment (packed rows); overrides
+        ``lengths_B``. Give ``positions_BT`` that restart in each segment with it.
+      adapter: LoRA pairs, stacked as ``params["layers"]`` is.
+      lora: scale and dropout of the adapter.
+      dropout_key: key of the adapter's dropout; None: no dropout.
+    """
+    b, t = tokens_BT.shape
+    if positions_BT is None:
+        positions_BT = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t))
+    tables = rope_tables(config, positions_BT)
+    x_BTD = _embed(config, params, tokens_BT)
+    index = jnp.arange(t, dtype=jnp.int32)
+    causal_BTS = (index[None, :, None] >= index[None, None, :]) & jnp.ones((b, 1, 1), bool)
+    if segments_BT is not None:
+        causal_BTS &= segments_BT[:, :, None] == segments_BT[:, None, :]
+    elif lengths_B is not None:
+        causal_BTS &= index[None, None, :] < lengths_B[:, None, None]
+
+    def layer(x_BTD, p, pairs, window, key):
+        block = _Layer(config, p, pairs, lora, key)
+        heads = block.heads(block.norm(x_BTD, "attention_norm"), tables)
+        mixed_BTNH = _attend_whole(config, *heads, causal_BTS, lengths_B, window)
+        return block.after_attention(x_BTD, mixed_BTNH)
+
+    layer = _rematerialised(config, layer, scanned=not isinstance(params["layers"], tuple))
+    x_BTD = _run_layers(config, layer, x_BTD, params, adapter, dropout_key)
+    return rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
+
+
+def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, window):
+    """Attention among the tokens of one call, by the implementation of ``config.attention``."""
+    if config.attention == "cudnn":
+        size = config.windows[0] if config.windowed else 0
+        full = None
+        if lengths_B is not None:
+            lengths_B = jnp.maximum(lengths_B, 1)
+            full = jnp.full_like(lengths_B, q_BTNH.shape[1])
+        return jax.nn.dot_product_attention(
+            q_BTNH,
+            k_BTKH,
+            v_BTKH,
+            scale=config.score_scale,
+            is_causal=True,
+            query_seq_lengths=full,
+            key_value_seq_lengths=lengths_B,
+            local_window_size=(size - 1, 0) if size else None,
+            implementation="cudnn",
+        )
+    if config.windowed:
+        index = jnp.arange(q_BTNH.shape[1], dtype=jnp.int32)
+        causal_BTS = causal_BTS & (index[None, :, None] - index[None, None, :] < window)
+    k_BKSH, v_BKSH = (x.transpose(0, 2, 1, 3) for x in (k_BTKH, v_BTKH))
+    return attend(config, q_BTNH, k_BKSH, v_BKSH, causal_BTS)
+
+
+def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
+    if config.remat == "none":
+        return layer
+    policy = None
+    if config.remat == "projections":
+        policy = jax.checkpoint_policies.save_only_these_names("projection")
+    return jax.checkpoint(layer, prevent_cse=not scanned, policy=policy)
+
+
+def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
+    """``layer(x, p, pairs, window, key)`` over all layers: a scan where they are stacked."""
+    keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
+    windows, layers = _layer_windows(config), params["layers"]
+    pairs = {} if adapter is None else adapter["layers"]
+    if not isinstance(layers, tuple):
+        inputs = (layers, pairs, jnp.asarray(windows, jnp.int32), keys)
+        return jax.lax.scan(lambda x, row: (layer(x, *row), None), x_BTD, inputs)[0]
+    for i, p in enumerate(layers):
+        own = pairs[i] if pairs else {}
+        x_BTD = layer(x_BTD, p, own, windows[i], None if keys is None else keys[i])
+    return x_BTD
+
+
+# ------------------------------------------------------------------------------ with a key-value cache
+
+Cache = dict[str, tuple[jax.Array, ...]]  # "k" and "v": one [B, K, S, H] array a layer
+
+
+def empty_cache(config: DecoderConfig, batch: int, length: int) -> Cache:
+    """A zeroed key-value cache of ``batch`` rows and ``length`` tokens, in the compute dtype."""
+    shape = (batch, config.num_kv_heads, length, config.head_dim)
+
+    def zeros():
+        array = jnp.zeros(shape, config.dtype)
+        return sharding.constrain(array, "batch", "kv_heads", None, None)
+
+    build = jax.jit(lambda: tuple(zeros() for _ in range(config.num_layers)))
+    return {"k": build(), "v": build()}
+
+
+def _write(cache_BKSH: jax.Array, new_BTKH: jax.Array, start_B: jax.Array) -> jax.Array:
+    """The cache with ``new_BTKH`` written at ``start_B`` of each row."""
+    new_BKTH = new_BTKH.transpose(0, 2, 1, 3).astype(cache_BKSH.dtype)
+    zero = jnp.zeros((), start_B.dtype)
+    if new_BKTH.shape[0] == 1:
+        return jax.lax.dynamic_update_slice(cache_BKSH, new_BKTH, (zero, zero, start_B[0], zero))
+    return jax.vmap(
+        lambda cache, new, start: jax.lax.dynamic_update_slice(cache, new, (zero, start, zero))
+    )(cache_BKSH, new_BKTH, start_B)
+
+
+def forward_cached(
+    config: DecoderConfig,
+    params: Params,
+    tokens_BT: jax.Array,
+    start_B: jax.Array,
+    cache: Cache,
+    *,
+    adapter: Adapter | None = None,
+    lora: LoraOptions = LoraOptions(),
+) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
+    """Runs new tokens against a cache; layers must be unstacked.
+
+    Args:
+      config: hyper-parameters.
+      params: weights with `unstack_layers` applied.
+      tokens_BT: int32 new tokens.
+      start_B: int32 position of the first new token of each row; ``start + T`` must not exceed
+        the cache. Cached positions below it are attended to; nothing above it is.
+      cache: keys and values; donate it.
+      adapter: LoRA pairs, unstacked as well.
+      lora: the adapter's scale.
+
+    Returns:
+      ``hidden_BTD`` after the final norm, the cache with the new keys and values in it, and the
+      last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention_probabilities`).
+    """
+    length = cache["k"][0].shape[2]
+    positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
+    distance_BTS = positions_BT[:, :, None] - jnp.arange(length, dtype=jnp.int32)
+    tables = rope_tables(config, positions_BT)
+    x_BTD = _embed(config, params, tokens_BT)
+    keys, values = list(cache["k"]), list(cache["v"])
+    q_BTNH = mask_BTS = None
+    for i, window in enumerate(_layer_windows(config)):
+        pairs = adapter["layers"][i] if adapter is not None else {}
+        block = _Layer(config, params["layers"][i], pairs, lora, None)
+        q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
+        keys[i] = _write(keys[i], k_BTKH, start_B)
+        values[i] = _write(values[i], v_BTKH, start_B)
+        mask_BTS = distance_BTS >= 0
+        if config.windowed:
+            mask_BTS &= distance_BTS < window
+        mixed_BTNH = attend(config, q_BTNH, keys[i], values[i], mask_BTS)
+        x_BTD = block.after_attention(x_BTD, mixed_BTNH)
+    hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
+    assert q_BTNH is not None and mask_BTS is not None
+    return hidden_BTD, {"k": tuple(keys), "v": tuple(values)}, (q_BTNH, mask_BTS)
+
+
+@functools.cache
+def parameter_count(config: DecoderConfig) -> int:
+    """Number of weights."""
+    outer = sum(math.prod(shape) for shape, _ in outer_parameters(config).values())
+    inner = sum(math.prod(shape) for shape, _ in layer_parameters(config).values())
+    return outer + config.num_layers * inner
