@@ -1,0 +1,452 @@
+"""Conversations as tokens: the model's own tokenizer and chat template, and prompts that fit."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Message
+
+log = logging.getLogger(__name__)
+
+OMITTED = "[omitted]"
+Overflow = Literal["error", "truncate"]
+
+# Tokens that end an assistant's turn, by family. One counts only where the template writes it.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
+
+# How llama.cpp splits text before merging, by `tokenizer.ggml.pre` (src/llama-vocab.cpp). The
+# reader of transformers knows only Qwen's; with its GPT-2 split, "\n\n1" becomes other tokens.
+_DIGIT = "digit"
+_SPLITS = {
+    "smollm": _DIGIT,
+    "starcoder": _DIGIT,
+    "refact": _DIGIT,
+    "llama-bpe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+class PromptError(UserError):
+    """A conversation that cannot be given to the model: one sentence, for this request alone."""
+
+
+class PromptTooLong(PromptError):
+    """A prompt with more tokens than there is room for."""
+
+
+class ChatTokenizer:
+    """A fast tokenizer with its chat template and its ends of turn.
+
+    Special tokens that stand in a message's text (a passage that quotes ``<|im_end|>``) are encoded
+    as ordinary text: only the template opens and closes turns.
+
+    Attributes:
+      tokenizer: the ``transformers`` tokenizer.
+      eos_ids: tokens that end the assistant's turn.
+      pad_id: token to pad with; never looked at by the model.
+      vocab_size: tokens of the tokenizer, added ones included; the model may have more rows.
+    """
+
+    def __init__(self, tokenizer: Any, extra_eos_ids: Sequence[int] = ()):
+        """``tokenizer``: a fast one; ``extra_eos_ids``: of generation_config.json."""
+        self.tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        self.eos_ids = frozenset(_eos_ids(tokenizer, extra_eos_ids))
+        pad = tokenizer.pad_token_id
+        self.pad_id = int(min(self.eos_ids, default=0) if pad is None else pad)
+        self._system_in_template: bool | None = None
+        self._pieces: dict[int, str] = {}
+        anchor = tokenizer.encode("a", add_special_tokens=False)
+        self._anchor = [int(anchor[-1])] if anchor else []
+        self._anchor_text = self._decode(self._anchor)
+        if not tokenizer.chat_template:
+            log.warning(
+                "The tokenizer has no chat template: turns are joined by newlines, without roles."
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "ChatTokenizer":
+        """Reads the tokenizer of a model folder or of a ``.gguf`` file; no network, no remote code.
+
+        Converting a GGUF's tokenizer takes seconds, so the result is kept in the user's cache
+        (``CIRAG_JAX_CACHE``, as for compiled programs), under the hash of the file's metadata.
+
+        Raises:
+          UserError: there is no usable tokenizer.
+        """
+        path = Path(path)
+        if path.suffix == ".gguf":
+            return _load_gguf(path)
+        if not path.is_dir():
+            raise UserError(f"{path} is neither a model folder nor a .gguf file.")
+        tokenizer = _open_tokenizer(path)
+        return cls(tokenizer, _generation_eos_ids(path))
+
+    # ------------------------------------------------------------------------------------ encoding
+
+    def encode_prompt(
+        self, messages: Sequence[Message], continue_final: bool = False
+    ) -> np.ndarray:
+        """Tokens of a conversation, up to where the assistant's new text begins.
+
+        Args:
+          messages: the turns, oldest first. System turns of a model without them (Gemma) become
+            the start of the first user turn.
+          continue_final: the last turn is the assistant's and stays open, so that generation goes
+            on with it; an empty one is the same as none.
+
+        Returns:
+          int32 ``[S]``.
+
+        Raises:
+          PromptError: there is no turn, ``continue_final`` without a final assistant turn, or the
+            template refuses the conversation.
+        """
+        text_parts = [(message.role, message.text) for message in messages]
+        return self._encode_turns(text_parts, continue_final)
+
+    def _encode_turns(self, turns: list[tuple[str, str]], continue_final: bool) -> np.ndarray:
+        if not turns:
+            raise PromptError("the conversation has no messages")
+        if continue_final and turns[-1][0] != "assistant":
+            raise PromptError("continue_final needs a final assistant message to go on with")
+        if continue_final and not turns[-1][1]:
+            turns, continue_final = turns[:-1], False
+            if not turns:
+                raise PromptError("the conversation has no messages before the one to go on with")
+        if not self.tokenizer.chat_template:
+            return self._encode_plain(turns)
+        if not self._takes_system():
+            turns = _fold_system(turns)
+        return np.asarray(self._render(turns, continue_final), np.int32)
+
+    def _encode_plain(self, turns: list[tuple[str, str]]) -> np.ndarray:
+        ids = self.tokenizer.encode(plain_text(turns), add_special_tokens=True)
+        while ids and ids[-1] in self.eos_ids:  # some tokenizers close every text
+            ids.pop()
+        return np.asarray(ids, np.int32)
+
+    def _render(self, turns: list[tuple[str, str]], continue_final: bool) -> list[int]:
+        import jinja2
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                [{"role": role, "content": text} for role, text in turns],
+                add_generation_prompt=not continue_final,
+                continue_final_message=continue_final,
+                sanitize_control_tokens=True,
+                return_dict=False,
+            )
+        except (jinja2.TemplateError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise PromptError(
+                f"the model's chat template refuses the conversation: {reason}"
+            ) from None
+
+    def _takes_system(self) -> bool:
+        """Whether the template writes a system turn; some drop it, some raise."""
+        if self._system_in_template is None:
+            mark = "zqsystemzq"
+            try:
+                ids = self._render([("system", mark), ("user", "a")], False)
+                self._system_in_template = mark in self.tokenizer.decode(ids)
+            except PromptError:
+                self._system_in_template = False
+        return self._system_in_template
+
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens of plain text without special tokens around it: int32 ``[S]``."""
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    # ------------------------------------------------------------------------------------ decoding
+
+    def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+
+    def decode(self, ids: Sequence[int] | np.ndarray, continuing: bool = False) -> str:
+        """The text of tokens, special ones left out, spaces as they are.
+
+        Args:
+          ids: vocabulary indices.
+          continuing: the tokens go on with a text. SentencePiece tokenizers otherwise drop the
+            space before the first word.
+        """
+        ids = [int(i) for i in ids]
+        if not continuing:
+            return self._decode(ids, skip_special=True)
+        text = self._decode([*self._anchor, *ids], skip_special=True)
+        return text.removeprefix(self._anchor_text)
+
+    def piece(self, token_id: int) -> str:
+        """Surface form of one token, its space and special tokens included."""
+        token_id = int(token_id)
+        if token_id not in self._pieces:
+            text = self._decode([*self._anchor, token_id])
+            self._pieces[token_id] = text.removeprefix(self._anchor_text)
+        return self._pieces[token_id]
+
+
+def plain_text(turns: Sequence[tuple[str, str]]) -> str:
+    """The turns (role, text) of a conversation as one text, for models without a chat template."""
+    return "\n".join(text for _, text in turns if text)
+
+
+def _fold_system(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Moves system texts to the start of the first user turn."""
+    system = [text for role, text in turns if role == "system" and text]
+    rest = [turn for turn in turns if turn[0] != "system"]
+    if not system:
+        return rest
+    for index, (role, text) in enumerate(rest):
+        if role == "user":
+            rest[index] = (role, "\n\n".join([*system, text]))
+            return rest
+    return [("user", "\n\n".join(system)), *rest]
+
+
+def _eos_ids(tokenizer: Any, extra: Sequence[int]) -> set[int]:
+    ids = {int(i) for i in extra}
+    if tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
+    template = tokenizer.chat_template or ""
+    template = template if isinstance(template, str) else json.dumps(template)
+    vocabulary = tokenizer.get_added_vocab()
+    ids.update(vocabulary[t] for t in _TURN_ENDS if t in vocabulary and t in template)
+    return ids
+
+
+# ----------------------------------------------------------------------------- prompts that fit
+
+
+def fit_prompt(
+    tokenizer: ChatTokenizer,
+    messages: Sequence[Message],
+    limit: int,
+    overflow: Overflow = "error",
+    continue_final: bool = False,
+) -> tuple[np.ndarray, int]:
+    """Tokens of a conversation that fits, shortened only as the caller allows.
+
+    Args:
+      tokenizer: encodes the conversation.
+      messages: the turns, oldest first.
+      limit: most tokens the prompt may have.
+      overflow: ``error``, or ``truncate`` to replace `Message.observation` parts by ``[omitted]``,
+        oldest first, until the rest fits. `Message.content` is never touched.
+      continue_final: as in `ChatTokenizer.encode_prompt`.
+
+    Returns:
+      int32 ``[S]`` with ``S <= limit``, and how many observations were left out.
+
+    Raises:
+      PromptTooLong: it does not fit, whatever may be left out; the message gives the numbers.
+      PromptError: the conversation itself cannot be encoded.
+    """
+    ids = tokenizer.encode_prompt(messages, continue_final)
+    if len(ids) <= limit:
+        return ids, 0
+    long = f"the prompt has {len(ids)} tokens but only {limit} fit"
+    if overflow == "error":
+        raise PromptTooLong(long)
+    # The shortest prompt with enough left out is found by bisection: every try encodes it all.
+    order = [i for i, message in enumerate(messages) if message.observation]
+    if not order:
+        raise PromptTooLong(f"{long}, and it has no observations that could be left out")
+    shortest = tokenizer.encode_prompt(_without(messages, order), continue_final)
+    if len(shortest) > limit:
+        raise PromptTooLong(f"{long}, and without its observations {len(shortest)} tokens are left")
+    low, high, best = 0, len(order), shortest  # leaving out `low` is too little, `high` enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        ids = tokenizer.encode_prompt(_without(messages, order[:middle]), continue_final)
+        if len(ids) <= limit:
+            high, best = middle, ids
+        else:
+            low = middle
+    return best, high
+
+
+def _without(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
+    dropped = set(indices)
+    return [
+        dataclasses.replace(message, observation=OMITTED) if index in dropped else message
+        for index, message in enumerate(messages)
+    ]
+
+
+# -------------------------------------------------------------------------------------- loading
+
+
+def _open_tokenizer(folder: Path, **options: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+        name = folder / options["gguf_file"] if "gguf_file" in options else folder
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name} has no tokenizer that can be read: {reason}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"{folder} has only a slow tokenizer; save it with a tokenizer.json.")
+    return tokenizer
+
+
+def _generation_eos_ids(folder: Path) -> list[int]:
+    """Ends of turn that the model's own generation settings name."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return []
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is not a JSON object: {error}") from None
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and i >= 0 for i in values):
+        raise UserError(f"{path}: field 'eos_token_id' must be a token id or a list of them.")
+    return values
+
+
+def _load_gguf(path: Path) -> ChatTokenizer:
+    metadata = read_gguf_metadata(path)
+    extra = [metadata[key] for key in ("tokenizer.ggml.eot_token_id",) if key in metadata]
+    cache = _cache_folder()
+    folder = cache / _fingerprint(path, metadata) if cache else None
+    if folder is not None and (folder / "tokenizer.json").is_file():
+        with contextlib.suppress(UserError):  # a damaged copy is made again
+            return ChatTokenizer(_open_tokenizer(folder), extra)
+    tokenizer = _open_tokenizer(path.parent, gguf_file=path.name)
+    _set_split(tokenizer, metadata.get("tokenizer.ggml.pre"))
+    if folder is not None:
+        with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
+            _keep(tokenizer, folder)
+    return ChatTokenizer(tokenizer, extra)
+
+
+def _set_split(tokenizer: Any, name: Any) -> None:
+    """Gives a byte-pair tokenizer the split of `tokenizer.ggml.pre` where we know it."""
+    from tokenizers import Regex, pre_tokenizers
+
+    split = _SPLITS.get(str(name))
+    if split is None:
+        return
+    if split is _DIGIT:
+        first: Any = pre_tokenizers.Digits(individual_digits=True)
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        first = pre_tokenizers.Split(Regex(split), behavior="isolated", invert=False)
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, last])
+
+
+def _cache_folder() -> Path | None:
+    setting = os.environ.get("CIRAG_JAX_CACHE", "")
+    if setting == "0":
+        return None
+    return Path(setting or Path.home() / ".cache" / "cirag_jax") / "tokenizers"
+
+
+def _fingerprint(path: Path, metadata: dict[str, Any]) -> str:
+    import transformers
+
+    digest = hashlib.sha256(f"3 {transformers.__version__}".encode())
+    with path.open("rb") as file:
+        left = metadata["end"]
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()[:32]
+
+
+def _keep(tokenizer: Any, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".tokenizer", dir=folder.parent))
+    try:
+        tokenizer.save_pretrained(str(aside))
+        if folder.exists():  # a damaged copy, or another process was first
+            shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+# GGUF value types with a fixed size (the format's specification): struct codes.
+_GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+_GGUF_NUMBERS[12] = "d"
+_GGUF_STRING, _GGUF_ARRAY = 8, 9
+
+
+def read_gguf_metadata(path: Path) -> dict[str, Any]:
+    """Scalars and strings of a GGUF file's header, arrays skipped, in milliseconds.
+
+    ``end`` is the offset, in bytes, at which the key-value pairs end.
+
+    Raises:
+      UserError: the file cannot be read or is no little-endian GGUF of version 2 or 3.
+    """
+    try:
+        with path.open("rb") as file:
+            magic, version, _, count = struct.unpack("<4sIQQ", _read(file, 24))
+            if magic != b"GGUF" or version not in (2, 3):
+                raise UserError(f"{path} is not a GGUF file of version 2 or 3.")
+            found: dict[str, Any] = {}
+            for _ in range(count):
+                key = _gguf_string(file).decode("utf-8")
+                value = _gguf_value(file, *struct.unpack("<I", _read(file, 4)))
+                if value is not None:
+                    found[key] = value
+            return {**found, "end": file.tell()}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (EOFError, UnicodeDecodeError, KeyError, struct.error):
+        raise UserError(f"{path} is damaged: its GGUF header cannot be read.") from None
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        raise EOFError
+    return data
+
+
+def _gguf_string(file: BinaryIO) -> bytes:
+    (length,) = struct.unpack("<Q", _read(file, 8))
+    if length > 1 << 30:
+        raise EOFError
+    return _read(file, length)
+
+
+def _gguf_value(file: BinaryIO, kind: int) -> Any:
+    if kind == _GGUF_STRING:
+        return _gguf_string(file).decode("utf-8", "replace")
+    if kind != _GGUF_ARRAY:
+        code = "<" + _GGUF_NUMBERS[kind]
+        return struct.unpack(code, _read(file, struct.calcsize(code)))[0]
+    inner, count = struct.unpack("<IQ", _read(file, 12))
+    if inner in _GGUF_NUMBERS:
+        file.seek(count * struct.calcsize("<" + _GGUF_NUMBERS[inner]), os.SEEK_CUR)
+    else:
+        for _ in range(count):
+            _gguf_string(file) if inner == _GGUF_STRING else _gguf_value(file, inner)
+    return None
