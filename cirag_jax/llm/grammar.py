@@ -1,0 +1,126 @@
+"""Decoding under a JSON schema: which tokens may come next, by the llguidance library."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+
+_WORD_BITS = 32
+# Without a bound, a small model under greedy decoding may write white space for ever.
+_NO_FREE_SPACE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class JsonGrammar:
+    """Compiles JSON schemas for one tokenizer; make one per engine (about a second).
+
+    Attributes:
+      vocab_size: rows of the model's output layer V; those beyond the tokenizer's are never
+        allowed.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, vocab_size: int | None = None):
+        """``vocab_size``: the model's V, at least the tokenizer's (the default)."""
+        from llguidance import LLTokenizer
+
+        self.vocab_size = vocab_size or tokenizer.vocab_size
+        self.eos_ids = tokenizer.eos_ids
+        if not self.eos_ids:
+            raise UserError("A JSON schema needs a tokenizer with an end-of-text token.")
+        backend = tokenizer.tokenizer.backend_tokenizer
+        self._tokenizer = LLTokenizer(
+            backend.to_str(),
+            n_vocab=max(self.vocab_size, tokenizer.vocab_size),
+            eos_token=sorted(self.eos_ids),
+            slices=LLTokenizer.json_slices(),
+        )
+        self._own_vocab_size = tokenizer.vocab_size
+        self._compiled: dict[str, str] = {}
+
+    def start(self, schema: Mapping[str, Any]) -> "GrammarState":
+        """The state before the first token of a text that satisfies ``schema``.
+
+        Raises:
+          UserError: the schema is not one, or uses what the library cannot enforce.
+        """
+        from llguidance import LLMatcher
+
+        key = json.dumps(schema, sort_keys=False)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(key)
+        matcher = LLMatcher(self._tokenizer, self._compiled[key], log_level=0)
+        if matcher.is_error():
+            raise UserError(_bad_schema(matcher.get_error()))
+        return GrammarState(matcher, self.vocab_size, self._own_vocab_size)
+
+    def _compile(self, schema: str) -> str:
+        from llguidance import LLMatcher
+
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_NO_FREE_SPACE)
+        except ValueError as error:
+            raise UserError(_bad_schema(str(error))) from None
+        problem, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        if problem:
+            raise UserError(_bad_schema(messages[0]))
+        return grammar
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises `UserError` where ``schema`` cannot be enforced; needs no tokenizer."""
+    from llguidance import LLMatcher
+
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_NO_FREE_SPACE)
+        problem, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    except (TypeError, ValueError) as error:
+        raise UserError(_bad_schema(str(error))) from None
+    if problem:
+        raise UserError(_bad_schema(messages[0]))
+
+
+def _bad_schema(reason: str) -> str:
+    return f"json_schema cannot be enforced: {' '.join(reason.split())[:300]}"
+
+
+class GrammarState:
+    """How far one text has come; made by `JsonGrammar.start`."""
+
+    def __init__(self, matcher: Any, vocab_size: int, own_vocab_size: int):
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._own_vocab_size = own_vocab_size
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the text is complete: nothing but the end of the turn may follow."""
+        return self._matcher.is_stopped()
+
+    def mask(self) -> np.ndarray:
+        """Tokens that may come next, an end of turn among them once the text may end.
+
+        Returns:
+          uint32 ``[ceil(V / 32)]``, bit ``v % 32`` of word ``v // 32`` for token ``v``.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        words = -(-self._vocab_size // _WORD_BITS)
+        mask = np.zeros(words, np.uint32)
+        mask[: min(words, len(bits))] = bits[:words]
+        known = min(self._own_vocab_size, self._vocab_size)
+        mask[-(-known // _WORD_BITS) :] = 0
+        if known % _WORD_BITS:
+            mask[known // _WORD_BITS] &= np.uint32((1 << known % _WORD_BITS) - 1)
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Takes the chosen token.
+
+        Raises:
+          ValueError: `mask` did not allow it.
+        """
+        if not self._matcher.consume_token(int(token_id)):
+            reason = (self._matcher.get_error().splitlines() or ["?"])[0]
+            raise ValueError(f"token {token_id} does not fit the grammar: {reason}")
