@@ -1,0 +1,167 @@
+"""Low-rank adapters (LoRA, Hu et al., 2022) of the decoder's linear layers.
+
+The adapter is a state of its own beside the frozen base: `init_adapter` gives an `nnx.State` that
+is trained, checkpointed and sharded, `to_adapter` the plain dictionary that `decoder.forward`
+takes. `models.peft_format` reads and writes it in PEFT's format.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder
+from cirag_jax.models.decoder import PROJECTIONS, Adapter, DecoderConfig, LoraOptions, Params
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Hyper-parameters of an adapter; hashable, hence usable as a static argument.
+
+    Attributes:
+      rank: inner dimension R.
+      alpha: the adapter's output is multiplied by ``alpha / rank``.
+      dropout: probability of dropping an element of the adapter's input in training.
+      targets: names of the adapted linear layers as PEFT and transformers give them
+        (``q_proj`` ... ``down_proj``); ``"all-linear"`` stands for all seven.
+      rank_stabilised: scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
+
+    Raises:
+      UserError: a value out of its range, or an unknown target.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    rank_stabilised: bool = False
+
+    def __post_init__(self):
+        if isinstance(self.targets, str):
+            object.__setattr__(self, "targets", (self.targets,))
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if self.rank < 1:
+            raise UserError(f"LoRA rank is {self.rank}; it must be at least 1.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise UserError(f"LoRA dropout is {self.dropout}; it must be in [0, 1).")
+        unknown = [name for name in self.targets if name not in (*PROJECTIONS, ALL_LINEAR)]
+        if unknown or not self.targets:
+            raise UserError(
+                f"LoRA targets {', '.join(unknown) or '(none)'} are not linear layers of the "
+                f"decoder; known: {', '.join(PROJECTIONS)} and {ALL_LINEAR}."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The adapted layers, each once, in the order of `decoder.PROJECTIONS`."""
+        every = ALL_LINEAR in self.targets
+        return tuple(name for name in PROJECTIONS if every or name in self.targets)
+
+    @property
+    def scale(self) -> float:
+        """Factor on the adapter's output."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+class _Pair(nnx.Module):
+    """``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
+
+    def __init__(
+        self, num_layers: int, rank: int, shape: tuple[int, ...], axes: tuple[str, ...], key: Any
+    ):
+        bound = 1.0 / math.sqrt(shape[0])
+        a = jax.random.uniform(
+            key, (num_layers, shape[0], rank), jnp.float32, minval=-bound, maxval=bound
+        )
+        self.a = nnx.LoRAParam(a, logical_axes=("layers", axes[0], "lora_rank"))
+        b = jnp.zeros((num_layers, rank, shape[1]), jnp.float32)
+        self.b = nnx.LoRAParam(b, logical_axes=("layers", "lora_rank", axes[1]))
+
+
+class _Pairs(nnx.Module):
+    """The pairs of every adapted linear layer, by name."""
+
+    def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
+        shapes = decoder.layer_parameters(config)
+        for name in lora.names:
+            shape, axes = shapes[name]
+            setattr(self, name, _Pair(config.num_layers, lora.rank, shape, axes, rngs.params()))
+
+
+class Lora(nnx.Module):
+    """fp32 parameters of an adapter, stacked over layers: ``layers.<name>.a`` and ``.b``.
+
+    A fresh adapter changes nothing, because ``b`` is zero.
+    """
+
+    def __init__(self, config: DecoderConfig, lora: LoraConfig, *, rngs: nnx.Rngs):
+        """Random ``a`` drawn from ``rngs.params``."""
+        self.layers = _Pairs(config, lora, rngs)
+
+
+def abstract_adapter(config: DecoderConfig, lora: LoraConfig) -> nnx.State:
+    """The `nnx.State` of `Lora` with shapes and dtypes in place of arrays."""
+    return nnx.state(nnx.eval_shape(lambda: Lora(config, lora, rngs=nnx.Rngs(0))))
+
+
+def init_adapter(
+    config: DecoderConfig,
+    lora: LoraConfig,
+    seed: int = 0,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> nnx.State:
+    """A fresh adapter as an `nnx.State` of `nnx.LoRAParam`, on ``mesh`` if given."""
+
+    def build() -> nnx.State:
+        return nnx.state(Lora(config, lora, rngs=nnx.Rngs(seed)))
+
+    if mesh is None:
+        return jax.jit(build)()
+    placed = sharding.state_sharding(abstract_adapter(config, lora), mesh)
+    return jax.jit(build, out_shardings=placed)()
+
+
+def to_adapter(state: nnx.State) -> Adapter:
+    """The state as `decoder.forward` takes it: ``{"layers": {name: {"a": ..., "b": ...}}}``."""
+    return nnx.to_pure_dict(state)
+
+
+def lora_options(lora: LoraConfig, train: bool) -> LoraOptions:
+    """How `decoder.forward` applies the adapter; dropout only in training."""
+    return LoraOptions(scale=lora.scale, dropout=lora.dropout if train else 0.0)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _merged(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float) -> jax.Array:
+    a, b = (pair[name].astype(jnp.float32) for name in ("a", "b"))
+    return (kernel.astype(jnp.float32) + scale * (a @ b)).astype(kernel.dtype)
+
+
+def merge(params: Params, adapter: Adapter, scale: float) -> Params:
+    """The base with ``scale * A B`` added to the adapted kernels, summed in fp32.
+
+    Args:
+      params: the base, layers stacked or as a tuple; it is left as it is, and shares with the
+        result every array that no adapter changes.
+      adapter: pairs, stacked or as a tuple like ``params["layers"]``.
+      scale: see `LoraConfig.scale`.
+    """
+
+    def layer(own: Mapping[str, jax.Array], pairs: Mapping[str, Any]) -> dict[str, jax.Array]:
+        changed = {name: _merged(own[name], pair, float(scale)) for name, pair in pairs.items()}
+        return {**own, **changed}
+
+    layers, pairs = params["layers"], adapter["layers"]
+    if isinstance(layers, tuple):
+        return {**params, "layers": tuple(layer(*both) for both in zip(layers, pairs, strict=True))}
+    return {**params, "layers": layer(layers, pairs)}
