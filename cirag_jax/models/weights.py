@@ -1,30 +1,31 @@
-"""Encoder weights to and from safetensors, through one mapping table used in both directions.
-
-Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin`` is refused.
-"""
+"""Encoder weights to and from safetensors, through one mapping table used in both directions."""
 
 import dataclasses
 import fnmatch
-import json
 import os
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import safetensors
-import safetensors.numpy
 from flax import nnx
-from jax.experimental import multihost_utils
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.tensor_files import fetch, misfits, read_tensors, save_tensors, weight_files
+
+__all__ = [  # what callers took from here before there were decoders, and still do
+    "load_state",
+    "passed_through",
+    "read_tensors",
+    "save_tensors",
+    "to_tensors",
+    "weight_files",
+]
 
 PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "model.")
-PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "tf_model.h5")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,53 +142,6 @@ def _strip_prefix(name: str) -> str:
     return name
 
 
-def _list(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
-def weight_files(folder: str | os.PathLike) -> list[Path]:
-    """The safetensors files of a checkpoint folder, one or the shards of its index.
-
-    Raises:
-      UserError: none is there, a shard is missing, or there are only pickle files.
-    """
-    folder = Path(folder)
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{index}: field weight_map cannot be read: {error}.") from error
-        for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
-                raise UserError(f"{index}: shard {name!r} is not in the folder.")
-        return [folder / name for name in names]
-    for name in PICKLES:
-        if (folder / name).exists():
-            raise UserError(
-                f"{folder / name} is a pickle or legacy file, which is never loaded; "
-                "convert it to model.safetensors."
-            )
-    raise UserError(f"{folder}: there is no model.safetensors.")
-
-
-def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
-    """Yields (name, file, array) of every tensor, each in its own dtype.
-
-    Raises:
-      UserError: a file is missing, truncated or not safetensors.
-    """
-    for file in weight_files(folder):
-        try:
-            with safetensors.safe_open(str(file), framework="numpy") as tensors:
-                for name in list(tensors.keys()):
-                    yield name, file, tensors.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
-
-
 def _match(
     folder: Path, places: Mapping[str, _Place]
 ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
@@ -228,17 +182,9 @@ def load_state(
     places = _places(config, family)
     found, unmapped, doubled = _match(folder, places)
     unfilled = [name for name in places if name not in found]
-    problems = [
-        f"{kind}: {_list(names)}"
-        for kind, names in (
-            ("unmapped", unmapped),
-            ("doubly mapped", doubled),
-            ("unfilled", unfilled),
-        )
-        if names
-    ]
+    problems = misfits(unmapped, doubled, unfilled)
     if problems:
-        raise UserError(f"{folder}: tensors do not fit the encoder; {'; '.join(problems)}.")
+        raise UserError(f"{folder}: tensors do not fit the encoder; {problems}.")
     abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
     variables = dict(nnx.to_flat_state(state))
@@ -259,13 +205,6 @@ def load_state(
     return graphdef, nnx.from_flat_state(filled)
 
 
-def _fetch(array: jax.Array) -> np.ndarray:
-    """The whole array on this host, gathered from other processes where they hold parts."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-    return np.asarray(array)
-
-
 def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
     """Tensors that we never use but a re-export keeps: the pooler, under its unprefixed name."""
     return {
@@ -279,7 +218,7 @@ def to_tensors(
     state: Any, config: EncoderConfig, family: str = "bert", dtype: Any = np.float32
 ) -> dict[str, np.ndarray]:
     """The inverse of `load_state`: checkpoint name -> host array in the checkpoint's layout."""
-    host = {path: _fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
+    host = {path: fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
     tensors = {}
     for name, place in _places(config, family).items():
         array = host[place.path][place.index]
@@ -287,14 +226,3 @@ def to_tensors(
             array = array.reshape(place.shape[::-1]).T
         tensors[name] = np.ascontiguousarray(array.reshape(place.shape).astype(dtype))
     return tensors
-
-
-def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
-    """Writes a safetensors file aside, then renames it."""
-    file = Path(file)
-    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-    try:
-        safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
-        os.replace(aside, file)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -1,0 +1,140 @@
+"""Safetensors checkpoints: finding, reading and writing their files.
+
+Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin`` is refused.
+"""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from jax.experimental import multihost_utils
+
+from cirag_jax.errors import UserError
+
+PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "tf_model.h5")
+
+
+def weight_files(folder: str | os.PathLike) -> list[Path]:
+    """The safetensors files of a checkpoint folder, one or the shards of its index.
+
+    Raises:
+      UserError: none is there, a shard is missing, or there are only pickle files.
+    """
+    folder = Path(folder)
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index}: field weight_map cannot be read: {error}.") from error
+        for name in names:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise UserError(f"{index}: shard {name!r} is not in the folder.")
+        return [folder / name for name in names]
+    for name in (*PICKLES, "pytorch_model.bin.index.json"):
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name} is a pickle or legacy file, which is never loaded; "
+                "convert it to model.safetensors."
+            )
+    raise UserError(f"{folder}: there is no model.safetensors.")
+
+
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
+
+
+def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
+    """Yields (name, file, array) of every tensor, each in its own dtype.
+
+    Raises:
+      UserError: a file is missing, truncated or not safetensors.
+    """
+    for file in weight_files(folder):
+        with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:
+            for name in list(tensors.keys()):
+                yield name, file, tensors.get_tensor(name)
+
+
+class TensorFiles(contextlib.ExitStack):
+    """The tensors of a checkpoint folder, read by slices; a context that closes the files.
+
+    Attributes:
+      folder: the checkpoint.
+      shapes: (name, shape) of every tensor, in the files' order; a name can be there twice.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        """Opens every file and reads its header.
+
+        Raises:
+          UserError: a file is missing, truncated or not safetensors.
+        """
+        super().__init__()
+        self.folder = Path(folder)
+        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+        self._homes: dict[str, tuple[Path, Any]] = {}
+        for file in weight_files(folder):
+            with _readable(file):
+                tensors = self.enter_context(
+                    safetensors.safe_open(str(file), framework="numpy")  # pyright: ignore
+                )
+                for name in list(tensors.keys()):
+                    self.shapes.append((name, tuple(tensors.get_slice(name).get_shape())))
+                    self._homes[name] = (file, tensors)
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The slice ``index`` of a tensor, in its own dtype; nothing else is read.
+
+        Raises:
+          UserError: the file ends early.
+        """
+        file, tensors = self._homes[name]
+        with _readable(file):
+            return tensors.get_slice(name)[index]
+
+
+def misfits(unmapped: Sequence[str], doubled: Sequence[str], unfilled: Sequence[str]) -> str | None:
+    """What is wrong with a checkpoint's names, or None; at most 20 names of each kind."""
+    problems = []
+    for kind, names in (
+        ("unmapped", unmapped),
+        ("doubly mapped", doubled),
+        ("unfilled", unfilled),
+    ):
+        if names:
+            more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+            problems.append(f"{kind}: {', '.join(names[:20])}{more}")
+    return "; ".join(problems) or None
+
+
+def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
+    """The whole array on this host, gathered from other processes where they hold parts."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)
+
+
+def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
+    """Writes a safetensors file aside, then renames it."""
+    file = Path(file)
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
