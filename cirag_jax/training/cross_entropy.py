@@ -1,0 +1,197 @@
+"""Token cross-entropy and log-probabilities over a large vocabulary, chunk of tokens by chunk.
+
+The fp32 logits of a whole sequence, ``B T V`` values, are never there at once: 4096 tokens over
+150,000 words would be 2.5 GB, and as much again for their gradient.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cirag_jax import sharding
+from cirag_jax.models import decoder
+from cirag_jax.models.decoder import DecoderConfig, Params
+
+CHUNK = 512  # tokens whose logits are in memory together
+
+
+def cross_entropy(
+    config: DecoderConfig,
+    params: Params,
+    hidden_BTD: jax.Array,
+    targets_BT: jax.Array,
+    mask_BT: jax.Array,
+    *,
+    chunk: int = CHUNK,
+) -> tuple[jax.Array, jax.Array]:
+    """Sum of ``-log p(target)`` over the real tokens, and how many they are; both fp32 scalars.
+
+    Every chunk's gradient with respect to the hidden states is computed beside its loss, while its
+    logits are at hand, and kept (as large as ``hidden_BTD``); the backward pass only scales it.
+    Tokens without weight are moved behind the others, and chunks without any real token skipped:
+    the price is that of the row with the most targets.
+
+    The output layer is frozen: no gradient flows into ``params``.
+
+    Args:
+      config: hyper-parameters; ``final_softcap`` is honoured.
+      params: of the decoder; only the output layer is read.
+      hidden_BTD: normed hidden states, compute dtype.
+      targets_BT: int32 id of the token that should follow each; anything where the mask is 0.
+      mask_BT: boolean or fp32, which tokens count (a weight multiplies the loss and the count).
+      chunk: tokens (of all rows together) whose fp32 logits are in memory at once.
+    """
+    weights_BT = jax.lax.stop_gradient(mask_BT.astype(jnp.float32))
+    head = jax.lax.stop_gradient(_head(config, params))
+    targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
+    total: Any = _cross_entropy(config, chunk, head, hidden_BTD, targets_BT, weights_BT)
+    return total, weights_BT.sum()
+
+
+def token_logprobs(
+    config: DecoderConfig,
+    params: Params,
+    hidden_BTD: jax.Array,
+    targets_BT: jax.Array,
+    *,
+    chunk: int = CHUNK,
+) -> jax.Array:
+    """fp32 ``[B, T]``: the log-probability of each target given the hidden state at its place.
+
+    Differentiable with respect to everything; the backward pass recomputes the logits of a chunk.
+    Arguments are those of `cross_entropy`.
+    """
+    batch, length = targets_BT.shape
+    width = _width(batch, length, chunk)
+    head = _head(config, params)
+
+    @jax.checkpoint
+    def piece(hidden_BCD, targets_BC):
+        return -_losses(config, head, hidden_BCD, targets_BC)[0]
+
+    def chunks(x, value):
+        """``[B, T, ...]`` padded and cut to ``[T / C, B, C, ...]``."""
+        pad = [(0, 0), (0, -length % width)] + [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, pad, constant_values=value)
+        return x.reshape(batch, -1, width, *x.shape[2:]).swapaxes(0, 1)
+
+    inputs = chunks(hidden_BTD, 0), chunks(targets_BT, 0)
+    _, logprobs_XBC = jax.lax.scan(lambda carry, row: (carry, piece(*row)), None, inputs)
+    return logprobs_XBC.swapaxes(0, 1).reshape(batch, -1)[:, :length]
+
+
+def _head(config: DecoderConfig, params: Params) -> dict[str, jax.Array]:
+    name = "embedding" if config.tie_embeddings else "lm_head"
+    return {name: params[name]}
+
+
+def _width(batch: int, length: int, chunk: int) -> int:
+    """Tokens of each row in a chunk."""
+    return min(max(chunk // batch, 1), length)
+
+
+def _losses(
+    config: DecoderConfig, head: Params, hidden_BCD: jax.Array, targets_BC: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    """Loss of each token; and its logits, their log-sum-exp, and where the target is."""
+    logits_BCV = decoder.logits(config, head, hidden_BCD)
+    logits_BCV = sharding.constrain(logits_BCV, "batch", None, "vocab")
+    # A comparison instead of a lookup: it stays local where the vocabulary is sharded.
+    words_V = jnp.arange(config.vocab_size, dtype=targets_BC.dtype)
+    hit_BCV = targets_BC[..., None] == words_V
+    top_BC = jax.lax.stop_gradient(logits_BCV.max(-1))
+    log_sum_BC = top_BC + jnp.log(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1))
+    target_BC = jnp.where(hit_BCV, logits_BCV, 0.0).sum(-1)
+    return log_sum_BC - target_BC, (logits_BCV, log_sum_BC, hit_BCV)
+
+
+def _hidden_gradient(config, head, scores, weights_BC, dtype):
+    """Gradient of the weighted losses with respect to ``hidden_BCD``, in its dtype."""
+    logits_BCV, log_sum_BC, hit_BCV = scores
+    probs_BCV = jnp.exp(logits_BCV - log_sum_BC[..., None])
+    dlogits_BCV = (probs_BCV - hit_BCV.astype(jnp.float32)) * weights_BC[..., None]
+    if config.final_softcap is not None:
+        dlogits_BCV *= 1.0 - jnp.square(logits_BCV / config.final_softcap)
+    (name, weight), *_ = head.items()
+    return jax.lax.dot_general(
+        dlogits_BCV.astype(dtype),
+        weight.astype(dtype),
+        (((2,), (0 if name == "embedding" else 1,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    ).astype(dtype)
+
+
+def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
+    """Sum of the losses, and the gradient with respect to ``hidden_BTD`` if wanted."""
+    batch, length = targets_BT.shape
+    width = _width(batch, length, chunk)
+    # Tokens that count first; the row with the most of them says how many chunks there are.
+    counts_BT = weights_BT != 0
+    order_BT = jnp.argsort(~counts_BT, axis=1, stable=True)
+    pad = ((0, 0), (0, -length % width))
+
+    def sort(x_BT):
+        return jnp.pad(jnp.take_along_axis(x_BT, order_BT, 1), pad)
+
+    targets_BT, weights_BT = sort(targets_BT), sort(weights_BT)
+    hidden_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
+    sorted_BTD = jnp.take_along_axis(hidden_BTD, order_BT[..., None], 1)
+    sorted_BTD = jnp.pad(sorted_BTD, (*pad, (0, 0)))
+    sorted_BTD = sharding.constrain(sorted_BTD, "batch", "length", "act_embed")
+    num_chunks = -(-counts_BT.sum(1, dtype=jnp.int32).max() // width)
+
+    def step(index, carry):
+        total, gradient_BTD = carry
+        start = index * width
+
+        def cut(x):
+            return jax.lax.dynamic_slice_in_dim(x, start, width, axis=1)
+
+        hidden_BCD, weights_BC = cut(sorted_BTD), cut(weights_BT)
+        losses_BC, scores = _losses(config, head, hidden_BCD, cut(targets_BT))
+        total += jnp.where(weights_BC != 0, losses_BC * weights_BC, 0.0).sum()
+        if with_gradient:
+            piece_BCD = _hidden_gradient(config, head, scores, weights_BC, hidden_BCD.dtype)
+            gradient_BTD = jax.lax.dynamic_update_slice_in_dim(
+                gradient_BTD, piece_BCD, start, axis=1
+            )
+        return total, gradient_BTD
+
+    zeros = jnp.zeros_like(sorted_BTD) if with_gradient else None
+    start = (jnp.zeros((), jnp.float32), zeros)
+    total, gradient_BTD = jax.lax.fori_loop(np.int32(0), num_chunks, step, start)
+    if gradient_BTD is not None:
+        inverse_BT = jnp.argsort(order_BT, axis=1)
+        gradient_BTD = jnp.take_along_axis(gradient_BTD, inverse_BT[..., None], 1)
+        gradient_BTD = sharding.constrain(gradient_BTD, "batch", "length", "act_embed")
+    return total, gradient_BTD
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _cross_entropy(
+    config: DecoderConfig,
+    chunk: int,
+    head: Mapping[str, jax.Array],
+    hidden_BTD: jax.Array,
+    targets_BT: jax.Array,
+    weights_BT: jax.Array,
+) -> jax.Array:
+    return _over_chunks(
+        config, chunk, head, hidden_BTD, targets_BT, weights_BT, with_gradient=False
+    )[0]
+
+
+def _cross_entropy_forward(*inputs) -> Any:
+    return _over_chunks(*inputs, with_gradient=True)
+
+
+def _cross_entropy_backward(config, chunk, gradient_BTD, dtotal) -> Any:
+    del config, chunk
+    return None, gradient_BTD * dtotal.astype(gradient_BTD.dtype), None, None
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

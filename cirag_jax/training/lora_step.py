@@ -1,0 +1,233 @@
+"""One LoRA step of the decoder: frozen base, trained adapter, token-weighted micro-batches.
+
+The base is an argument of every compiled function and never donated; the adapter and its optimiser
+state are. Losses and gradients are summed over the tokens of all micro-batches and divided once by
+their number, so that the step does not depend on how the tokens are dealt out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.decoder import DecoderConfig, LoraOptions, Params
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.training import cross_entropy
+
+Metrics = dict[str, jax.Array]
+
+
+class Batch(NamedTuple):
+    """One micro-batch, padded on the right.
+
+    Attributes:
+      tokens_BT: int32 ids.
+      targets_BT: int32 id that should follow each token.
+      mask_BT: which targets count: boolean, or fp32 weights.
+      lengths_B: int32 real tokens of each row; None: all.
+      positions_BT, segments_BT: int32, for packed rows; see `decoder.forward`.
+    """
+
+    tokens_BT: Any
+    targets_BT: Any
+    mask_BT: Any
+    lengths_B: Any = None
+    positions_BT: Any = None
+    segments_BT: Any = None
+
+
+class TrainState(NamedTuple):
+    """All that a step changes: fp32 adapter, its optimiser state, steps done; and the RNG key."""
+
+    adapter: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array
+    key: jax.Array
+
+
+def loss(
+    config: DecoderConfig,
+    params: Params,
+    adapter: nnx.State,
+    batch: Batch,
+    options: LoraOptions,
+    dropout_key: jax.Array | None = None,
+    chunk: int = cross_entropy.CHUNK,
+) -> tuple[jax.Array, jax.Array]:
+    """Summed cross-entropy of one micro-batch and how many tokens count, fp32 scalars.
+
+    Differentiable with respect to ``adapter``. Dropout needs both ``options.dropout`` and a key.
+    """
+    hidden_BTD = decoder.forward(
+        config,
+        params,
+        batch.tokens_BT,
+        lengths_B=batch.lengths_B,
+        positions_BT=batch.positions_BT,
+        segments_BT=batch.segments_BT,
+        adapter=lora.to_adapter(adapter),
+        lora=options,
+        dropout_key=dropout_key,
+    )
+    return cross_entropy.cross_entropy(
+        config, params, hidden_BTD, batch.targets_BT, batch.mask_BT, chunk=chunk
+    )
+
+
+def make_state(
+    config: DecoderConfig,
+    lora_config: LoraConfig,
+    tx: optax.GradientTransformation,
+    seed: int,
+    mesh: jax.sharding.Mesh,
+    adapter: nnx.State | None = None,
+) -> TrainState:
+    """The state before the first step, on the mesh; optimiser moments lie like their parameters.
+
+    Args:
+      config: of the base.
+      lora_config: of the adapter.
+      tx: the optimiser; its state covers the adapter alone.
+      seed: of a fresh adapter and of dropout.
+      mesh: the mesh.
+      adapter: where to start from (copied) instead of a fresh adapter.
+    """
+
+    def init(adapter: nnx.State) -> TrainState:
+        # A copy: donation would otherwise delete the caller's own.
+        adapter = jax.tree.map(jnp.copy, adapter)
+        key = jax.random.key(seed)
+        return TrainState(adapter, tx.init(adapter), jnp.zeros((), jnp.int32), key)
+
+    if adapter is None:
+        adapter = lora.init_adapter(config, lora_config, seed, mesh=mesh)
+    placed = sharding.state_sharding(jax.eval_shape(init, adapter), mesh)
+    return jax.jit(init, out_shardings=placed)(adapter)
+
+
+def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
+    """Puts a host batch, the same on every process, on the mesh: rows are sharded."""
+
+    def rows(x: Any) -> jax.Array:
+        x = np.asarray(x)
+        return sharding.place(x, sharding.batch_sharding(mesh, x.ndim, x.shape))
+
+    return jax.tree.map(rows, batch)
+
+
+class TrainStep:
+    """The compiled step. Call it under ``jax.set_mesh(mesh)``.
+
+    ``traces`` counts compilations: one for each shape of a micro-batch (``gradient``) and one each
+    for summing and applying (``add``, ``apply``).
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        lora_config: LoraConfig,
+        tx: optax.GradientTransformation,
+        state: TrainState,
+        mesh: jax.sharding.Mesh,
+        *,
+        chunk: int = cross_entropy.CHUNK,
+    ):
+        self.config = config
+        self.options = lora.lora_options(lora_config, train=True)
+        self.tx = tx
+        self.chunk = chunk
+        self.traces = {"gradient": 0, "add": 0, "apply": 0}
+        # Pinned: the second step would otherwise meet other shardings and compile again.
+        placed = sharding.state_sharding(state, mesh)
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        sums = (placed.adapter, everywhere, everywhere)
+        self._gradient = jax.jit(self._gradient_of, out_shardings=sums)
+        self._add = jax.jit(self._sum, donate_argnums=0, out_shardings=sums)
+        self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, everywhere))
+
+    def __call__(
+        self, state: TrainState, params: Params, batches: Sequence[Batch]
+    ) -> tuple[TrainState, Metrics]:
+        """One optimiser step over all micro-batches; ``state`` is donated, ``params`` is not.
+
+        Args:
+          state: from `make_state` or the step before.
+          params: the base.
+          batches: micro-batches on the mesh (`place_batch`), of any shapes.
+
+        Returns:
+          The new state, and device scalars: mean loss, number of tokens, norms of gradient,
+          update and adapter. Without any token that counts, the gradient is zero.
+        """
+        total = None
+        for index, batch in enumerate(batches):
+            piece = self._gradient(state.adapter, params, batch, state.key, state.step, index)
+            total = piece if total is None else self._add(total, piece)
+        if total is None:
+            raise ValueError("a step needs at least one micro-batch")
+        return self._apply(state, total)
+
+    def _gradient_of(self, adapter, params, batch, key, step, index):
+        self.traces["gradient"] += 1
+        if self.options.dropout > 0.0:
+            key = jax.random.fold_in(jax.random.fold_in(key, step), index)
+        else:
+            key = None
+
+        def total(adapter):
+            return loss(self.config, params, adapter, batch, self.options, key, self.chunk)
+
+        (value, count), gradient = jax.value_and_grad(total, has_aux=True)(adapter)
+        return gradient, value, count
+
+    def _sum(self, total, piece):
+        self.traces["add"] += 1
+        return jax.tree.map(jnp.add, total, piece)
+
+    def _update(self, state, sums):
+        self.traces["apply"] += 1
+        gradient, value, count = sums
+        share = 1.0 / jnp.maximum(count, 1.0)
+        gradient = jax.tree.map(lambda g: g * share, gradient)
+        updates, opt_state = self.tx.update(gradient, state.opt_state, state.adapter)
+        adapter: Any = optax.apply_updates(state.adapter, updates)
+        metrics = {
+            "loss": value * share,
+            "tokens": count,
+            "gradient_norm": optax.tree.norm(gradient),
+            "update_norm": optax.tree.norm(updates),
+            "parameter_norm": optax.tree.norm(adapter),
+        }
+        return TrainState(adapter, opt_state, state.step + 1, state.key), metrics
+
+
+def make_train_step(
+    config: DecoderConfig,
+    lora_config: LoraConfig,
+    tx: optax.GradientTransformation,
+    state: TrainState,
+    mesh: jax.sharding.Mesh,
+    *,
+    chunk: int = cross_entropy.CHUNK,
+) -> TrainStep:
+    """The step for states shaped and placed like ``state``; see `TrainStep`."""
+    return TrainStep(config, lora_config, tx, state, mesh, chunk=chunk)
+
+
+def make_evaluate(
+    config: DecoderConfig, lora_config: LoraConfig, *, chunk: int = cross_entropy.CHUNK
+) -> Callable[[Params, nnx.State, Batch], tuple[jax.Array, jax.Array]]:
+    """A compiled ``(params, adapter, batch) -> (summed loss, tokens)`` without dropout."""
+    options = lora.lora_options(lora_config, train=False)
+
+    @jax.jit
+    def evaluate(params, adapter, batch):
+        return loss(config, params, adapter, batch, options, None, chunk)
+
+    return evaluate
