@@ -1,0 +1,491 @@
+"""The backend protocol over any OpenAI-compatible endpoint, with the official client library.
+
+The key comes from the environment and goes nowhere but into the request: every text that leaves
+this module is scrubbed.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import email.utils
+import json
+import logging
+import math
+import os
+import random
+import re
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm import openai_format as wire
+from cirag_jax.llm.chat import OMITTED, Overflow
+from cirag_jax.llm.types import (
+    Message,
+    Progress,
+    Request,
+    Response,
+    Score,
+    ScoreRequest,
+    Usage,
+    failed,
+)
+
+log = logging.getLogger(__name__)
+
+_RETRIABLE = (408, 409, 425, 429)
+_KEY_LIKE = re.compile(r"\bsk-[\w*.\-]{4,}")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = "[key]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Money per million tokens, in any one currency."""
+
+    prompt: float = 0.0
+    cached: float | None = None  # of prompt tokens the server had cached; None: as `prompt`
+    generated: float = 0.0
+
+    def cost(self, prompt: int, cached: int, generated: int) -> float:
+        """Money for that many tokens; ``cached`` are among ``prompt``."""
+        cheap = self.prompt if self.cached is None else self.cached
+        fresh = max(prompt - cached, 0)
+        return (fresh * self.prompt + cached * cheap + generated * self.generated) / 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenAIConfig:
+    """Settings of `OpenAIBackend`.
+
+    Attributes:
+      model: name of the model on the server.
+      base_url: address up to ``/v1``; None is the library's default, api.openai.com.
+      server: kind of server: ``openai``, ``vllm``, ``transformers`` or ``llamacpp``.
+      api_key_env: environment variable that holds the key; servers of one's own need none.
+      max_concurrency: requests under way at once.
+      timeout: seconds until one attempt is given up.
+      max_retries: further attempts after the first.
+      backoff: seconds; attempt n waits a random part of ``backoff * 2 ** n``.
+      max_backoff: most seconds of that wait.
+      max_retry_after: a server that asks for a longer wait, in seconds, fails the request.
+      prices: for the cost; None counts tokens alone.
+      budget_cost: most money to spend; needs ``prices``.
+      budget_tokens: most tokens, prompt and generated, to spend.
+      overflow: ``truncate`` leaves out observations, oldest first, when the server says that the
+        prompt is too long.
+      omit: fields of the request never to send, such as ``temperature`` for reasoning models.
+      extra_body: more fields for every request.
+    """
+
+    model: str
+    base_url: str | None = None
+    server: wire.Server = "openai"
+    api_key_env: str = "OPENAI_API_KEY"
+    max_concurrency: int = 8
+    timeout: float = 120.0
+    max_retries: int = 6
+    backoff: float = 1.0
+    max_backoff: float = 60.0
+    max_retry_after: float = 600.0
+    prices: Prices | None = None
+    budget_cost: float | None = None
+    budget_tokens: int | None = None
+    overflow: Overflow = "error"
+    omit: tuple[str, ...] = ()
+    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a run may take: prompts estimated on the high side, every text at its full length."""
+
+    requests: int
+    prompt_tokens: int
+    generated_tokens: int
+    cost: float | None
+
+    def __str__(self) -> str:
+        money = "" if self.cost is None else f", costing at most about {self.cost:.4g}"
+        return (
+            f"{self.requests} requests: at most about {self.prompt_tokens} prompt tokens and "
+            f"{self.generated_tokens} generated tokens{money}"
+        )
+
+
+class _Failure(Exception):
+    """One attempt failed. ``wait``: seconds the server asks for; ``billed``: it may cost money."""
+
+    def __init__(self, reason: str, *, retriable: bool, wait: float | None = None, billed=False):
+        super().__init__(reason)
+        self.retriable, self.wait, self.billed = retriable, wait, billed
+
+
+class _TooLong(Exception):
+    """The server says that the prompt does not fit."""
+
+
+class _OutOfBudget(Exception):
+    """Sending this would exceed the budget."""
+
+
+class Budget:
+    """Counts what was spent and what is under way; once full, it stays full."""
+
+    def __init__(self, config: OpenAIConfig, spent: Usage):
+        self._limits = (config.budget_cost, config.budget_tokens)
+        self._spent = [spent.cost, float(spent.prompt_tokens + spent.generated_tokens)]
+        self._reserved = [0.0, 0.0]
+        self.exhausted = False
+        self.reason = ""
+
+    def admit(self, cost: float, tokens: float) -> None:
+        """Sets an amount aside before a request is sent; raises `_OutOfBudget` where it is none."""
+        for limit, spent, held, more, unit in zip(
+            self._limits, self._spent, self._reserved, (cost, tokens), ("", " tokens"), strict=True
+        ):
+            if limit is not None and not self.exhausted and spent + held + more > limit:
+                self.exhausted = True
+                self.reason = (
+                    f"the budget of {limit:g}{unit} would be exceeded "
+                    f"({spent:g} spent, {held:g} under way, {more:g} at most for the next request)"
+                )
+        if self.exhausted:
+            raise _OutOfBudget(f"not sent: {self.reason}")
+        self._reserved = [self._reserved[0] + cost, self._reserved[1] + tokens]
+
+    def settle(self, held: tuple[float, float], spent: tuple[float, float]) -> None:
+        """Replaces an amount set aside by what was spent."""
+        for i in range(2):
+            self._reserved[i] = round(self._reserved[i] - held[i], 9)
+            self._spent[i] += spent[i]
+
+
+class OpenAIBackend:
+    """Generates through an OpenAI-compatible server; see `cirag_jax.llm.types.Backend`.
+
+    Attributes:
+      usage: of all requests answered so far.
+      budget_exhausted: a request was not sent, and none will be, for want of budget.
+      on_response: called with every response as it is complete.
+    """
+
+    def __init__(
+        self,
+        config: OpenAIConfig,
+        *,
+        spent: Usage | None = None,
+        on_response: Callable[[Response], None] | None = None,
+        uniform: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ):
+        """Reads the key from the environment; contacts nobody.
+
+        Args:
+          config: the settings.
+          spent: what counts against the budget already.
+          on_response: see the class.
+          uniform: random numbers in [0, 1) for the back-off.
+          sleep: waits for a number of seconds.
+          clock: seconds, for durations.
+          now: seconds since 1970, for Retry-After dates.
+
+        Raises:
+          UserError: a setting is unusable or the key is missing.
+        """
+        _check(config)
+        self.config = config
+        self.on_response = on_response
+        self.usage = Usage()
+        self._key = _key(config)
+        self._budget = Budget(config, spent or Usage())
+        self._uniform, self._sleep, self._clock, self._now = uniform, sleep, clock, now
+
+    @property
+    def budget_exhausted(self) -> bool:
+        """Whether the budget has stopped the sending of requests."""
+        return self._budget.exhausted
+
+    def estimate(self, requests: Sequence[Request]) -> Estimate:
+        """Tokens and money that the requests may take at most, about."""
+        prompt = sum(wire.estimate_tokens(request.messages) for request in requests)
+        generated = sum(request.max_tokens for request in requests)
+        prices = self.config.prices
+        cost = None if prices is None else prices.cost(prompt, 0, generated)
+        return Estimate(len(requests), prompt, generated, cost)
+
+    def generate(
+        self, requests: Sequence[Request], progress: Progress | None = None
+    ) -> list[Response]:
+        """One response a request, in order; failures are reported in the responses."""
+        if not requests:
+            return []
+        run = self._generate(list(requests), progress)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run)
+        # Called from within an event loop, as in a notebook: a thread has room for another.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, run).result()
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+        """Raises `UserError`: chat completions do not return the probability of given text."""
+        raise UserError("Scoring given text is not available over HTTP; use backend=jax.")
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    # ------------------------------------------------------------------------------- the requests
+
+    async def _generate(self, requests: list[Request], progress: Progress | None) -> list[Response]:
+        import openai
+
+        responses: list[Response | None] = [None] * len(requests)
+        pending = iter(enumerate(requests))
+        finished = generated = 0
+        client = openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=self.config.base_url or "https://api.openai.com/v1",
+            timeout=self.config.timeout,
+            max_retries=0,
+        )
+
+        async def work() -> None:
+            nonlocal finished, generated
+            for index, request in pending:
+                response = await self._respond(client, request)
+                responses[index] = response
+                self.usage += response.usage
+                finished += 1
+                generated += response.usage.generated_tokens
+                if self.on_response is not None:
+                    self.on_response(response)
+                if progress is not None:
+                    progress(finished, generated)
+
+        async with client, asyncio.TaskGroup() as group:
+            for _ in range(min(self.config.max_concurrency, len(requests))):
+                group.create_task(work())
+        if self.budget_exhausted:
+            log.warning("Stopped: %s.", self._budget.reason)
+        return [response for response in responses if response is not None]
+
+    async def _respond(self, client: Any, request: Request) -> Response:
+        """Every outcome of one request, failures included, as a response."""
+        start = self._clock()
+        truncated = 0
+        try:
+            while True:
+                try:
+                    answer = await self._attempts(client, request)
+                    break
+                except _TooLong as error:
+                    shorter = _leave_out_oldest(request.messages)
+                    if self.config.overflow != "truncate" or shorter is None:
+                        raise wire.Refused(str(error)) from None
+                    request, truncated = dataclasses.replace(request, messages=shorter), 1
+        except (_Failure, _OutOfBudget, wire.Refused) as error:
+            usage = Usage(seconds=self._clock() - start, truncated=truncated)
+            return failed(request, self._scrub(str(error)), usage)
+        usage = self._usage(request, answer)
+        return Response(
+            id=request.id,
+            text=answer.text,
+            finish_reason=answer.finish_reason,
+            usage=dataclasses.replace(usage, seconds=self._clock() - start, truncated=truncated),
+            tokens=answer.tokens,
+        )
+
+    async def _attempts(self, client: Any, request: Request) -> wire.Answer:
+        """Tries until there is an answer, the failure is final or the attempts are used up."""
+        body = wire.request_body(request, self.config.model, self.config.server, self.config.omit)
+        prompt = wire.estimate_tokens(request.messages)
+        held = (self._cost(prompt, 0, request.max_tokens), float(prompt + request.max_tokens))
+        for attempt in range(self.config.max_retries + 1):
+            self._budget.admit(*held)
+            spent = (0.0, 0.0)
+            try:
+                answer = await self._attempt(client, request, body)
+                usage = self._usage(request, answer)
+                spent = (usage.cost, float(usage.prompt_tokens + usage.generated_tokens))
+                return answer
+            except wire.Refused:
+                spent = held
+                raise
+            except _Failure as error:
+                # An answer that was lost on its way may have been billed all the same.
+                spent = held if error.billed else spent
+                if not error.retriable:
+                    raise
+                failure = error
+            finally:
+                self._budget.settle(held, spent)
+            if attempt < self.config.max_retries:
+                await self._wait(attempt, failure)
+        raise _Failure(f"gave up after {attempt + 1} attempts: {failure}", retriable=False)
+
+    async def _wait(self, attempt: int, failure: _Failure) -> None:
+        """Exponential back-off with full jitter, never less than the server asks for."""
+        if failure.wait is not None and failure.wait > self.config.max_retry_after:
+            raise _Failure(f"{failure}, to be tried again in {failure.wait:g} s", retriable=False)
+        ceiling = min(self.config.max_backoff, self.config.backoff * 2**attempt)
+        jitter = ceiling * self._uniform()
+        # Those whom the server sends away together must not come back together.
+        await self._sleep(jitter if failure.wait is None else failure.wait + jitter)
+
+    async def _attempt(self, client: Any, request: Request, body: Mapping[str, Any]) -> wire.Answer:
+        import openai
+
+        known = {name: body[name] for name in ("model", "messages") if name in body}
+        extra = {name: value for name, value in body.items() if name not in known}
+        limit = f"no answer within {self.config.timeout:g} s"
+        try:
+            # The library's own limit holds for every read: a trickle would never end.
+            async with asyncio.timeout(self.config.timeout):
+                raw = await client.chat.completions.with_raw_response.create(
+                    **known, extra_body={**extra, **self.config.extra_body}
+                )
+                content = raw.http_response.content
+        except (openai.APITimeoutError, TimeoutError):
+            raise _Failure(limit, retriable=True, billed=True) from None
+        except openai.APIStatusError as error:
+            raise self._status_failure(error) from None
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            # A connection that was never made cannot have been billed.
+            billed = "Connect" not in type(cause).__name__
+            reason = f"the connection failed ({type(cause).__name__}: {cause})"
+            raise _Failure(self._scrub(reason), retriable=True, billed=billed) from None
+        except (openai.OpenAIError, ValueError) as error:
+            reason = f"the client refuses the request ({type(error).__name__}: {error})"
+            raise _Failure(self._scrub(reason), retriable=False) from None
+        try:
+            return wire.read_answer(content, request)
+        except wire.BadAnswer as error:
+            raise _Failure(str(error), retriable=True, billed=True) from None
+
+    def _status_failure(self, error: Any) -> Exception:
+        status, text = error.status_code, _error_text(error)
+        reason = self._scrub(f"the server answered {status}: {text}")
+        if wire.is_too_long(status, text):
+            return _TooLong(reason)
+        retriable = status in _RETRIABLE or status >= 500
+        if "insufficient_quota" in text:  # a 429 that no waiting cures
+            retriable = False
+        wait = retry_after(error.response.headers, self._now())
+        return _Failure(reason, retriable=retriable, wait=wait)
+
+    # --------------------------------------------------------------------------------- accounting
+
+    def _cost(self, prompt: int, cached: int, generated: int) -> float:
+        prices = self.config.prices
+        return 0.0 if prices is None else prices.cost(prompt, cached, generated)
+
+    def _usage(self, request: Request, answer: wire.Answer) -> Usage:
+        """Tokens as the server counts them, else estimated on the high side."""
+        prompt, generated = answer.prompt_tokens, answer.generated_tokens
+        if prompt is None:
+            prompt = wire.estimate_tokens(request.messages)
+        if generated is None:
+            generated = math.ceil(len(answer.text.encode("utf-8", "replace")) / 3)
+        cached = min(answer.cached_tokens, prompt)
+        return Usage(prompt, cached, generated, cost=self._cost(prompt, cached, generated))
+
+    def _scrub(self, text: str) -> str:
+        if self._key:
+            text = text.replace(self._key, _SECRET)
+        return " ".join(_KEY_LIKE.sub(_SECRET, text).split())
+
+
+# ------------------------------------------------------------------------------------- helpers
+
+
+def _leave_out_oldest(messages: Sequence[Message]) -> tuple[Message, ...] | None:
+    """The messages without their oldest observation; None where there is none left."""
+    for index, message in enumerate(messages):
+        if message.observation and message.observation != OMITTED:
+            shorter = dataclasses.replace(message, observation=OMITTED)
+            return (*messages[:index], shorter, *messages[index + 1 :])
+    return None
+
+
+def _error_text(error: Any) -> str:
+    """What the server says about a refusal, at most 300 characters of it."""
+    text = ""
+    with contextlib.suppress(Exception):  # the body may be anything
+        text = error.response.text
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        inner = json.loads(text)
+        inner = inner.get("error", inner)
+        if isinstance(inner, dict) and inner.get("message"):
+            text = " ".join(str(inner[k]) for k in ("code", "message") if inner.get(k))
+    return (" ".join(text.split()) or "no reason given")[:300]
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds that a server asks to wait, from Retry-After as seconds or as an HTTP date.
+
+    Args:
+      headers: of the answer, looked up without regard to case.
+      now: seconds since 1970.
+
+    Returns:
+      At least 0, or None where the header is absent or unusable.
+    """
+    value = (headers.get("retry-after") or "").strip()
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now
+        except ValueError:
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _key(config: OpenAIConfig) -> str:
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key and config.server == "openai":
+        raise UserError(f"The environment variable {config.api_key_env} must hold the API key.")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"The environment variable {config.api_key_env} holds no usable API key.")
+    return key
+
+
+def is_environment_name(text: str) -> bool:
+    """Whether ``text`` may name an environment variable; a key pasted instead mostly may not."""
+    return bool(_ENVIRONMENT_NAME.fullmatch(text)) and not _KEY_LIKE.match(text)
+
+
+def _check(config: OpenAIConfig) -> None:
+    if not is_environment_name(config.api_key_env):
+        raise UserError("api_key_env must be the name of an environment variable, not a key.")
+    if config.server not in wire.SERVERS:
+        kinds = ", ".join(wire.SERVERS)
+        raise UserError(f"server={config.server!r} is unknown; there are {kinds}.")
+    if config.base_url is not None:
+        try:
+            url = urllib.parse.urlsplit(config.base_url)
+            usable = url.scheme in ("http", "https") and bool(url.hostname)
+        except ValueError:
+            usable, url = False, urllib.parse.urlsplit("")
+        if url.username or url.password or url.query:
+            raise UserError("base_url must hold no credentials; the key goes into api_key_env.")
+        if not usable:
+            raise UserError(f"base_url={config.base_url!r} is not like http://localhost:8000/v1.")
+    for name in ("max_concurrency", "timeout"):
+        if getattr(config, name) <= 0:
+            raise UserError(f"{name} must be positive.")
+    for name in ("max_retries", "backoff", "max_backoff"):
+        if getattr(config, name) < 0:
+            raise UserError(f"{name} must not be negative.")
+    if config.budget_cost is not None and config.prices is None:
+        raise UserError("A budget in money needs prices.")

@@ -1,0 +1,217 @@
+"""What goes over the wire to an OpenAI-compatible server, and what its answer means."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from cirag_jax.llm.types import FinishReason, Message, Request, Token
+
+Server = Literal["openai", "vllm", "transformers", "llamacpp"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Abilities:
+    """What a kind of server can do beyond plain chat.
+
+    Attributes:
+      continue_final: goes on with an assistant turn: ``fields`` by request fields, ``messages`` by
+        a final assistant message alone, or not at all.
+      json_schema: takes ``response_format``.
+      logprobs: returns log-probabilities.
+      length_field: name of the limit of new tokens.
+    """
+
+    continue_final: Literal["fields", "messages", ""]
+    json_schema: bool
+    logprobs: bool
+    length_field: str
+
+
+SERVERS: dict[str, Abilities] = {
+    "openai": Abilities("", True, True, "max_completion_tokens"),
+    "vllm": Abilities("fields", True, True, "max_tokens"),
+    "transformers": Abilities("", False, False, "max_tokens"),
+    "llamacpp": Abilities("messages", True, True, "max_tokens"),
+}
+
+
+class BadAnswer(Exception):
+    """An answer that is not what the API promises; another try may bring a good one."""
+
+
+class Refused(Exception):
+    """The request cannot be served and trying again will not help; the message is one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The useful part of a server's answer; token counts are None where it gives none."""
+
+    text: str
+    finish_reason: FinishReason
+    tokens: tuple[Token, ...] | None
+    prompt_tokens: int | None
+    cached_tokens: int
+    generated_tokens: int | None
+
+
+def estimate_tokens(messages: Sequence[Message]) -> int:
+    """Tokens of a prompt, on the high side: 3 bytes of UTF-8 a token (English has about 4.5)."""
+    return 3 + sum(6 + math.ceil(len(m.text.encode("utf-8", "replace")) / 3) for m in messages)
+
+
+def request_body(
+    request: Request, model: str, server: Server, omit: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The JSON body of a chat completion.
+
+    Args:
+      request: what is asked.
+      model: name of the model on the server.
+      server: kind of server, which decides how some wishes are expressed.
+      omit: fields never sent, for models that refuse them.
+
+    Raises:
+      Refused: this kind of server cannot do what is asked.
+    """
+    can = SERVERS[server]
+    if request.attention or request.entropy:
+        what = "attention" if request.attention else "entropy"
+        raise Refused(f"{what} is not available over HTTP; use backend=jax")
+    wants_logprobs = request.logprobs or request.top_logprobs > 0
+    if wants_logprobs and not can.logprobs:
+        raise Refused(f"log-probabilities are not available from a server of kind '{server}'")
+    if request.json_schema is not None and not can.json_schema:
+        raise Refused(f"json_schema is not enforced by a server of kind '{server}'")
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": m.role, "content": m.text} for m in request.messages],
+        can.length_field: request.max_tokens,
+        "temperature": request.temperature,
+    }
+    if request.temperature > 0:
+        body["top_p"] = request.top_p
+        body["seed"] = request.seed
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if wants_logprobs:
+        body["logprobs"] = True
+        if request.top_logprobs:
+            body["top_logprobs"] = request.top_logprobs
+    if request.json_schema is not None:
+        schema = {"name": "response", "schema": dict(request.json_schema), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if request.continue_final:
+        body.update(_continuation(request, server, can))
+    return {name: value for name, value in body.items() if name not in omit}
+
+
+def _continuation(request: Request, server: Server, can: Abilities) -> dict[str, Any]:
+    if request.messages[-1].role != "assistant":
+        raise Refused("continue_final needs a final assistant message to go on with")
+    if not can.continue_final:
+        raise Refused(
+            f"continue_final is not possible with a server of kind '{server}'; "
+            "use backend=jax or a vLLM server"
+        )
+    if can.continue_final == "fields":
+        return {"continue_final_message": True, "add_generation_prompt": False}
+    return {}
+
+
+def read_answer(content: bytes, request: Request) -> Answer:
+    """Checks and reads the body of a successful answer.
+
+    Raises:
+      BadAnswer: empty, cut short, not JSON or not a chat completion.
+      Refused: the model declined, or the server did not do what was asked.
+    """
+    if not content.strip():
+        raise BadAnswer("the server sent an empty answer")
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        raise BadAnswer("the server's answer is not JSON or was cut short") from None
+    try:
+        return _read_completion(data, request)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        raise BadAnswer("the server's answer is JSON but not a chat completion") from None
+
+
+def _read_completion(data: Any, request: Request) -> Answer:
+    choice = data["choices"][0]
+    message, reason = choice["message"], choice.get("finish_reason")
+    text = message.get("content")
+    if message.get("refusal"):
+        raise Refused(f"the model refused: {' '.join(str(message['refusal']).split())[:200]}")
+    if reason == "content_filter":
+        raise Refused("the server's content filter withheld the text")
+    if message.get("tool_calls") or reason in ("tool_calls", "function_call"):
+        raise Refused("the model called a tool instead of answering")
+    if text is None and reason == "length":
+        text = ""  # a reasoning model that spent all its tokens before the answer
+    if not isinstance(text, str) or reason not in ("stop", "length"):
+        raise ValueError
+    for stop in request.stop:  # some servers leave it in
+        text = text.partition(stop)[0]
+    if request.json_schema is not None and reason == "stop":
+        _check_json(text)
+    usage = data.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    return Answer(
+        text=text,
+        finish_reason="stop" if reason == "stop" else "length",
+        tokens=_read_tokens(choice.get("logprobs"), request),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) or 0,
+        generated_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _check_json(text: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError:
+        raise Refused("the server ignored json_schema: its text is not JSON") from None
+
+
+def _count(value: Any) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < 0:
+        raise ValueError
+    return value
+
+
+def _read_tokens(logprobs: Any, request: Request) -> tuple[Token, ...] | None:
+    if not (request.logprobs or request.top_logprobs):
+        return None
+    if not logprobs or logprobs.get("content") is None:
+        raise Refused("the server returned no log-probabilities")
+    return tuple(
+        Token(
+            text=str(item["token"]),
+            id=int(item.get("id", -1)),
+            logprob=float(item["logprob"]),
+            top=tuple(
+                (str(other["token"]), int(other.get("id", -1)), float(other["logprob"]))
+                for other in (item.get("top_logprobs") or ())[: request.top_logprobs]
+            ),
+        )
+        for item in logprobs["content"]
+    )
+
+
+_TOO_LONG = re.compile(
+    r"context[ _](length|size|window)|maximum (context|model) length|prompt is too long"
+    r"|input is too long|exceeds? the (available )?context",
+    re.IGNORECASE,
+)
+
+
+def is_too_long(status: int, body: str) -> bool:
+    """Whether a refusal says that the prompt does not fit the model."""
+    return status in (400, 413, 422) and bool(_TOO_LONG.search(body))

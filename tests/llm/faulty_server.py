@@ -1,0 +1,142 @@
+"""An OpenAI-compatible server on loopback that fails as it is told; records what it was sent."""
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+COMPLETION_TOKENS = 5
+PROMPT_TOKENS = 10
+
+
+class FaultyServer(http.server.ThreadingHTTPServer):
+    """Answers by the last message's text: ``script[text]`` lists what to do, attempt by attempt.
+
+    What to do is a status, a (status, headers) pair, a name of `_Handler`'s, or bytes sent as they
+    are with status 200. After the list, and without one, the text is echoed.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script: dict[str, list[Any]] = {}
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.lock = threading.Lock()
+        self.under_way = self.most_under_way = 0
+        self.gate: threading.Barrier | None = None
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def texts(self) -> list[str]:
+        return [body["messages"][-1]["content"] for body in self.bodies]
+
+    def handle_error(self, request, client_address) -> None:
+        pass  # a client that gave up
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: FaultyServer
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = body["messages"][-1]["content"]
+        with self.server.lock:
+            self.server.bodies.append(body)
+            self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
+            self.server.under_way += 1
+            self.server.most_under_way = max(self.server.most_under_way, self.server.under_way)
+            steps = self.server.script.get(text, [])
+            step = steps.pop(0) if steps else "echo"
+        try:
+            if self.server.gate is not None:
+                self.server.gate.wait(timeout=10)
+        finally:
+            with self.server.lock:
+                self.server.under_way -= 1
+        if isinstance(step, str):
+            getattr(self, f"_{step}")(text)
+        elif isinstance(step, bytes):
+            self._send(200, step)
+        elif isinstance(step, dict):
+            self._send(200, json.dumps(step).encode())
+        else:
+            status, headers, *message = step if isinstance(step, tuple) else (step, {})
+            error = {"error": {"message": message[0] if message else "told to fail", "code": None}}
+            self._send(status, json.dumps(error).encode(), headers)
+
+    def _send(self, status: int, body: bytes, headers=None, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body) if length is None else length))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _echo(self, text: str) -> None:
+        self._send(200, json.dumps(completion(f"echo {text}")).encode())
+
+    def _half(self, text: str) -> None:  # the connection ends in the middle
+        body = json.dumps(completion(f"echo {text}")).encode()
+        self._send(200, body[: len(body) // 2], length=len(body))
+        self.close_connection = True
+
+    def _cut(self, text: str) -> None:  # a whole answer, by its length, that holds half a body
+        body = json.dumps(completion(f"echo {text}")).encode()
+        self._send(200, body[: len(body) // 2])
+
+    def _nothing(self, text: str) -> None:
+        self.close_connection = True
+
+    def _slow(self, text: str) -> None:
+        self.server.closing.wait(timeout=30)
+        self.close_connection = True
+
+    def log_message(self, format, *args) -> None:
+        pass
+
+
+def completion(text: str | None, finish_reason: str = "stop", **more: Any) -> dict[str, Any]:
+    """A chat completion as the API describes it."""
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": finish_reason,
+                **more,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": PROMPT_TOKENS,
+            "completion_tokens": COMPLETION_TOKENS,
+            "total_tokens": PROMPT_TOKENS + COMPLETION_TOKENS,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    }
+
+
+@contextlib.contextmanager
+def faulty_server() -> Iterator[FaultyServer]:
+    """A running server, stopped at the end."""
+    with FaultyServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.closing.set()
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,392 @@
+"""The OpenAI-compatible client against a server on loopback that fails in every way."""
+
+import asyncio
+import dataclasses
+import datetime
+import email.utils
+import logging
+import threading
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig, Prices
+from cirag_jax.llm.types import Message, Request, ScoreRequest, Usage
+from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
+
+KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with faulty_server() as running:
+        yield running
+
+
+class Waits(list):
+    """Records the waits that the client asks for, and does not wait."""
+
+    async def __call__(self, seconds):
+        self.append(seconds)
+
+
+def backend_of(
+    running, *, uniform=lambda: 0.5, now=lambda: 0.0, on_response=None, spent=None, **kw
+):
+    config = OpenAIConfig(**{"model": "m", "base_url": running.url, "max_concurrency": 1, **kw})
+    waits = Waits()
+    backend = OpenAIBackend(
+        config, uniform=uniform, sleep=waits, now=now, on_response=on_response, spent=spent
+    )
+    return backend, waits
+
+
+def ask(text, **fields):
+    return Request(text, (Message("user", text),), **{"max_tokens": 7, **fields})
+
+
+def test_answers_in_order_with_usage_and_cost(server):
+    backend, _ = backend_of(server, prices=Prices(1e6, 5e5, 2e6), max_concurrency=4)
+    seen = []
+    requests = [ask(f"q{i}") for i in range(9)]
+    responses = backend.generate(requests, lambda done, tokens: seen.append((done, tokens)))
+    assert [r.text for r in responses] == [f"echo q{i}" for i in range(9)]
+    assert all(r.finish_reason == "stop" and r.error is None for r in responses)
+    usage = responses[0].usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (PROMPT_TOKENS, 4)
+    assert usage.generated_tokens == COMPLETION_TOKENS
+    assert usage.cost == pytest.approx(6 * 1 + 4 * 0.5 + 5 * 2)
+    assert backend.usage.cost == pytest.approx(9 * 18)
+    assert seen == [(i, 5 * i) for i in range(1, 10)]
+
+
+def test_bounded_concurrency(server):
+    server.gate = threading.Barrier(3)  # three at once, or the test fails after its time-out
+    backend, _ = backend_of(server, max_concurrency=3)
+    assert all(r.error is None for r in backend.generate([ask(f"q{i}") for i in range(9)]))
+    assert server.most_under_way == 3
+
+
+@pytest.mark.parametrize(
+    "fault", [408, 409, 429, 500, 502, 503, "half", "cut", "nothing", b"", b"<html>", b'{"a": 1}']
+)
+def test_a_fault_that_passes_is_retried(server, fault):
+    server.script["q"] = [fault, fault]
+    backend, waits = backend_of(server)
+    response, other = backend.generate([ask("q"), ask("other")])
+    assert (response.text, response.error) == ("echo q", None)
+    assert other.text == "echo other"
+    assert waits == [0.5, 1.0]  # half (the injected random number) of 1 s and of 2 s
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (500, "500"),
+        (429, "429"),
+        ("half", "connection failed"),
+        ("nothing", "connection failed"),
+        (b"", "empty answer"),
+        (b"{{", "not JSON"),
+        (b'{"choices": []}', "not a chat completion"),
+        (b'{"choices": [{"message": {"content": 3}}]}', "not a chat completion"),
+        (b"[1]", "not a chat completion"),
+    ],
+)
+def test_a_fault_that_stays_is_reported_for_its_request_alone(server, fault, words):
+    server.script["q"] = [fault] * 3
+    backend, waits = backend_of(server, max_retries=2)
+    first, response, last = backend.generate([ask("a"), ask("q"), ask("b")])
+    assert response.finish_reason == "error"
+    assert "3 attempts" in str(response.error) and words in str(response.error)
+    assert (first.text, last.text) == ("echo a", "echo b")
+    assert len(waits) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_a_refusal_is_final(server, status):
+    server.script["q"] = [status]
+    backend, waits = backend_of(server)
+    response, other = backend.generate([ask("q"), ask("other")])
+    assert f"answered {status}: told to fail" in str(response.error)
+    assert other.text == "echo other"
+    assert waits == [] and server.texts() == ["q", "other"]
+
+
+def test_a_used_up_quota_is_final(server):
+    server.script["q"] = [(429, {}, "insufficient_quota: pay first")]
+    backend, waits = backend_of(server)
+    assert "pay first" in str(backend.generate([ask("q")])[0].error)
+    assert waits == []
+
+
+def test_retry_after_in_seconds_and_as_a_date(server):
+    date = datetime.datetime(2026, 1, 1, 0, 0, 42, tzinfo=datetime.UTC)
+    server.script["q"] = [
+        (429, {"Retry-After": "7"}),
+        (503, {"Retry-After": email.utils.format_datetime(date, usegmt=True)}),
+        (429, {"Retry-After": "soon"}),
+    ]
+    now = date.timestamp() - 12
+    backend, waits = backend_of(server, now=lambda: now)
+    assert backend.generate([ask("q")])[0].text == "echo q"
+    # What the server asks for and the jitter on top; an unreadable wish counts as none.
+    assert waits == [7 + 0.5, 12 + 1.0, 2.0]
+
+
+def test_a_wait_that_is_too_long_fails_the_request(server):
+    server.script["q"] = [(429, {"Retry-After": "601"})]
+    backend, waits = backend_of(server)
+    assert "601 s" in str(backend.generate([ask("q")])[0].error)
+    assert waits == []
+
+
+def test_back_off_doubles_up_to_its_bound_with_full_jitter(server):
+    server.script["q"] = [500] * 5
+    backend, waits = backend_of(server, uniform=iter([1, 1, 0, 1, 1]).__next__, max_backoff=5)
+    assert backend.generate([ask("q")])[0].text == "echo q"
+    assert waits == [1, 2, 0, 5, 5]
+
+
+def test_a_slow_answer_is_given_up(server):
+    server.script["q"] = ["slow"]
+    backend, _ = backend_of(server, timeout=0.3, max_retries=0)
+    response, other = backend.generate([ask("q"), ask("other")])
+    assert "no answer within 0.3 s" in str(response.error)
+    assert other.text == "echo other"
+
+
+def test_no_server(monkeypatch):
+    with faulty_server() as gone:
+        url = gone.url
+    config = OpenAIConfig("m", url, server="vllm", max_retries=1)
+    waits = Waits()
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    response = OpenAIBackend(config, sleep=waits).generate([ask("q")])[0]
+    assert "connection failed" in str(response.error) and len(waits) == 1
+
+
+def test_the_request_on_the_wire(server):
+    backend, _ = backend_of(server, server="vllm", extra_body={"min_p": 0.1}, omit=("seed",))
+    turns = (
+        Message("system", "s"),
+        Message("user", "u", " o"),
+        Message("assistant", "I think"),
+    )
+    request = Request(
+        "r", turns, 7, temperature=0.5, top_p=0.9, seed=3, stop=("\n",), continue_final=True
+    )
+    backend.generate([request])
+    assert server.bodies == [
+        {
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": "u o"},
+                {"role": "assistant", "content": "I think"},
+            ],
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stop": ["\n"],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+            "min_p": 0.1,
+        }
+    ]
+    backend, _ = backend_of(server)
+    backend.generate([ask("greedy"), ask("sampled", temperature=1.0, seed=3)])
+    greedy, sampled = server.bodies[1:]
+    assert "seed" not in greedy and greedy["max_completion_tokens"] == 7
+    assert sampled["seed"] == 3 and server.headers[1]["authorization"] == f"Bearer {KEY}"
+
+
+def test_schema_and_log_probabilities(server):
+    content = [
+        {
+            "token": "{",
+            "logprob": -0.25,
+            "top_logprobs": [{"token": "{", "logprob": -0.25}, {"token": "[", "logprob": -2.0}],
+        }
+    ]
+    server.script["q"] = [completion('{"a": 1}', logprobs={"content": content})]
+    server.script["prose"] = [completion("Sure! Here")]
+    server.script["bare"] = [completion("x")]
+    schema = {"type": "object"}
+    backend, _ = backend_of(server)
+    response, prose, bare = backend.generate(
+        [
+            ask("q", json_schema=schema, top_logprobs=2),
+            ask("prose", json_schema=schema),
+            ask("bare", logprobs=True),
+        ]
+    )
+    assert response.text == '{"a": 1}'
+    (token,) = response.tokens
+    assert (token.text, token.id, token.logprob) == ("{", -1, -0.25)
+    assert token.top == (("{", -1, -0.25), ("[", -1, -2.0))
+    assert server.bodies[0]["response_format"]["json_schema"]["schema"] == schema
+    assert server.bodies[0]["logprobs"] is True and server.bodies[0]["top_logprobs"] == 2
+    assert "ignored json_schema" in str(prose.error)
+    assert "no log-probabilities" in str(bare.error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("openai", {"continue_final": True}, "continue_final"),
+        ("transformers", {"continue_final": True}, "continue_final"),
+        ("transformers", {"json_schema": {}}, "json_schema"),
+        ("transformers", {"logprobs": True}, "log-probabilities"),
+        ("vllm", {"entropy": True}, "entropy"),
+        ("vllm", {"attention": True}, "attention"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused_without_asking_it(server, kind, fields, words):
+    backend, _ = backend_of(server, server=kind)
+    turns = (Message("user", "q"), Message("assistant", "so"))
+    response, other = backend.generate([Request("r", turns, **fields), ask("other")])
+    assert words in str(response.error) and response.finish_reason == "error"
+    assert other.text == "echo other" and server.texts() == ["other"]
+
+
+def test_answers_without_a_text(server):
+    server.script["filter"] = [completion("x", "content_filter")]
+    server.script["long"] = [completion(None, "length")]
+    server.script["stop"] = [completion("one\ntwo")]
+    refusal = completion(None)
+    refusal["choices"][0]["message"]["refusal"] = "I will not"
+    server.script["refusal"] = [refusal]
+    backend, waits = backend_of(server)
+    names = ("filter", "long", "stop", "refusal")
+    filtered, long, stop, refused = backend.generate([ask(n, stop=("\n",)) for n in names])
+    assert "content filter" in str(filtered.error)
+    assert (long.text, long.finish_reason, long.error) == ("", "length", None)
+    assert stop.text == "one"
+    assert "I will not" in str(refused.error)
+    assert waits == []
+
+
+def test_observations_are_left_out_when_the_server_says_too_long(server):
+    too_long = (400, {}, "This model's maximum context length is 9 tokens")
+    turns = (
+        Message("user", "a", " old"),
+        Message("assistant", "b"),
+        Message("user", "c", " new"),
+    )
+    server.script["c new"] = [too_long] * 4
+    backend, waits = backend_of(server, overflow="truncate")
+    (response,) = backend.generate([Request("r", turns)])
+    assert (response.text, response.usage.truncated) == ("echo c[omitted]", 1)
+    sent = [[m["content"] for m in body["messages"]] for body in server.bodies]
+    assert sent == [
+        ["a old", "b", "c new"],
+        ["a[omitted]", "b", "c new"],
+        ["a[omitted]", "b", "c[omitted]"],
+    ]
+    backend, _ = backend_of(server)
+    (response,) = backend.generate([Request("r", turns)])
+    assert "maximum context length" in str(response.error) and waits == []
+
+
+def test_budget_in_tokens_stops_cleanly(server):
+    # One request sets aside 3 + 6 + 1 prompt tokens (estimated) and 20 new ones; it uses 15.
+    backend, _ = backend_of(server, budget_tokens=65)
+    responses = backend.generate([ask(f"q{i}", max_tokens=20) for i in range(6)])
+    assert [r.error is None for r in responses] == [True] * 3 + [False] * 3
+    assert "not sent: the budget of 65 tokens would be exceeded (45 spent" in str(
+        responses[3].error
+    )
+    assert server.texts() == ["q0", "q1", "q2"] and backend.budget_exhausted
+    assert backend.generate([ask("later", max_tokens=1)])[0].finish_reason == "error"
+
+
+def test_budget_in_money_counts_what_is_under_way_and_what_was_spent(server):
+    server.gate = threading.Barrier(2)
+    prices = Prices(prompt=1e6, generated=1e6)  # one a token, either way
+    spent = Usage(cost=10.0)
+    backend, _ = backend_of(server, prices=prices, budget_cost=75, max_concurrency=4, spent=spent)
+    responses = backend.generate([ask(f"q{i}", max_tokens=20) for i in range(4)])
+    # 10 spent and twice 30 under way leave no room for a third, although two take 30 in the end.
+    assert [r.error is None for r in responses] == [True, True, False, False]
+    assert len(server.texts()) == 2 and backend.usage.cost == 30
+
+
+def test_an_answer_that_was_lost_counts_against_the_budget(server):
+    server.script["q"] = [b"garbage"] * 9
+    backend, _ = backend_of(server, budget_tokens=65)  # two attempts of 30
+    assert "not sent" in str(backend.generate([ask("q", max_tokens=20)])[0].error)
+    assert server.texts() == ["q", "q"]
+
+
+def test_estimate(server):
+    backend, _ = backend_of(server, prices=Prices(prompt=2e6, generated=1e6))
+    estimate = backend.estimate([ask("abcdef"), ask("abc")])
+    assert (estimate.requests, estimate.prompt_tokens, estimate.generated_tokens) == (2, 21, 14)
+    assert estimate.cost == 2 * 21 + 14
+    assert "21 prompt tokens" in str(estimate) and "56" in str(estimate)
+
+
+def test_the_key_appears_nowhere(server, caplog, capfd):
+    echo_key = f"Incorrect API key provided: {KEY}, also sk-abcd****wxyz"
+    server.script["q"] = [(401, {}, echo_key)]
+    server.script["r"] = [(500, {}, echo_key)] * 2
+    caplog.set_level(logging.DEBUG)
+    backend, _ = backend_of(server, max_retries=1)
+    responses = backend.generate([ask("q"), ask("r"), ask("s")])
+    assert "Incorrect API key provided: [key], also [key]" in str(responses[0].error)
+    output = "".join(capfd.readouterr())
+    for text in (
+        caplog.text,
+        output,
+        repr(responses),
+        repr(backend.config),
+        repr(vars(backend.config)),
+    ):
+        assert KEY not in text and "wxyz" not in text
+
+
+def test_inside_a_running_event_loop(server):
+    backend, _ = backend_of(server)
+
+    async def notebook():
+        return backend.generate([ask("q")])
+
+    assert asyncio.run(notebook())[0].text == "echo q"
+
+
+def test_every_response_is_handed_over_as_it_comes(server):
+    seen = []
+    server.script["b"] = [400]
+    backend, _ = backend_of(server, on_response=seen.append)
+    responses = backend.generate([ask("a"), ask("b")])
+    assert seen == responses
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"api_key_env": KEY}, "not a key"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY must hold"),
+        ({"server": "sglang"}, "unknown"),
+        ({"base_url": "http://user:secret@host/v1"}, "no credentials"),
+        ({"base_url": "localhost:8000"}, "is not like"),
+        ({"max_concurrency": 0}, "positive"),
+        ({"max_retries": -1}, "negative"),
+        ({"budget_cost": 1.0}, "prices"),
+    ],
+)
+def test_bad_settings(monkeypatch, fields, words):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(UserError, match=words) as caught:
+        OpenAIBackend(dataclasses.replace(OpenAIConfig("m"), **fields))
+    assert KEY not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_scoring_is_refused(server):
+    backend, _ = backend_of(server)
+    with pytest.raises(UserError, match="backend=jax"):
+        backend.score([ScoreRequest("s", (Message("user", "q"),), "a")])
