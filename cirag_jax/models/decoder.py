@@ -24,6 +24,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
+from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
 log = logging.getLogger(__name__)
 
@@ -35,30 +36,6 @@ Remat = Literal["none", "projections", "full"]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 _MASKED = -1e30  # finite, so that a row without any key has no NaN
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Stretching of rotary positions beyond the trained length.
-
-    Attributes:
-      kind: ``linear`` (positions divided by ``factor``), ``llama3`` (Llama 3.1: long wavelengths
-        divided, short ones kept, a ramp between) or ``yarn`` (Peng et al., 2023).
-      factor: ratio of the new length to the trained one.
-      original_positions: the trained length.
-      low_frequency, high_frequency: the ramp's ends in turns over the trained length (``llama3``).
-      beta_fast, beta_slow: likewise (``yarn``).
-      attention_factor: what sines and cosines are multiplied by (``yarn``).
-    """
-
-    kind: Literal["linear", "llama3", "yarn"]
-    factor: float
-    original_positions: int = 8192
-    low_frequency: float = 1.0
-    high_frequency: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +185,7 @@ def outer_parameters(config: DecoderConfig) -> _Shapes:
     return shapes
 
 
-def _initial(
-    name: str, shape: tuple[int, ...], config: DecoderConfig, rngs: nnx.Rngs
-) -> jax.Array:
+def _initial(name: str, shape: tuple[int, ...], config: DecoderConfig, rngs: nnx.Rngs) -> jax.Array:
     dtype = jnp.dtype(config.param_dtype)
     if name.endswith("norm"):
         return jnp.full(shape, 1.0 - config.norm_offset, dtype)
@@ -290,53 +265,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) ->
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
-def rope_frequencies(config: DecoderConfig) -> tuple[list[float], float]:
-    """Angular frequency of each of the ``head_dim / 2`` planes, and the factor on sine and cosine.
-
-    Source: RoFormer (Su et al., 2021); the stretchings as `RopeScaling` says.
-    """
-    half, theta, scaling = config.head_dim // 2, config.rope_theta, config.rope_scaling
-    base = [theta ** (-i / half) for i in range(half)]
-    if scaling is None:
-        return base, 1.0
-    if scaling.kind == "linear":
-        return [f / scaling.factor for f in base], 1.0
-    turns = [scaling.original_positions * f / (2 * math.pi) for f in base]
-    if scaling.kind == "llama3":
-        width = scaling.high_frequency - scaling.low_frequency
-        keep = [min(max((t - scaling.low_frequency) / width, 0.0), 1.0) for t in turns]
-        return [k * f + (1 - k) * f / scaling.factor for k, f in zip(keep, base, strict=True)], 1.0
-    return _yarn_frequencies(base, theta, scaling), scaling.attention_factor
-
-
-def _yarn_frequencies(base: list[float], theta: float, scaling: RopeScaling) -> list[float]:
-    half = len(base)
-
-    def plane(turns: float) -> float:
-        """The (fractional) plane that turns this often over the trained length."""
-        span = scaling.original_positions / (turns * 2 * math.pi)
-        return half * math.log(span) / math.log(theta)
-
-    low = max(math.floor(plane(scaling.beta_fast)), 0)
-    high = min(math.ceil(plane(scaling.beta_slow)), 2 * half - 1)
-    ramp = [min(max((i - low) / max(high - low, 0.001), 0.0), 1.0) for i in range(half)]
-    return [r * f / scaling.factor + (1 - r) * f for r, f in zip(ramp, base, strict=True)]
-
-
-def rope_tables(config: DecoderConfig, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine, fp32 ``[B, T, head_dim / 2]``, of every position."""
-    frequencies, factor = rope_frequencies(config)
-    angles = positions_BT[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
-    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
-
-
-def _rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-    cos, sin = (table[:, :, None, :] for table in tables)
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-    return rotated.astype(x_BTNH.dtype)
-
-
 def _softcap(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
@@ -353,6 +281,9 @@ class LoraOptions:
 
     scale: float = 1.0
     dropout: float = 0.0
+
+
+PLAIN_LORA = LoraOptions()
 
 
 def lora_delta(
@@ -409,8 +340,8 @@ class _Layer:
         )
         if config.qk_norm:
             q_BTNH, k_BTKH = self.norm(q_BTNH, "q_norm"), self.norm(k_BTKH, "k_norm")
-        q_BTNH = sharding.constrain(_rotate(q_BTNH, tables), "batch", "length", "act_heads", None)
-        k_BTKH = sharding.constrain(_rotate(k_BTKH, tables), "batch", "length", "kv_heads", None)
+        q_BTNH = sharding.constrain(rotate(q_BTNH, tables), "batch", "length", "act_heads", None)
+        k_BTKH = sharding.constrain(rotate(k_BTKH, tables), "batch", "length", "kv_heads", None)
         v_BTKH = sharding.constrain(v_BTKH, "batch", "length", "kv_heads", None)
         return q_BTNH, k_BTKH, v_BTKH
 
@@ -494,9 +425,7 @@ def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.A
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """fp32 logits over the vocabulary of normed hidden states ``[..., D]``."""
-    weight, axis = (
-        (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
-    )
+    weight, axis = (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
     scores = jax.lax.dot_general(
         hidden,
         weight.astype(hidden.dtype),
@@ -518,7 +447,7 @@ def forward(
     positions_BT: jax.Array | None = None,
     segments_BT: jax.Array | None = None,
     adapter: Adapter | None = None,
-    lora: LoraOptions = LoraOptions(),
+    lora: LoraOptions = PLAIN_LORA,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """Hidden states after the final norm, ``hidden_BTD`` in the compute dtype: the training path.
@@ -538,7 +467,7 @@ def forward(
     b, t = tokens_BT.shape
     if positions_BT is None:
         positions_BT = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t))
-    tables = rope_tables(config, positions_BT)
+    tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
     index = jnp.arange(t, dtype=jnp.int32)
     causal_BTS = (index[None, :, None] >= index[None, None, :]) & jnp.ones((b, 1, 1), bool)
@@ -607,7 +536,7 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
     return x_BTD
 
 
-# ------------------------------------------------------------------------------ with a key-value cache
+# ------------------------------------------------------------------------- with a key-value cache
 
 Cache = dict[str, tuple[jax.Array, ...]]  # "k" and "v": one [B, K, S, H] array a layer
 
@@ -643,7 +572,7 @@ def forward_cached(
     cache: Cache,
     *,
     adapter: Adapter | None = None,
-    lora: LoraOptions = LoraOptions(),
+    lora: LoraOptions = PLAIN_LORA,
 ) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
     """Runs new tokens against a cache; layers must be unstacked.
 
@@ -664,7 +593,7 @@ def forward_cached(
     length = cache["k"][0].shape[2]
     positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     distance_BTS = positions_BT[:, :, None] - jnp.arange(length, dtype=jnp.int32)
-    tables = rope_tables(config, positions_BT)
+    tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
     keys, values = list(cache["k"]), list(cache["v"])
     q_BTNH = mask_BTS = None

@@ -1,0 +1,84 @@
+"""Rotary position embeddings and their stretchings (RoFormer, Su et al., 2021)."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Stretching of rotary positions beyond the trained length.
+
+    Attributes:
+      kind: ``linear`` (positions divided by ``factor``), ``llama3`` (Llama 3.1: long wavelengths
+        divided, short ones kept, a ramp between) or ``yarn`` (Peng et al., 2023).
+      factor: ratio of the new length to the trained one.
+      original_positions: the trained length.
+      low_frequency, high_frequency: the ramp's ends in turns over the trained length (``llama3``).
+      beta_fast, beta_slow: likewise (``yarn``).
+      attention_factor: what sines and cosines are multiplied by (``yarn``).
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_positions: int = 8192
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[list[float], float]:
+    """Angular frequency of each of the ``head_dim / 2`` planes, and the factor on sine and cosine.
+
+    Source: RoFormer, section 3.2; the stretchings as `RopeScaling` says.
+    """
+    half = head_dim // 2
+    base = [theta ** (-i / half) for i in range(half)]
+    if scaling is None:
+        return base, 1.0
+    if scaling.kind == "linear":
+        return [f / scaling.factor for f in base], 1.0
+    if scaling.kind == "yarn":
+        return _yarn_frequencies(base, theta, scaling), scaling.attention_factor
+    turns = [scaling.original_positions * f / (2 * math.pi) for f in base]
+    width = scaling.high_frequency - scaling.low_frequency
+    keep = [min(max((t - scaling.low_frequency) / width, 0.0), 1.0) for t in turns]
+    return [k * f + (1 - k) * f / scaling.factor for k, f in zip(keep, base, strict=True)], 1.0
+
+
+def _yarn_frequencies(base: list[float], theta: float, scaling: RopeScaling) -> list[float]:
+    half = len(base)
+
+    def plane(turns: float) -> float:
+        """The (fractional) plane that turns this often over the trained length."""
+        span = scaling.original_positions / (turns * 2 * math.pi)
+        return half * math.log(span) / math.log(theta)
+
+    low = max(math.floor(plane(scaling.beta_fast)), 0)
+    high = min(math.ceil(plane(scaling.beta_slow)), 2 * half - 1)
+    ramp = [min(max((i - low) / max(high - low, 0.001), 0.0), 1.0) for i in range(half)]
+    return [r * f / scaling.factor + (1 - r) * f for r, f in zip(ramp, base, strict=True)]
+
+
+def rope_tables(
+    positions_BT: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine, fp32 ``[B, T, head_dim / 2]``, of every position (int32)."""
+    frequencies, factor = rope_frequencies(head_dim, theta, scaling)
+    angles = positions_BT[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Heads rotated by their positions; plane i is dimensions i and i + H / 2, as in Llama."""
+    cos, sin = (table[:, :, None, :] for table in tables)
+    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    return rotated.astype(x_BTNH.dtype)
