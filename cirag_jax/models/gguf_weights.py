@@ -1,0 +1,348 @@
+"""GGUF files (llama.cpp): quantised weights, hyper-parameters and tokenizer, without torch.
+
+Tensors are dequantised by the ``gguf`` library, row by row as they are needed. llama.cpp stores the
+query and key rows of Llama-architecture models in the order of its own rotary embedding (pairs
+side by side); they are put back into the halves that transformers, and we, rotate. It adds one to
+Gemma's norm scales; that is taken off again.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.errors import UserError
+
+# GGUF architecture -> transformers' model_type. Mistral's files say "llama".
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+}
+
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA2_LAYER = {
+    **_LAYER,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's stretching, as one divisor a plane
+
+
+def _hf_name(name: str, architecture: str) -> str:
+    """The name that transformers gives the tensor; one it has none for keeps its own."""
+    stem, _, kind = name.rpartition(".")
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if match is None:
+        return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
+    table = _GEMMA2_LAYER if architecture == "gemma2" else _LAYER
+    if match[2] not in table:
+        return name
+    return f"model.layers.{match[1]}.{table[match[2]]}.{kind}"
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file opened for reading (memory-mapped); a `decoder_weights.Source`.
+
+    Attributes:
+      file: its path.
+      metadata: key -> value; the tokenizer's long arrays are read by `array` only.
+      architecture: a key of `ARCHITECTURES`.
+      shapes: (transformers' name, shape) of every tensor.
+    """
+
+    file: Path
+    metadata: Mapping[str, Any]
+    architecture: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    _tensors: Mapping[str, Any]
+    _fields: Mapping[str, Any]
+
+    def array(self, key: str) -> list[Any] | None:
+        """The array stored under ``key``; None if there is none."""
+        field = self._fields.get(key)
+        return None if field is None else field.contents()
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The slice of a tensor, fp32 and in transformers' layout; only its rows are dequantised.
+
+        Raises:
+          UserError: its quantisation is unknown to the ``gguf`` library.
+        """
+        import gguf
+
+        tensor = self._tensors[name]
+        rows = self._rows(name, int(tensor.shape[-1]))[index[0]]
+        try:  # a row is a whole number of blocks
+            values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
+        except NotImplementedError as error:
+            raise UserError(f"{self.file}: tensor {name} cannot be dequantised: {error}.") from None
+        values = values[(slice(None), *index[1:])]
+        if self.architecture == "gemma2" and name.endswith("norm.weight"):
+            values = values - np.float32(1.0)
+        return np.asarray(values, np.float32)
+
+    def _rows(self, name: str, count: int) -> np.ndarray:
+        """Stored row of each row in transformers' order."""
+        rows = np.arange(count)
+        match = re.search(r"self_attn\.([qk])_proj\.", name)
+        if self.architecture != "llama" or match is None:
+            return rows
+        key = "attention.head_count" if match[1] == "q" else "attention.head_count_kv"
+        heads = self.number(key, self.number("attention.head_count"))
+        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def number(self, key: str, default: Any = None) -> Any:
+        """The metadata value ``ARCHITECTURE.key``.
+
+        Raises:
+          UserError: it is absent and there is no default.
+        """
+        full = f"{self.architecture}.{key}"
+        value = self.metadata.get(full, default)
+        if value is None:
+            raise UserError(f"{self.file}: metadata field {full} is missing.")
+        return value
+
+
+def open_gguf(file: str | os.PathLike) -> GgufFile:
+    """Opens a GGUF file.
+
+    Raises:
+      UserError: it cannot be read, or its architecture is unknown.
+    """
+    import gguf
+
+    file = Path(file)
+    try:
+        reader = gguf.GGUFReader(str(file))
+    except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not a readable GGUF file: {error}.") from error
+    metadata = {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
+    }
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{file}: metadata field general.architecture is {architecture!r}; supported: "
+            f"{', '.join(ARCHITECTURES)}."
+        )
+    tensors = {_hf_name(t.name, architecture): t for t in reader.tensors}
+    shapes = [
+        (_hf_name(t.name, architecture), tuple(int(size) for size in t.shape[::-1]))
+        for t in reader.tensors
+        if t.name != ROPE_FACTORS
+    ]
+    return GgufFile(file, metadata, architecture, tuple(shapes), tensors, reader.fields)
+
+
+# --------------------------------------------------------------------------------- configuration
+
+
+def hf_config(source: GgufFile) -> dict[str, Any]:
+    """What ``config.json`` would say, from the file's metadata, in transformers' names.
+
+    Raises:
+      UserError: a field is missing or of an unknown kind.
+    """
+    number, metadata = source.number, source.metadata
+    heads, width = int(number("attention.head_count")), int(number("embedding_length"))
+    embedding = dict(source.shapes).get("model.embed_tokens.weight")
+    if embedding is None:
+        raise UserError(f"{source.file}: tensor token_embd.weight is missing.")
+    names = {name for name, _ in source.shapes}
+    model_type = ARCHITECTURES[source.architecture]
+    raw: dict[str, Any] = {
+        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
+        "model_type": model_type,
+        "vocab_size": embedding[0],
+        "hidden_size": width,
+        "intermediate_size": int(number("feed_forward_length")),
+        "num_hidden_layers": int(number("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(number("attention.head_count_kv", heads)),
+        "head_dim": int(number("attention.key_length", width // heads)),
+        "max_position_embeddings": int(number("context_length")),
+        "rms_norm_eps": _shortest(number("attention.layer_norm_rms_epsilon")),
+        "tie_word_embeddings": "lm_head.weight" not in names,
+        "rope_parameters": _rope(source),
+    }
+    for field, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        raw[f"{field}_token_id"] = None if token is None else int(token)
+    if model_type == "gemma2":
+        raw.update(_gemma2(source, heads, width))
+    else:
+        raw["hidden_act"] = "silu"
+    if model_type in ("llama", "qwen3"):
+        raw["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in names
+    if model_type == "llama":
+        raw["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in names
+    return raw
+
+
+def _shortest(value: float) -> float:
+    """The decimal fraction that was meant by an fp32 number (1e-5, not 9.99999974e-06)."""
+    return float(str(np.float32(value)))
+
+
+def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
+    number = source.number
+    # The query scale is not in the file: the 27B model (46 layers) has its own.
+    large = int(number("block_count")) == 46
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width // heads if large else int(number("attention.key_length")),
+        "sliding_window": int(number("attention.sliding_window")),
+        "attn_logit_softcapping": float(number("attn_logit_softcapping")),
+        "final_logit_softcapping": float(number("final_logit_softcapping")),
+    }
+
+
+def _rope(source: GgufFile) -> dict[str, Any]:
+    """Transformers' ``rope_parameters``."""
+    number = source.number
+    width, heads = int(number("embedding_length")), int(number("attention.head_count"))
+    size = int(number("attention.key_length", width // heads))
+    if int(number("rope.dimension_count", size)) != size:
+        raise UserError(
+            f"{source.file}: metadata field {source.architecture}.rope.dimension_count is not the "
+            f"head size {size}: partial rotary embeddings are not supported."
+        )
+    theta = _shortest(number("rope.freq_base", 10000.0))
+    kind = str(number("rope.scaling.type", "none"))
+    if ROPE_FACTORS in source._tensors:
+        return _llama3(source, theta, size)
+    raw: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if kind == "none":
+        return raw
+    if kind not in ("linear", "yarn"):
+        raise UserError(
+            f"{source.file}: metadata field {source.architecture}.rope.scaling.type is {kind!r}; "
+            "supported: none, linear, yarn."
+        )
+    raw.update(rope_type=kind, factor=_shortest(number("rope.scaling.factor")))
+    if kind == "yarn":
+        raw["original_max_position_embeddings"] = int(
+            number("rope.scaling.original_context_length")
+        )
+        for field, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if (value := number(f"rope.scaling.{key}", 0.0)) > 0.0:
+                raw[field] = _shortest(value)
+    return raw
+
+
+def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
+    """Llama 3.1's stretching, of which the file keeps only the divisor of each plane.
+
+    Its parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns) with the
+    factor that the slowest plane shows; divisors that these do not give are refused.
+    """
+    divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
+    factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
+    turns = original * theta ** (-np.arange(size // 2) / (size // 2)) / (2 * np.pi)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    expected = 1.0 / (keep + (1.0 - keep) / factor)
+    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
+        raise UserError(
+            f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling; no other is "
+            "supported."
+        )
+    return {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": _shortest(factor),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+# ------------------------------------------------------------------------------------- tokenizer
+
+# Vocabularies whose merges were learned with every digit apart; transformers' reader of GGUF files
+# splits them as GPT-2 does, which makes other tokens of "\\n\\n1".
+_DIGITS_APART = ("smollm", "starcoder", "refact")
+
+
+def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
+    """The fast ``transformers`` tokenizer that a GGUF file describes, chat template included.
+
+    transformers' own way (``gguf_file=``) imports torch, which nothing here needs at run time; the
+    vocabulary is converted by the same functions of transformers.
+
+    Raises:
+      UserError: there is none in the file, or it is of an unknown kind.
+    """
+    from tokenizers import pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+        GGUF_TOKENIZER_MAPPING,
+        convert_gguf_tokenizer,
+    )
+
+    source = source if isinstance(source, GgufFile) else open_gguf(source)
+    metadata = source.metadata
+    described: dict[str, Any] = {}
+    for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items():
+        value = metadata.get(f"tokenizer.{key}")
+        value = source.array(f"tokenizer.{key}") if value is None else value
+        if value is not None:
+            described[name] = value
+    try:
+        backend, _ = convert_gguf_tokenizer(source.architecture, described)
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{source.file}: its tokenizer cannot be read: {error}.") from error
+    if described.get("pre_tokenizer_type") in _DIGITS_APART:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    tokens, special = described["tokens"], {}
+    for field in ("bos", "eos", "unk", "pad"):
+        index = described.get(f"{field}_token_id")
+        if index is not None:
+            special[f"{field}_token"] = tokens[int(index)]
+    starts = metadata.get("tokenizer.ggml.add_bos_token", described["tokenizer_type"] == "llama")
+    if starts and "bos_token" in special:
+        bos = special["bos_token"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"],
+            pair=[bos, "$A", bos, "$B"],
+            special_tokens=[(bos, tokens.index(bos))],
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        model_max_length=int(source.number("context_length")),
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
