@@ -153,7 +153,10 @@ def places(config: DecoderConfig, model_type: str) -> list[Place]:
 class Source(Protocol):
     """Named tensors that are read by slices."""
 
-    shapes: Sequence[tuple[str, tuple[int, ...]]]
+    @property
+    def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor."""
+        ...
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """The slice ``index`` of tensor ``name``."""

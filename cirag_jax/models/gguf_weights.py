@@ -129,6 +129,19 @@ class GgufFile:
         return value
 
 
+def _reader(file: Path) -> Any:
+    """The library's reader over a plain array: slices of `np.memmap` cost it most of its time."""
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "data":
+                value = value.view(np.ndarray)
+            super().__setattr__(name, value)
+
+    return Reader(str(file))
+
+
 def open_gguf(file: str | os.PathLike) -> GgufFile:
     """Opens a GGUF file.
 
@@ -139,7 +152,7 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
 
     file = Path(file)
     try:
-        reader = gguf.GGUFReader(str(file))
+        reader = _reader(file)
     except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not a readable GGUF file: {error}.") from error
     metadata = {
@@ -147,7 +160,7 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
         for key, field in reader.fields.items()
         if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
     }
-    architecture = metadata.get("general.architecture")
+    architecture = str(metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UserError(
             f"{file}: metadata field general.architecture is {architecture!r}; supported: "

@@ -266,8 +266,15 @@ def read_decoder_config(folder: str | os.PathLike) -> tuple[DecoderConfig, dict[
       UserError: see `parse_decoder_config`.
     """
     folder = Path(folder)
-    if folder.suffix == ".gguf" and folder.is_file():
-        raw = gguf_weights.hf_config(gguf_weights.open_gguf(folder))
+    is_gguf = folder.suffix == ".gguf" and folder.is_file()
+    return _read_config(folder, gguf_weights.open_gguf(folder) if is_gguf else None)
+
+
+def _read_config(
+    folder: Path, source: gguf_weights.GgufFile | None
+) -> tuple[DecoderConfig, dict[str, Any]]:
+    if source is not None:
+        raw = gguf_weights.hf_config(source)
         return parse_decoder_config(raw, folder), raw
     file = folder / "config.json"
     raw = pretrained.read_json(file)
@@ -334,7 +341,8 @@ def load_decoder(
         if value not in ("float32", "bfloat16"):
             raise UserError(f"dtype {value!r} is neither 'float32' nor 'bfloat16'.")
     folder = resolve_decoder(spec)
-    config, raw = read_decoder_config(folder)
+    source = None if folder.is_dir() else gguf_weights.open_gguf(folder)
+    config, raw = _read_config(folder, source)
     if max_positions is not None and not 0 < max_positions <= config.max_positions:
         raise UserError(
             f"max_positions {max_positions} is not between 1 and {config.max_positions}, the "
@@ -349,10 +357,9 @@ def load_decoder(
     )
     config = dataclasses.replace(config, attention=choose_attention(config))
     model_type = raw["model_type"]
-    if folder.is_dir():
+    if source is None:
         state = decoder_weights.load_decoder_state(folder, config, model_type, mesh)
     else:
-        source = gguf_weights.open_gguf(folder)
         state = decoder_weights.load_source(source, folder, config, model_type, mesh)
     log.info("decoder %s: %s, %d layers of %d", spec, model_type, config.num_layers, config.d_model)
     return TextDecoder(config, state, folder, spec, model_type, raw)
