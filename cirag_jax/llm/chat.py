@@ -297,17 +297,16 @@ def _without(messages: Sequence[Message], indices: Sequence[int]) -> list[Messag
 # -------------------------------------------------------------------------------------- loading
 
 
-def _open_tokenizer(folder: Path, **options: Any) -> Any:
+def _open_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, **options
+            str(folder), local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        name = folder / options["gguf_file"] if "gguf_file" in options else folder
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} has no tokenizer that can be read: {reason}") from error
+        raise UserError(f"{folder} has no tokenizer that can be read: {reason}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{folder} has only a slow tokenizer; save it with a tokenizer.json.")
     return tokenizer
@@ -336,7 +335,9 @@ def _load_gguf(path: Path) -> ChatTokenizer:
     if folder is not None and (folder / "tokenizer.json").is_file():
         with contextlib.suppress(UserError):  # a damaged copy is made again
             return ChatTokenizer(_open_tokenizer(folder), extra)
-    tokenizer = _open_tokenizer(path.parent, gguf_file=path.name)
+    from cirag_jax.models.gguf_weights import tokenizer_from_gguf
+
+    tokenizer = tokenizer_from_gguf(path)
     _set_split(tokenizer, metadata.get("tokenizer.ggml.pre"))
     if folder is not None:
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
@@ -370,7 +371,7 @@ def _cache_folder() -> Path | None:
 def _fingerprint(path: Path, metadata: dict[str, Any]) -> str:
     import transformers
 
-    digest = hashlib.sha256(f"3 {transformers.__version__}".encode())
+    digest = hashlib.sha256(f"4 {transformers.__version__}".encode())
     with path.open("rb") as file:
         left = metadata["end"]
         while left > 0 and (block := file.read(min(left, 1 << 20))):

@@ -1,0 +1,486 @@
+"""The backend protocol over PyTorch models of ``transformers``, for readers that exist only there.
+
+Causal models and encoder-decoders (Flan-T5). Slower than the JAX engine: rows of a batch wait for
+the slowest of them and no prefix is reused.
+"""
+
+import dataclasses
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt, plain_text
+from cirag_jax.llm.grammar import GrammarState, JsonGrammar
+from cirag_jax.llm.types import (
+    Progress,
+    Request,
+    Response,
+    Score,
+    ScoreRequest,
+    Token,
+    Usage,
+    failed,
+)
+
+log = logging.getLogger(__name__)
+
+_UNBOUNDED = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformersConfig:
+    """Settings of `TransformersBackend`.
+
+    Attributes:
+      batch_size: conversations decoded together.
+      dtype: ``float32``, ``bfloat16`` or ``float16``; None: that of the checkpoint on a GPU,
+        float32 elsewhere.
+      device: such as ``cuda``; None: a GPU where there is one.
+      context: most tokens of prompt and answer; 0: what the model's config says, if anything.
+      overflow: what becomes of a prompt that is too long, see `fit_prompt`.
+    """
+
+    batch_size: int = 8
+    dtype: str | None = None
+    device: str | None = None
+    context: int = 0
+    overflow: Overflow = "error"
+
+
+class _EncoderTokenizer(ChatTokenizer):
+    """Of an encoder-decoder: no chat template, turns joined by newlines, text closed by its end."""
+
+    def _encode_turns(self, turns: list[tuple[str, str]], continue_final: bool) -> np.ndarray:
+        if continue_final:
+            raise PromptError("continue_final is not possible with an encoder-decoder model")
+        if not turns:
+            raise PromptError("the conversation has no messages")
+        ids = self.tokenizer.encode(plain_text(turns), add_special_tokens=True)
+        return np.asarray(ids, np.int32)
+
+
+@dataclasses.dataclass
+class _Row:
+    """A request under way; ``start`` is when its batch was taken up, in seconds."""
+
+    index: int
+    request: Request
+    prompt: np.ndarray
+    truncated: int
+    limit: int
+    grammar: GrammarState | None
+    generator: Any
+    start: float = 0.0
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    found: list[Token] = dataclasses.field(default_factory=list)
+    text: str | None = None  # set by a stop string
+    ended: bool = False
+
+
+class TransformersBackend:
+    """Generates and scores with a PyTorch model; see `cirag_jax.llm.types.Backend`.
+
+    Attributes:
+      usage: of all requests answered so far.
+      on_response: called with every response as its batch is complete.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: ChatTokenizer,
+        config: TransformersConfig | None = None,
+        on_response: Callable[[Response], None] | None = None,
+    ):
+        """``model``: a causal or encoder-decoder model, already on its device."""
+        self.config = config or TransformersConfig()
+        self.model = model.eval()
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        if self.is_encoder_decoder and not isinstance(tokenizer, _EncoderTokenizer):
+            tokenizer = _EncoderTokenizer(tokenizer.tokenizer, sorted(tokenizer.eos_ids))
+        self.tokenizer = tokenizer
+        self.usage = Usage()
+        self.on_response = on_response
+        self._grammar: JsonGrammar | None = None
+        positions = getattr(model.config, "max_position_embeddings", None)
+        self.context = self.config.context or positions or _UNBOUNDED
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        *,
+        adapter: str | None = None,
+        config: TransformersConfig | None = None,
+        on_response: Callable[[Response], None] | None = None,
+    ) -> "TransformersBackend":
+        """Loads a model and, with the library ``peft``, an adapter.
+
+        Args:
+          model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
+          adapter: a folder in PEFT's format.
+          config: the settings.
+          on_response: see the class.
+
+        Raises:
+          UserError: torch is not installed, or model or adapter cannot be read.
+        """
+        try:
+            import torch
+        except ModuleNotFoundError:
+            raise UserError(
+                "backend=transformers needs PyTorch: pip install torch (see requirements-dev.txt)."
+            ) from None
+        config = config or TransformersConfig()
+        device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        name = config.dtype or ("auto" if device.startswith("cuda") else "float32")
+        if name not in ("auto", "float32", "bfloat16", "float16"):
+            raise UserError(f"dtype={name!r} must be float32, bfloat16 or float16.")
+        dtype = "auto" if name == "auto" else getattr(torch, name)
+        path = model_path(model)
+        try:
+            loaded = _load(path, dtype)
+            if adapter is not None:
+                import peft
+
+                loaded = peft.PeftModel.from_pretrained(loaded, adapter).merge_and_unload()
+            loaded = loaded.to(device)
+        except ModuleNotFoundError as error:
+            raise UserError(f"{error.name} is not installed, which {model} needs.") from None
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{model} cannot be loaded by transformers: {reason}") from error
+        return cls(loaded, ChatTokenizer.load(path), config, on_response)
+
+    # ------------------------------------------------------------------------------- the protocol
+
+    def generate(
+        self, requests: Sequence[Request], progress: Progress | None = None
+    ) -> list[Response]:
+        """One response a request, in order; a request that cannot be answered fails alone."""
+        responses: list[Response | None] = [None] * len(requests)
+        rows: list[_Row] = []
+        for index, request in enumerate(requests):
+            try:
+                rows.append(self._prepare(index, request))
+            except UserError as error:
+                responses[index] = self._hand_over(failed(request, str(error)))
+        rows.sort(key=lambda row: (len(row.prompt), row.limit))  # little padding
+        generated = 0
+        for first in range(0, len(rows), self.config.batch_size):
+            batch = rows[first : first + self.config.batch_size]
+            self._run(batch)
+            for row in batch:
+                responses[row.index] = self._hand_over(self._response(row))
+                generated += len(row.tokens)
+            if progress is not None:
+                progress(sum(r is not None for r in responses), generated)
+        return [response for response in responses if response is not None]
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+        """Log-probabilities of given continuations, one forward pass each."""
+        return [self._score(request) for request in requests]
+
+    def close(self) -> None:
+        """Frees the model."""
+        del self.model
+
+    # ---------------------------------------------------------------------------------- generation
+
+    def _hand_over(self, response: Response) -> Response:
+        self.usage += response.usage
+        if self.on_response is not None:
+            self.on_response(response)
+        return response
+
+    def _prepare(self, index: int, request: Request) -> _Row:
+        import torch
+
+        if request.attention:
+            raise PromptError("attention is available from backend=jax only")
+        if self.is_encoder_decoder:
+            limit, room = self.context, request.max_tokens
+        else:
+            limit, room = self.context - 1, _UNBOUNDED
+        prompt, truncated = fit_prompt(
+            self.tokenizer, request.messages, limit, self.config.overflow, request.continue_final
+        )
+        if room == _UNBOUNDED:
+            room = min(request.max_tokens, self.context - len(prompt))
+        grammar = None
+        if request.json_schema is not None:
+            grammar = self._json_grammar().start(request.json_schema)
+        generator = torch.Generator().manual_seed(request.seed)
+        return _Row(index, request, prompt, truncated, room, grammar, generator)
+
+    def _json_grammar(self) -> JsonGrammar:
+        if self._grammar is None:
+            self._grammar = JsonGrammar(self.tokenizer, self.model.config.vocab_size)
+        return self._grammar
+
+    def _run(self, rows: list[_Row]) -> None:
+        """Generates the tokens of one batch."""
+        import torch
+
+        start = time.perf_counter()
+        for row in rows:
+            row.start = start
+        with torch.inference_mode():
+            decoder = (_Seq2Seq if self.is_encoder_decoder else _Causal)(self, rows)
+            logits_BV = decoder.first()
+            while True:
+                new = [self._take(row, logits_BV[i]) for i, row in enumerate(rows)]
+                if all(_is_finished(row) for row in rows):
+                    return
+                logits_BV = decoder.next(torch.tensor(new, device=self.model.device)[:, None])
+
+    def _take(self, row: _Row, logits_V: Any) -> int:
+        """Chooses a row's next token; a finished row gets padding."""
+        if _is_finished(row):
+            return self.tokenizer.pad_id
+        logits_V = logits_V.float().cpu()
+        token = _choose(row, logits_V)
+        row.tokens.append(token)
+        request = row.request
+        if request.logprobs or request.top_logprobs or request.entropy:
+            row.found.append(self._describe(logits_V, token, request))
+        if row.grammar is not None:
+            row.grammar.advance(token)
+            row.ended = row.grammar.is_done
+        row.ended = row.ended or token in self.tokenizer.eos_ids
+        if request.stop:
+            text = self.tokenizer.decode(row.tokens, continuing=request.continue_final)
+            places = [text.find(stop) for stop in request.stop if stop in text]
+            if places:
+                row.text, row.ended = text[: min(places)], True
+        return token
+
+    def _describe(self, logits_V: Any, token: int, request: Request) -> Token:
+        import torch
+
+        logprobs_V = torch.log_softmax(logits_V, -1)
+        entropy = None
+        if request.entropy:
+            entropy = float(torch.special.entr(logprobs_V.exp()).sum())
+        top = ()
+        if request.top_logprobs:
+            values, ids = torch.topk(logprobs_V, min(request.top_logprobs, len(logprobs_V)))
+            pairs = zip(ids.tolist(), values.tolist(), strict=True)
+            top = tuple((self.tokenizer.piece(i), i, value) for i, value in pairs)
+        wants = request.logprobs or request.top_logprobs > 0
+        logprob = float(logprobs_V[token]) if wants else None
+        return Token(self.tokenizer.piece(token), token, logprob, top, entropy)
+
+    def _response(self, row: _Row) -> Response:
+        request, text = row.request, row.text
+        if text is None:
+            text = self.tokenizer.decode(row.tokens, continuing=request.continue_final)
+        usage = Usage(
+            prompt_tokens=len(row.prompt),
+            generated_tokens=len(row.tokens),
+            seconds=time.perf_counter() - row.start,
+            truncated=int(row.truncated > 0),
+        )
+        wants = request.logprobs or request.top_logprobs or request.entropy
+        return Response(
+            request.id,
+            text,
+            "stop" if row.ended else "length",
+            usage,
+            tokens=tuple(row.found) if wants else None,
+        )
+
+    # ------------------------------------------------------------------------------------- scoring
+
+    def _score(self, request: ScoreRequest) -> Score:
+        import torch
+
+        try:
+            new = self.tokenizer.encode(request.continuation)
+            limit = self.context if self.is_encoder_decoder else self.context - len(new)
+            prompt, truncated = fit_prompt(
+                self.tokenizer,
+                request.messages,
+                limit,
+                self.config.overflow,
+                request.continue_final,
+            )
+        except UserError as error:
+            return Score(request.id, (), error=str(error))
+        start = time.perf_counter()
+        device = self.model.device
+        with torch.inference_mode():
+            ids_T = torch.tensor(new, dtype=torch.long, device=device)
+            prompt_S = torch.tensor(prompt, dtype=torch.long, device=device)
+            if self.is_encoder_decoder:
+                first = torch.tensor([self.model.config.decoder_start_token_id], device=device)
+                decoder_1T = torch.cat([first, ids_T[:-1]])[None]
+                logits_TV = self.model(prompt_S[None], decoder_input_ids=decoder_1T).logits[0]
+            else:
+                both_1S = torch.cat([prompt_S, ids_T])[None]
+                logits_TV = self.model(both_1S).logits[0, len(prompt) - 1 : -1]
+            logprobs_TV = torch.log_softmax(logits_TV.float(), -1)
+            values = logprobs_TV.gather(1, ids_T[:, None])[:, 0].tolist()
+        usage = Usage(
+            prompt_tokens=len(prompt) + len(new),
+            seconds=time.perf_counter() - start,
+            truncated=int(truncated > 0),
+        )
+        self.usage += usage
+        pairs = zip(new.tolist(), values, strict=True)
+        tokens = tuple(Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
+        return Score(request.id, tokens, usage)
+
+
+# ------------------------------------------------------------------------------ one model's calls
+
+
+class _Causal:
+    """A causal model over left-padded prompts, with its cache."""
+
+    def __init__(self, backend: TransformersBackend, rows: list[_Row]):
+        import torch
+
+        self._backend = backend
+        model = backend.model
+        length = max(len(row.prompt) for row in rows)
+        ids_BS = np.full((len(rows), length), backend.tokenizer.pad_id, np.int64)
+        mask_BS = np.zeros((len(rows), length), np.int64)
+        for i, row in enumerate(rows):
+            ids_BS[i, length - len(row.prompt) :] = row.prompt
+            mask_BS[i, length - len(row.prompt) :] = 1
+        self._ids_BT = torch.tensor(ids_BS, device=model.device)
+        self._mask_BS = torch.tensor(mask_BS, device=model.device)
+        self._positions_BT = (self._mask_BS.cumsum(-1) - 1).clamp(min=0)
+        self._cache: Any = None
+
+    def first(self) -> Any:
+        """Logits ``[B, V]`` after the prompts."""
+        extra = {"position_ids": self._positions_BT} if self._backend._takes_positions else {}
+        out = self._backend.model(
+            input_ids=self._ids_BT,
+            attention_mask=self._mask_BS,
+            past_key_values=self._cache,
+            use_cache=True,
+            **extra,
+        )
+        self._cache = out.past_key_values
+        return out.logits[:, -1]
+
+    def next(self, ids_B1: Any) -> Any:
+        """Logits ``[B, V]`` after one more token a row."""
+        import torch
+
+        self._ids_BT = ids_B1
+        ones_B1 = torch.ones_like(ids_B1)
+        self._mask_BS = torch.cat([self._mask_BS, ones_B1], 1)
+        self._positions_BT = self._positions_BT[:, -1:] + 1
+        return self.first()
+
+
+class _Seq2Seq:
+    """An encoder-decoder: the encoder runs once over right-padded texts."""
+
+    def __init__(self, backend: TransformersBackend, rows: list[_Row]):
+        import torch
+
+        self._model = model = backend.model
+        length = max(len(row.prompt) for row in rows)
+        ids_BS = np.full((len(rows), length), backend.tokenizer.pad_id, np.int64)
+        mask_BS = np.zeros((len(rows), length), np.int64)
+        for i, row in enumerate(rows):
+            ids_BS[i, : len(row.prompt)] = row.prompt
+            mask_BS[i, : len(row.prompt)] = 1
+        self._mask_BS = torch.tensor(mask_BS, device=model.device)
+        self._encoded = model.get_encoder()(
+            input_ids=torch.tensor(ids_BS, device=model.device), attention_mask=self._mask_BS
+        )
+        self._rows = len(rows)
+        self._cache: Any = None
+
+    def first(self) -> Any:
+        """Logits ``[B, V]`` of the first tokens."""
+        import torch
+
+        start = self._model.config.decoder_start_token_id
+        return self.next(torch.full((self._rows, 1), start, device=self._model.device))
+
+    def next(self, ids_B1: Any) -> Any:
+        """Logits ``[B, V]`` after one more token a row."""
+        out = self._model(
+            encoder_outputs=self._encoded,
+            attention_mask=self._mask_BS,
+            decoder_input_ids=ids_B1,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._cache = out.past_key_values
+        return out.logits[:, -1]
+
+
+def _is_finished(row: _Row) -> bool:
+    return row.ended or len(row.tokens) >= row.limit
+
+
+def _choose(row: _Row, logits_V: Any) -> int:
+    """Greedy, or sampled from the nucleus with the request's own random numbers."""
+    import torch
+
+    if row.grammar is not None:
+        bits = np.unpackbits(row.grammar.mask().view(np.uint8), bitorder="little")
+        allowed_V = torch.from_numpy(bits[: len(logits_V)].astype(bool))
+        logits_V = logits_V.masked_fill(~allowed_V, -torch.inf)
+    temperature, top_p = row.request.temperature, row.request.top_p
+    if temperature == 0:
+        return int(logits_V.argmax())
+    probabilities_V, order_V = torch.softmax(logits_V / temperature, -1).sort(descending=True)
+    before_V = probabilities_V.cumsum(-1) - probabilities_V
+    probabilities_V = probabilities_V.masked_fill(before_V >= top_p, 0.0)
+    return int(order_V[torch.multinomial(probabilities_V, 1, generator=row.generator)])
+
+
+# --------------------------------------------------------------------------------------- loading
+
+
+def model_path(spec: str) -> Path:
+    """The folder or ``.gguf`` file of ``spec``: either, ``package:NAME`` or a hub id.
+
+    Raises:
+      UserError: there is none.
+    """
+    from cirag_jax.models import pretrained
+
+    if spec.endswith(".gguf"):
+        path = Path(spec).expanduser()
+        if not path.is_file():
+            raise UserError(f"model {spec!r} is not a file.")
+        return path
+    if spec.startswith("package:"):
+        files = pretrained.package_files(spec.removeprefix("package:"))
+        gguf = [file for file in files if file.suffix == ".gguf"]
+        if gguf:
+            return gguf[0]
+    return pretrained.resolve_model_folder(spec)
+
+
+def _load(path: Path, dtype: Any) -> Any:
+    import transformers
+
+    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    folder = path
+    if path.suffix == ".gguf":
+        folder, options["gguf_file"] = path.parent, path.name
+    config = transformers.AutoConfig.from_pretrained(
+        str(folder), **{k: v for k, v in options.items() if k != "dtype"}
+    )
+    kind: Any = transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        kind = transformers.AutoModelForSeq2SeqLM
+    return kind.from_pretrained(str(folder), trust_remote_code=False, **options)
