@@ -212,15 +212,15 @@ def _assign(target: np.ndarray, value: np.ndarray) -> None:
 
 def _assembler(
     source: Source, place: Place, names: Sequence[str], shape: Sequence[int], dtype: np.dtype
-) -> Callable[[tuple[slice, ...]], np.ndarray]:
+) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
     """What `jax.make_array_from_callback` calls for each shard of the parameter ``place``.
 
     Shards that several devices hold are read once.
     """
     done: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
-    def assemble(index: tuple[slice, ...]) -> np.ndarray:
-        bounds = _bounds(index, shape)
+    def assemble(index: tuple[slice, ...] | None) -> np.ndarray:
+        bounds = _bounds(index or (slice(None),) * len(shape), shape)
         key = tuple((s.start, s.stop) for s in bounds)
         if key in done:
             return done[key]
@@ -251,7 +251,7 @@ def load_source(
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
     for path, variable in nnx.to_flat_state(decoder.abstract_params(config)):
-        place = by_path[tuple(path)]
+        place = by_path[tuple(str(part) for part in path)]
         where_to: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
             where_to = sharding.variable_sharding(variable, mesh)
