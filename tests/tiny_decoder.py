@@ -1,0 +1,139 @@
+"""Tiny decoder checkpoints with random weights and a real tokenizer, in transformers' format."""
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from cirag_jax.models import decoder_weights
+from cirag_jax.models.pretrained_decoder import parse_decoder_config
+from cirag_jax.models.tensor_files import save_tensors
+
+VOCABULARY = 320
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+_TEXT = (
+    "the sailor was born in the harbour town, and the town has a patron saint: who is it?",
+    "question: where was the weaver born? answer: the weaver was born in 1984, in the mill.",
+    '{"head": "the mason", "relation": "born in", "tail": "the town"}',
+    "you are a helpful assistant. system user assistant",
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_act": "silu"},
+    "qwen2": {"hidden_act": "silu", "use_sliding_window": False},
+    "qwen3": {"hidden_act": "silu", "head_dim": 16},
+    "mistral": {"hidden_act": "silu", "sliding_window": 6},
+    "gemma2": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 6,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 2.0,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def config(family: str = "llama", **fields: Any) -> dict[str, Any]:
+    """The ``config.json`` of a tiny model of ``family``; ``fields`` override, None included."""
+    name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}.get(family, family.title())
+    head = {"model_type": family, "architectures": [f"{name}ForCausalLM"], "dtype": "float32"}
+    return {**head, **_BASE, **_FAMILIES[family], **fields}
+
+
+def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random fp32 tensors of a checkpoint, large enough that every part shows in the logits."""
+    rng = np.random.default_rng(seed)
+    shapes = parse_decoder_config(raw, "config.json")
+    found = {}
+    for place in decoder_weights.places(shapes, raw["model_type"]):
+        for name in place.names:
+            values = rng.normal(size=place.shape)
+            if "norm" in name:
+                values = 0.3 * values + (0.0 if raw["model_type"] == "gemma2" else 1.0)
+            elif name.endswith("bias"):
+                values = 0.3 * values
+            else:
+                values = values / np.sqrt(place.shape[-1])
+            found[name] = values.astype(np.float32)
+    return found
+
+
+def tokenizer() -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer of `VOCABULARY` tokens, trained on four sentences."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    made.decoder = decoders.ByteLevel()  # pyright: ignore
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(_TEXT, trainer)
+    return made
+
+
+def write_tokenizer(path: pathlib.Path) -> None:
+    """``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json`` in ``path``."""
+    tokenizer().save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL[0],
+        "pad_token": SPECIAL[0],
+        "eos_token": SPECIAL[2],
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 256,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    generation = {"bos_token_id": 0, "eos_token_id": [2], "pad_token_id": 0}
+    (path / "generation_config.json").write_text(json.dumps(generation), "utf-8")
+
+
+def folder(
+    path: str | pathlib.Path, family: str = "llama", *, seed: int = 0, **fields: Any
+) -> pathlib.Path:
+    """Writes a model folder that transformers and `load_decoder` open; returns its path.
+
+    Args:
+      path: made if it does not exist.
+      family: ``llama``, ``qwen2``, ``qwen3``, ``mistral`` or ``gemma2``.
+      seed: of the weights.
+      **fields: of ``config.json``; for instance ``num_hidden_layers=3`` or ``rope_parameters``.
+    """
+    path = pathlib.Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    raw = config(family, **fields)
+    (path / "config.json").write_text(json.dumps(raw), "utf-8")
+    save_tensors(tensors(raw, seed), path / "model.safetensors")
+    write_tokenizer(path)
+    return path
