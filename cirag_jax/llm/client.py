@@ -62,10 +62,10 @@ class OpenAIConfig:
     """Settings of `OpenAIBackend`.
 
     Attributes:
-      model: name of the model on the server.
+      model: name of the model on the server; empty: the one model that it has.
       base_url: address up to ``/v1``; None is the library's default, api.openai.com.
       server: kind of server: ``openai``, ``vllm``, ``transformers`` or ``llamacpp``.
-      api_key_env: environment variable that holds the key; servers of one's own need none.
+      api_key_env: environment variable that holds the key; needed where ``base_url`` is None.
       max_concurrency: requests under way at once.
       timeout: seconds until one attempt is given up.
       max_retries: further attempts after the first.
@@ -184,7 +184,7 @@ class OpenAIBackend:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ):
-        """Reads the key from the environment; contacts nobody.
+        """Reads the key from the environment; without ``config.model``, asks the server for it.
 
         Args:
           config: the settings.
@@ -203,8 +203,33 @@ class OpenAIBackend:
         self.on_response = on_response
         self.usage = Usage()
         self._key = _key(config)
+        if not config.model:
+            self.config = dataclasses.replace(config, model=self._only_model())
         self._budget = Budget(config, spent or Usage())
         self._uniform, self._sleep, self._clock, self._now = uniform, sleep, clock, now
+
+    def _only_model(self) -> str:
+        """The model of a server that has just one."""
+        import openai
+
+        url = self.config.base_url
+        if url is None:
+            raise UserError("model must name one of the models of api.openai.com.")
+        try:
+            with openai.OpenAI(
+                api_key=self._key or "none",
+                base_url=url,
+                timeout=self.config.timeout,
+                max_retries=self.config.max_retries,
+            ) as client:
+                names = [model.id for model in client.models.list()]
+        except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
+            reason = self._scrub(f"{type(error).__name__}: {error}")
+            raise UserError(f"{url} does not say which models it has ({reason}).") from None
+        if len(names) != 1:
+            listed = ", ".join(names[:8]) or "none"
+            raise UserError(f"model must name one of the models of {url}: {listed}.")
+        return names[0]
 
     @property
     def budget_exhausted(self) -> bool:
@@ -453,7 +478,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 def _key(config: OpenAIConfig) -> str:
     key = os.environ.get(config.api_key_env, "").strip()
-    if not key and config.server == "openai":
+    if not key and config.base_url is None:
         raise UserError(f"The environment variable {config.api_key_env} must hold the API key.")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"The environment variable {config.api_key_env} holds no usable API key.")

@@ -155,6 +155,7 @@ def _read_completion(data: Any, request: Request) -> Answer:
         text = ""  # a reasoning model that spent all its tokens before the answer
     if not isinstance(text, str) or reason not in ("stop", "length"):
         raise ValueError
+    text = _whole(text)
     for stop in request.stop:  # some servers leave it in
         text = text.partition(stop)[0]
     if request.json_schema is not None and reason == "stop":
@@ -169,6 +170,11 @@ def _read_completion(data: Any, request: Request) -> Answer:
         cached_tokens=_count(details.get("cached_tokens")) or 0,
         generated_tokens=_count(usage.get("completion_tokens")),
     )
+
+
+def _whole(text: str) -> str:
+    """The text with replacement signs for halves of surrogate pairs, which no file can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _check_json(text: str) -> None:
@@ -193,11 +199,11 @@ def _read_tokens(logprobs: Any, request: Request) -> tuple[Token, ...] | None:
         raise Refused("the server returned no log-probabilities")
     return tuple(
         Token(
-            text=str(item["token"]),
+            text=_whole(str(item["token"])),
             id=int(item.get("id", -1)),
             logprob=float(item["logprob"]),
             top=tuple(
-                (str(other["token"]), int(other.get("id", -1)), float(other["logprob"]))
+                (_whole(str(other["token"])), int(other.get("id", -1)), float(other["logprob"]))
                 for other in (item.get("top_logprobs") or ())[: request.top_logprobs]
             ),
         )
