@@ -219,8 +219,8 @@ class Journal:
         self._file.close()
 
     def _read(self, settings: Mapping[str, Any]) -> int:
-        """Reads whole lines; returns where they end, in bytes."""
-        end = 0
+        """Reads whole lines; returns where they end, in bytes, or 0 to begin anew."""
+        end, old = 0, {}
         with self._path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not raw.endswith(b"\n"):
@@ -228,7 +228,7 @@ class Journal:
                 try:
                     record = json.loads(raw)
                     if number == 1:
-                        self._check(record["settings"], settings)
+                        old = dict(record["settings"])
                     else:
                         self._keep(record["request"], record["row"])
                 except (ValueError, KeyError, TypeError):
@@ -236,6 +236,9 @@ class Journal:
                         f"{self._path}:{number} is damaged; remove the file to begin anew."
                     ) from None
                 end += len(raw)
+        if not self._rows:
+            return 0  # a run that failed before its first response binds nobody
+        self._check(old, settings)
         return end
 
     def _check(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
