@@ -108,14 +108,18 @@ class _Row:
 
 @dataclasses.dataclass(frozen=True)
 class _Lane:
-    """Requests of one shape: cache length, what is reported, and whether a grammar constrains."""
+    """Requests of one shape: cache length, what is reported, greedy or not, with a grammar or not.
+
+    Each is another compiled program; rows of different programs never share a batch.
+    """
 
     length: int
     details: Details
+    greedy: bool
     constrained: bool
 
     def order(self) -> tuple[Any, ...]:
-        return (self.length, dataclasses.astuple(self.details), self.constrained)
+        return (self.length, dataclasses.astuple(self.details), self.greedy, self.constrained)
 
 
 class Engine:
@@ -287,7 +291,7 @@ class Engine:
         )
         row = _Row(index, request, prompt, truncated, grammar)
         row.limit = min(request.max_tokens, length - len(prompt))
-        return _Lane(length, details, grammar is not None), row
+        return _Lane(length, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, messages: Any, continue_final: bool) -> tuple[np.ndarray, int]:
         return fit_prompt(
@@ -369,6 +373,7 @@ class Engine:
             masks,
             lora=self._lora,
             details=lane.details,
+            greedy=lane.greedy,
             eos_ids=self._eos_ids,
             steps=1 if lane.constrained else self.options.decode_chunk,
         )

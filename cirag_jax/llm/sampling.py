@@ -83,18 +83,17 @@ def _draw(logits_BV: jax.Array, sampling: Sampling, step_B: jax.Array) -> jax.Ar
     return jnp.where(sampling.temperature_B > 0.0, drawn_B, jnp.argmax(logits_BV, axis=-1))
 
 
-def choose(logits_BV: jax.Array, sampling: Sampling, step_B: jax.Array) -> jax.Array:
+def choose(
+    logits_BV: jax.Array, sampling: Sampling, step_B: jax.Array, *, greedy: bool
+) -> jax.Array:
     """Next token, int32 ``[B]``.
 
-    A row's draw depends on its logits, its seed and ``step_B`` (its count of tokens) alone; the
-    work of drawing is skipped while every row is greedy.
+    A row's draw depends on its logits, its seed and ``step_B`` (its count of tokens) alone. With
+    ``greedy`` (static) the program has no sampling in it, whatever the temperatures.
     """
-    tokens_B = jax.lax.cond(
-        jnp.any(sampling.temperature_B > 0.0),
-        lambda: _draw(logits_BV, sampling, step_B),
-        lambda: jnp.argmax(logits_BV, axis=-1),
-    )
-    return tokens_B.astype(jnp.int32)
+    if greedy:
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    return _draw(logits_BV, sampling, step_B).astype(jnp.int32)
 
 
 def describe(logits_BV: jax.Array, tokens_B: jax.Array, details: Details) -> dict[str, jax.Array]:

@@ -105,7 +105,7 @@ def score(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("config", "lora", "details", "eos_ids", "steps"),
+    static_argnames=("config", "lora", "details", "greedy", "eos_ids", "steps"),
     donate_argnames="cache",
 )
 def decode(
@@ -117,6 +117,7 @@ def decode(
     *,
     lora: LoraOptions,
     details: Details,
+    greedy: bool,
     eos_ids: tuple[int, ...],
     steps: int,
 ) -> tuple[Cache, dict[str, jax.Array]]:
@@ -130,6 +131,7 @@ def decode(
       mask_BW: packed bits of allowed tokens, for constrained rows with ``steps`` 1; else None.
       lora: the adapter's scale.
       details: what to report beside the tokens.
+      greedy: every row is; else rows of temperature 0 are greedy among sampled ones.
       eos_ids: tokens that end a row; the end token itself is returned.
       steps: length of the chunk.
 
@@ -150,7 +152,7 @@ def decode(
         )
         logits_BV = decoder.logits(config, weights.params, hidden_BTD[:, 0])
         allowed_BV = logits_BV if mask_BW is None else sampling.apply_mask(logits_BV, mask_BW)
-        next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B)
+        next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
             probs_BTNS = decoder.attention_probabilities(config, q_BTNH, cache["k"][-1], mask_BTS)

@@ -401,6 +401,72 @@ def attend(
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
+_KEY_BLOCK = 128
+
+
+def attend_blocks(
+    config: DecoderConfig,
+    q_BTNH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    positions_BT: jax.Array,
+    window: int,
+) -> jax.Array:
+    """As `attend`, over blocks of keys up to the last position, with a running softmax.
+
+    The work follows what is written in the cache, not its size. A block that is masked for a row
+    changes nothing in it, bit for bit, so that a row does not depend on how far its neighbours
+    are. Source: Milakov and Gimelshein (2018), online softmax. For CPUs: on a GPU, a loop whose
+    length is data costs more than it saves.
+    """
+    b, t, n, h = q_BTNH.shape
+    groups, length = n // config.num_kv_heads, k_BKSH.shape[2]
+    size = _KEY_BLOCK if length % _KEY_BLOCK == 0 else length
+    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
+    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(config.score_scale, q_BTNH.dtype)
+    positions_BR = jnp.tile(positions_BT, (1, groups))
+
+    def block(i, state):
+        most_BKR, total_BKR, mixed_BKRH = state
+        k_BKCH, v_BKCH = (
+            jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=2) for x in (k_BKSH, v_BKSH)
+        )
+        scores = jax.lax.dot_general(
+            q_BKRH,
+            k_BKCH,
+            (((3,), (3,)), ((0, 1), (0, 1))),
+            preferred_element_type=jnp.float32,
+        )
+        scores = _softcap(scores, config.attention_softcap)
+        keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
+        distance_BRC = positions_BR[:, :, None] - keys_C
+        visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
+        scores = jnp.where(visible_BRC[:, None], scores, _MASKED)
+        new_BKR = jnp.maximum(most_BKR, scores.max(-1))
+        weights = jnp.exp(scores - new_BKR[..., None])
+        decay_BKR = jnp.exp(most_BKR - new_BKR)
+        added_BKRH = jax.lax.dot_general(
+            weights.astype(v_BKCH.dtype),
+            v_BKCH,
+            (((3,), (2,)), ((0, 1), (0, 1))),
+            preferred_element_type=jnp.float32,
+        )
+        total_BKR = total_BKR * decay_BKR + weights.sum(-1)
+        return new_BKR, total_BKR, mixed_BKRH * decay_BKR[..., None] + added_BKRH
+
+    shape = q_BKRH.shape[:3]
+    state = (
+        jnp.full(shape, _MASKED, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, h), jnp.float32),
+    )
+    count = positions_BT.max() // size + 1
+    _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
+    mixed = (mixed_BKRH / total_BKR[..., None]).astype(v_BKSH.dtype)
+    mixed = mixed.reshape(b, config.num_kv_heads, groups, t, h)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
 def attention_probabilities(
     config: DecoderConfig, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
@@ -606,7 +672,10 @@ def forward_cached(
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window
-        mixed_BTNH = attend(config, q_BTNH, keys[i], values[i], mask_BTS)
+        if config.attention == "transposed":
+            mixed_BTNH = attend_blocks(config, q_BTNH, keys[i], values[i], positions_BT, window)
+        else:
+            mixed_BTNH = attend(config, q_BTNH, keys[i], values[i], mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None
