@@ -17,17 +17,19 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm import steps
-from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt
-from cirag_jax.llm.grammar import GrammarState, JsonGrammar
-from cirag_jax.llm.prefix_cache import BLOCK, PrefixCache
-from cirag_jax.llm.sampling import Details, Sampling
+from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
+from cirag_jax.llm.grammar import JsonGrammar
+from cirag_jax.llm.prefix_cache import PrefixCache
+from cirag_jax.llm.rows import Row, upload
+from cirag_jax.llm.sampling import Details
+from cirag_jax.llm.shapes import EngineConfig, cache_lengths, chunks, window
 from cirag_jax.llm.types import (
     Progress,
     Request,
@@ -44,66 +46,6 @@ from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, 
 log = logging.getLogger(__name__)
 
 _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """Sizes of the engine; the defaults are `for_platform`'s on a CPU.
-
-    Attributes:
-      batch_size: rows that decode together.
-      cache_tokens: most tokens in one lane's cache: long lanes get fewer rows.
-      cache_lengths: cache lengths in tokens, ascending, multiples of 16; those beyond the model's
-        context are cut to it.
-      prefill_chunks: tokens of a prefill call, descending; a prompt is cut greedily.
-      decode_chunk: most tokens decoded between two looks of the host.
-      prefix_tokens: tokens whose keys and values are kept for reuse; 0 switches reuse off.
-      overflow: a prompt longer than the context is an ``error``, or loses observations
-        (``truncate``).
-      context: most tokens of prompt and answer; 0 is the model's.
-    """
-
-    batch_size: int = 16
-    cache_tokens: int = 32768
-    cache_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    prefill_chunks: tuple[int, ...] = (512, 128, 32)
-    decode_chunk: int = 32
-    prefix_tokens: int = 32768
-    overflow: Overflow = "error"
-    context: int = 0
-
-    @staticmethod
-    def for_platform(platform: str | None = None, **overrides: Any) -> "EngineConfig":
-        """The defaults of a platform (by default the one JAX runs on), with ``overrides``."""
-        sizes: dict[str, Any] = {}
-        if (platform or jax.default_backend()) != "cpu":
-            sizes = {
-                "batch_size": 64,
-                "cache_tokens": 131072,
-                "prefill_chunks": (2048, 512, 128, 32),
-                "prefix_tokens": 131072,
-            }
-        return EngineConfig(**{**sizes, **overrides})
-
-
-@dataclasses.dataclass
-class _Row:
-    """A request on its way: its prompt, and what has been generated."""
-
-    index: int
-    request: Request
-    prompt: np.ndarray
-    truncated: int
-    grammar: GrammarState | None = None
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    found: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
-    limit: int = 0
-    cached: int = 0
-    started: float = 0.0
-
-    @property
-    def all_tokens(self) -> np.ndarray:
-        return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +103,7 @@ class Engine:
         self._lora = lora
         with self._on_mesh():
             self._weights = steps.Weights(_unstacked(params), _unstacked(adapter))
-        self._lengths = _cache_lengths(self.options, config)
+        self._lengths = cache_lengths(self.options, config.max_positions)
         self._chunks = tuple(c for c in self.options.prefill_chunks if c <= self._lengths[0])
         if not self._chunks:
             raise UserError("prefill_chunks must have a size within the shortest cache length.")
@@ -179,7 +121,7 @@ class Engine:
         *,
         adapter: str | None = None,
         merge_adapter: bool = False,
-        dtype: str | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
     ) -> "Engine":
@@ -254,7 +196,7 @@ class Engine:
           progress: called after every chunk with the responses and tokens finished so far.
         """
         responses: list[Response | None] = [None] * len(requests)
-        lanes: dict[_Lane, list[_Row]] = collections.defaultdict(list)
+        lanes: dict[_Lane, list[Row]] = collections.defaultdict(list)
         for index, request in enumerate(requests):
             try:
                 lane, row = self._prepare(index, request)
@@ -275,7 +217,7 @@ class Engine:
             progress(len(requests), generated)
         return [response for response in responses if response is not None]
 
-    def _prepare(self, index: int, request: Request) -> tuple[_Lane, _Row]:
+    def _prepare(self, index: int, request: Request) -> tuple[_Lane, Row]:
         _check(request)
         prompt, truncated = self._fit(request.messages, request.continue_final)
         grammar = None
@@ -289,8 +231,8 @@ class Engine:
             entropy=request.entropy,
             attention=request.attention,
         )
-        row = _Row(index, request, prompt, truncated, grammar)
-        row.limit = min(request.max_tokens, length - len(prompt))
+        limit = min(request.max_tokens, length - len(prompt))
+        row = Row(index, request, self.tokenizer, prompt, limit, truncated, grammar)
         return _Lane(length, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, messages: Any, continue_final: bool) -> tuple[np.ndarray, int]:
@@ -307,12 +249,12 @@ class Engine:
         return self._grammar
 
     def _run(
-        self, lane: _Lane, rows: list[_Row]
+        self, lane: _Lane, rows: list[Row]
     ) -> Iterator[tuple[tuple[int, Response] | None, int]]:
         """Yields finished responses with their index, and after each chunk None with its tokens."""
         queue = collections.deque(rows)
         with self._lane_cache(lane.length) as cache:
-            slots: list[_Row | None] = [None] * self._batch(lane.length)
+            slots: list[Row | None] = [None] * self._batch(lane.length)
             while queue or any(slot is not None for slot in slots):
                 for number, slot in enumerate(slots):
                     if slot is None and queue:
@@ -322,7 +264,7 @@ class Engine:
                 for number, row in enumerate(slots):
                     if row is None:
                         continue
-                    response = self._finished(row)
+                    response = row.response()
                     if response is not None:
                         self._keep(cache, number, row.all_tokens[:-1])
                         slots[number] = None
@@ -339,13 +281,13 @@ class Engine:
         reused = 0
         if self._prefix is not None:
             cache.value, reused = self._prefix.load(cache.value, number, tokens)
-        for start, size in _chunks(reused, len(tokens), self._chunks, cache.length):
+        for start, size in chunks(reused, len(tokens), self._chunks, cache.length):
             cache.value = steps.prefill(
                 self.config,
                 self._weights,
                 cache.value,
                 np.int32(number),
-                _window(tokens, start, size),
+                window(tokens, start, size),
                 np.int32(start),
                 lora=self._lora,
             )
@@ -356,7 +298,7 @@ class Engine:
         if self._prefix is not None:
             self._prefix.save(cache.value, number, tokens)
 
-    def _decode_chunk(self, lane: _Lane, cache: "_Held", slots: list[_Row | None]) -> int:
+    def _decode_chunk(self, lane: _Lane, cache: "_Held", slots: list[Row | None]) -> int:
         """Decodes every row by up to a chunk; returns the number of new tokens."""
         masks = None
         if lane.constrained:
@@ -369,7 +311,7 @@ class Engine:
             self.config,
             self._weights,
             cache.value,
-            _upload(slots),
+            upload(slots),
             masks,
             lora=self._lora,
             details=lane.details,
@@ -377,91 +319,8 @@ class Engine:
             eos_ids=self._eos_ids,
             steps=1 if lane.constrained else self.options.decode_chunk,
         )
-        host = jax.device_get(out)
-        count = 0
-        for number, row in enumerate(slots):
-            if row is None:
-                continue
-            new = int((host["token"][:, number] >= 0).sum())
-            count += new
-            row.tokens.extend(host["token"][:new, number].tolist())
-            for name, values in host.items():
-                if name != "token":
-                    row.found.setdefault(name, []).extend(values[:new, number])
-            if row.grammar is not None:
-                row.grammar.advance(row.tokens[-1])
-        return count
-
-    def _finished(self, row: _Row) -> Response | None:
-        """The response of a row that has ended, or None; cuts what stands after a stop string."""
-        ended = bool(row.tokens) and row.tokens[-1] in self.tokenizer.eos_ids
-        ended = ended or (row.grammar is not None and row.grammar.is_done)
-        text = None
-        if row.request.stop:
-            text = self._cut_at_stop(row)
-            ended = ended or text is not None
-        if not ended and len(row.tokens) < row.limit:
-            return None
-        usage = Usage(
-            prompt_tokens=len(row.prompt),
-            cached_tokens=row.cached,
-            generated_tokens=len(row.tokens),
-            seconds=time.perf_counter() - row.started,
-            truncated=int(row.truncated > 0),
-        )
-        return Response(
-            row.request.id,
-            self._text(row, row.tokens) if text is None else text,
-            "stop" if ended else "length",
-            usage,
-            tokens=self._describe(row),
-            attention_TNS=self._attention(row),
-        )
-
-    def _text(self, row: _Row, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, continuing=row.request.continue_final)
-
-    def _cut_at_stop(self, row: _Row) -> str | None:
-        """The text before the first stop string, with the row's tokens cut to those it needs."""
-        text = self._text(row, row.tokens)
-        ends = [text.find(stop) for stop in row.request.stop]
-        ends = [end for end in ends if end >= 0]
-        if not ends:
-            return None
-        # The token that completes the stop string is the last one that counts as generated.
-        low, high = 1, len(row.tokens)
-        while low < high:
-            middle = (low + high) // 2
-            part = self._text(row, row.tokens[:middle])
-            low, high = (low, middle) if _has_any(part, row.request.stop) else (middle + 1, high)
-        del row.tokens[low:]
-        for values in row.found.values():
-            del values[low:]
-        return text[: min(ends)]
-
-    def _describe(self, row: _Row) -> tuple[Token, ...] | None:
-        if not (row.request.logprobs or row.request.top_logprobs or row.request.entropy):
-            return None
-        found, wanted = row.found, row.request
-        tokens = []
-        for i, token in enumerate(row.tokens):
-            top = ()
-            if wanted.top_logprobs:
-                pairs = zip(found["top_ids"][i], found["top_logprobs"][i], strict=True)
-                top = tuple(
-                    (self.tokenizer.piece(int(t)), int(t), float(p))
-                    for t, p in list(pairs)[: wanted.top_logprobs]
-                )
-            logprob = float(found["logprob"][i])
-            entropy = float(found["entropy"][i]) if wanted.entropy else None
-            tokens.append(Token(self.tokenizer.piece(token), token, logprob, top, entropy))
-        return tuple(tokens)
-
-    def _attention(self, row: _Row) -> np.ndarray | None:
-        if not row.request.attention:
-            return None
-        length = len(row.prompt) + len(row.tokens)
-        return np.stack([probs[:, :length] for probs in row.found["attention"]])
+        chunk = jax.device_get(out)
+        return sum(row.take(chunk, number) for number, row in enumerate(slots) if row is not None)
 
     # ------------------------------------------------------------------------------------ scoring
 
@@ -495,14 +354,14 @@ class Engine:
         with self._lane_cache(self._length_for(len(tokens))) as cache:
             reused = self._prefill(cache, 0, prompt[:-1])
             sizes = tuple(size for size in self._chunks if size <= 128) or self._chunks[-1:]
-            for start, size in _chunks(first - 1, len(tokens) - 1, sizes, cache.length):
+            for start, size in chunks(first - 1, len(tokens) - 1, sizes, cache.length):
                 cache.value, found = steps.score(
                     self.config,
                     self._weights,
                     cache.value,
                     np.int32(0),
-                    _window(tokens, start, size),
-                    _window(tokens, start + 1, size),
+                    window(tokens, start, size),
+                    window(tokens, start + 1, size),
                     np.int32(start),
                     lora=self._lora,
                 )
@@ -559,16 +418,6 @@ def _unstacked(tree: Any) -> Any:
     return decoder.unstack_layers(tree)
 
 
-def _cache_lengths(options: EngineConfig, config: DecoderConfig) -> tuple[int, ...]:
-    """The configured lengths within the context, and the context itself."""
-    context = min(options.context or config.max_positions, config.max_positions)
-    context = min(context, max(options.cache_lengths))
-    top = -(-context // BLOCK) * BLOCK
-    if any(length % BLOCK for length in options.cache_lengths):
-        raise UserError(f"cache_lengths must be multiples of {BLOCK}.")
-    return (*(length for length in sorted(options.cache_lengths) if length < top), top)
-
-
 def _check(request: Request) -> None:
     if request.max_tokens < 1:
         raise UserError(f"max_tokens is {request.max_tokens}; it must be at least 1.")
@@ -580,47 +429,3 @@ def _check(request: Request) -> None:
         raise UserError(f"top_logprobs is {request.top_logprobs}; it must not be negative.")
     if any(not stop for stop in request.stop):
         raise UserError("a stop string is empty.")
-
-
-def _has_any(text: str, strings: Sequence[str]) -> bool:
-    return any(string in text for string in strings)
-
-
-def _chunks(done: int, end: int, sizes: Sequence[int], length: int) -> Iterator[tuple[int, int]]:
-    """(start, size) of the calls that compute positions ``done .. end``.
-
-    The largest size that is filled by three quarters, else the smallest. A call that would reach
-    beyond the cache starts earlier and computes some positions again.
-    """
-    while done < end:
-        left = end - done
-        size = next((size for size in sizes if left >= 0.75 * size), sizes[-1])
-        start = min(done, length - size)
-        yield start, size
-        done = start + size
-
-
-def _window(tokens: np.ndarray, start: int, size: int) -> np.ndarray:
-    """``tokens[start : start + size]``, padded with zeros; what they write is overwritten."""
-    window = np.zeros(size, np.int32)
-    part = tokens[start : start + size]
-    window[: len(part)] = part
-    return window
-
-
-def _upload(slots: Sequence[_Row | None]) -> steps.Rows:
-    """The rows as arrays; idle ones stand at position 0 with nothing left to do."""
-    size = len(slots)
-    token, position, left, step = (np.zeros(size, np.int32) for _ in range(4))
-    temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
-    seed = np.zeros(size, np.uint32)
-    for i, row in enumerate(slots):
-        if row is None:
-            continue
-        token[i] = row.tokens[-1] if row.tokens else row.prompt[-1]
-        step[i] = len(row.tokens)
-        position[i] = len(row.prompt) + len(row.tokens) - 1
-        left[i] = row.limit - len(row.tokens)
-        temperature[i], top_p[i] = row.request.temperature, row.request.top_p
-        seed[i] = row.request.seed % (1 << 32)
-    return steps.Rows(token, position, left, step, Sampling(temperature, top_p, seed))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _MASKED = -1e30
 _BISECTIONS = 40  # halvings of [0, 1]: below the spacing of fp32 probabilities that matter
@@ -19,9 +20,9 @@ class Sampling(NamedTuple):
       seed_B: uint32, each request's own.
     """
 
-    temperature_B: jax.Array
-    top_p_B: jax.Array
-    seed_B: jax.Array
+    temperature_B: jax.Array | np.ndarray
+    top_p_B: jax.Array | np.ndarray
+    seed_B: jax.Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Details:
         return self.logprobs or self.top_logprobs > 0 or self.entropy
 
 
-def apply_mask(logits_BV: jax.Array, mask_BW: jax.Array) -> jax.Array:
+def apply_mask(logits_BV: jax.Array, mask_BW: jax.Array | np.ndarray) -> jax.Array:
     """Logits with every token forbidden whose bit in ``mask_BW`` (uint32, little-endian) is 0."""
     ids_V = jnp.arange(logits_BV.shape[-1], dtype=jnp.uint32)
     words_BV = mask_BW[:, ids_V >> 5]
@@ -47,7 +48,7 @@ def apply_mask(logits_BV: jax.Array, mask_BW: jax.Array) -> jax.Array:
     return jnp.where(allowed_BV == 1, logits_BV, _MASKED)
 
 
-def nucleus(probs_BV: jax.Array, top_p_B: jax.Array) -> jax.Array:
+def nucleus(probs_BV: jax.Array, top_p_B: jax.Array | np.ndarray) -> jax.Array:
     """The smallest set of most probable tokens whose probability reaches ``top_p``, as a mask.
 
     Found by bisecting the least probability inside (Holtzman et al., 2020, define the set; sorting
@@ -96,7 +97,9 @@ def choose(
     return _draw(logits_BV, sampling, step_B).astype(jnp.int32)
 
 
-def describe(logits_BV: jax.Array, tokens_B: jax.Array, details: Details) -> dict[str, jax.Array]:
+def describe(
+    logits_BV: jax.Array, tokens_B: jax.Array | np.ndarray, details: Details
+) -> dict[str, jax.Array]:
     """What ``details`` asks of the distribution, before temperature, top-p and grammar.
 
     Returns:

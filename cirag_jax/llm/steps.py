@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cirag_jax.llm import sampling
 from cirag_jax.llm.sampling import Details, Sampling
-from cirag_jax.models import decoder
+from cirag_jax.models import attention, decoder
 from cirag_jax.models.decoder import Adapter, Cache, DecoderConfig, LoraOptions, Params
+
+Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
 
 
 class Weights(NamedTuple):
@@ -34,10 +37,10 @@ class Rows(NamedTuple):
       sampling: temperature, top-p and seed.
     """
 
-    token_B: jax.Array
-    position_B: jax.Array
-    left_B: jax.Array
-    step_B: jax.Array
+    token_B: Array
+    position_B: Array
+    left_B: Array
+    step_B: Array
     sampling: Sampling
 
 
@@ -74,9 +77,9 @@ def prefill(
     config: DecoderConfig,
     weights: Weights,
     cache: Cache,
-    row: jax.Array,
-    tokens_T: jax.Array,
-    start: jax.Array,
+    row: Array | np.integer,
+    tokens_T: Array,
+    start: Array | np.integer,
     *,
     lora: LoraOptions,
 ) -> Cache:
@@ -89,10 +92,10 @@ def score(
     config: DecoderConfig,
     weights: Weights,
     cache: Cache,
-    row: jax.Array,
-    tokens_T: jax.Array,
-    targets_T: jax.Array,
-    start: jax.Array,
+    row: Array | np.integer,
+    tokens_T: Array,
+    targets_T: Array,
+    start: Array | np.integer,
     *,
     lora: LoraOptions,
 ) -> tuple[Cache, jax.Array]:
@@ -113,7 +116,7 @@ def decode(
     weights: Weights,
     cache: Cache,
     rows: Rows,
-    mask_BW: jax.Array | None,
+    mask_BW: Array | None,
     *,
     lora: LoraOptions,
     details: Details,
@@ -155,7 +158,7 @@ def decode(
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
-            probs_BTNS = decoder.attention_probabilities(config, q_BTNH, cache["k"][-1], mask_BTS)
+            probs_BTNS = attention.probabilities(config.scoring, q_BTNH, cache["k"][-1], mask_BTS)
             found["attention"] = probs_BTNS[:, 0]
         return cache, next_B, found
 

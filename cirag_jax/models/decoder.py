@@ -24,6 +24,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
+from cirag_jax.models.attention import Scoring, attend, attend_blocks, softcap
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ Attention = Literal["transposed", "xla", "cudnn"]
 Remat = Literal["none", "projections", "full"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-_MASKED = -1e30  # finite, so that a row without any key has no NaN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +97,11 @@ class DecoderConfig:
     def score_scale(self) -> float:
         """Factor on attention scores."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    @property
+    def scoring(self) -> Scoring:
+        """How attention turns products into scores."""
+        return Scoring(self.score_scale, self.attention_softcap)
 
     @property
     def windowed(self) -> bool:
@@ -265,10 +269,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) ->
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
-def _softcap(x: jax.Array, cap: float | None) -> jax.Array:
-    return x if cap is None else cap * jnp.tanh(x / cap)
-
-
 def _activate(x: jax.Array, name: str) -> jax.Array:
     if name == "silu":
         return jax.nn.silu(x)
@@ -362,120 +362,6 @@ class _Layer:
         return sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
 
 
-def _scores(
-    config: DecoderConfig, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
-) -> jax.Array:
-    """Masked attention scores, fp32 ``[B, K, G, T, S]`` with G query heads a key head."""
-    b, t, n, h = q_BTNH.shape
-    groups = n // config.num_kv_heads
-    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
-    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h)
-    scores_BKRS = jax.lax.dot_general(
-        q_BKRH,
-        k_BKSH,
-        (((3,), (3,)), ((0, 1), (0, 1))),
-        preferred_element_type=jnp.float32,
-    )
-    scores = scores_BKRS.reshape(b, -1, groups, t, k_BKSH.shape[2])
-    scores = _softcap(scores * config.score_scale, config.attention_softcap)
-    return jnp.where(mask_BTS[:, None, None], scores, _MASKED)
-
-
-def attend(
-    config: DecoderConfig,
-    q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSH: jax.Array,
-    mask_BTS: jax.Array,
-) -> jax.Array:
-    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
-
-    All query heads of a key head are rows of one matrix product.
-    """
-    b, t, n, h = q_BTNH.shape
-    scores = _scores(config, q_BTNH, k_BKSH, mask_BTS)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
-    probs_BKRS = probs.reshape(b, config.num_kv_heads, -1, k_BKSH.shape[2])
-    mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
-    mixed = mixed_BKRH.reshape(b, config.num_kv_heads, n // config.num_kv_heads, t, h)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
-
-
-_KEY_BLOCK = 128
-
-
-def attend_blocks(
-    config: DecoderConfig,
-    q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSH: jax.Array,
-    positions_BT: jax.Array,
-    window: int,
-) -> jax.Array:
-    """As `attend`, over blocks of keys up to the last position, with a running softmax.
-
-    The work follows what is written in the cache, not its size. A block that is masked for a row
-    changes nothing in it, bit for bit, so that a row does not depend on how far its neighbours
-    are. Source: Milakov and Gimelshein (2018), online softmax. For CPUs: on a GPU, a loop whose
-    length is data costs more than it saves.
-    """
-    b, t, n, h = q_BTNH.shape
-    groups, length = n // config.num_kv_heads, k_BKSH.shape[2]
-    size = _KEY_BLOCK if length % _KEY_BLOCK == 0 else length
-    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
-    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(config.score_scale, q_BTNH.dtype)
-    positions_BR = jnp.tile(positions_BT, (1, groups))
-
-    def block(i, state):
-        most_BKR, total_BKR, mixed_BKRH = state
-        k_BKCH, v_BKCH = (
-            jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=2) for x in (k_BKSH, v_BKSH)
-        )
-        scores = jax.lax.dot_general(
-            q_BKRH,
-            k_BKCH,
-            (((3,), (3,)), ((0, 1), (0, 1))),
-            preferred_element_type=jnp.float32,
-        )
-        scores = _softcap(scores, config.attention_softcap)
-        keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
-        distance_BRC = positions_BR[:, :, None] - keys_C
-        visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
-        scores = jnp.where(visible_BRC[:, None], scores, _MASKED)
-        new_BKR = jnp.maximum(most_BKR, scores.max(-1))
-        weights = jnp.exp(scores - new_BKR[..., None])
-        decay_BKR = jnp.exp(most_BKR - new_BKR)
-        added_BKRH = jax.lax.dot_general(
-            weights.astype(v_BKCH.dtype),
-            v_BKCH,
-            (((3,), (2,)), ((0, 1), (0, 1))),
-            preferred_element_type=jnp.float32,
-        )
-        total_BKR = total_BKR * decay_BKR + weights.sum(-1)
-        return new_BKR, total_BKR, mixed_BKRH * decay_BKR[..., None] + added_BKRH
-
-    shape = q_BKRH.shape[:3]
-    state = (
-        jnp.full(shape, _MASKED, jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros((*shape, h), jnp.float32),
-    )
-    count = positions_BT.max() // size + 1
-    _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
-    mixed = (mixed_BKRH / total_BKR[..., None]).astype(v_BKSH.dtype)
-    mixed = mixed.reshape(b, config.num_kv_heads, groups, t, h)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
-
-
-def attention_probabilities(
-    config: DecoderConfig, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
-) -> jax.Array:
-    """What `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
-    b, t, n, _ = q_BTNH.shape
-    probs = jax.nn.softmax(_scores(config, q_BTNH, k_BKSH, mask_BTS), axis=-1)
-    return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)
-
-
 def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
     """Window per layer, "all" as a number no distance reaches."""
     windows = config.windows or (0,) * config.num_layers
@@ -498,7 +384,7 @@ def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Arra
         (((hidden.ndim - 1,), (axis,)), ((), ())),
         preferred_element_type=jnp.float32,
     )
-    return _softcap(scores, config.final_softcap)
+    return softcap(scores, config.final_softcap)
 
 
 # ------------------------------------------------------------------------------- whole sequences
@@ -576,7 +462,7 @@ def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, window)
         index = jnp.arange(q_BTNH.shape[1], dtype=jnp.int32)
         causal_BTS = causal_BTS & (index[None, :, None] - index[None, None, :] < window)
     k_BKSH, v_BKSH = (x.transpose(0, 2, 1, 3) for x in (k_BTKH, v_BTKH))
-    return attend(config, q_BTNH, k_BKSH, v_BKSH, causal_BTS)
+    return attend(config.scoring, q_BTNH, k_BKSH, v_BKSH, causal_BTS)
 
 
 def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
@@ -654,7 +540,7 @@ def forward_cached(
 
     Returns:
       ``hidden_BTD`` after the final norm, the cache with the new keys and values in it, and the
-      last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention_probabilities`).
+      last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
     """
     length = cache["k"][0].shape[2]
     positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
@@ -673,9 +559,11 @@ def forward_cached(
         if config.windowed:
             mask_BTS &= distance_BTS < window
         if config.attention == "transposed":
-            mixed_BTNH = attend_blocks(config, q_BTNH, keys[i], values[i], positions_BT, window)
+            mixed_BTNH = attend_blocks(
+                config.scoring, q_BTNH, keys[i], values[i], positions_BT, window
+            )
         else:
-            mixed_BTNH = attend(config, q_BTNH, keys[i], values[i], mask_BTS)
+            mixed_BTNH = attend(config.scoring, q_BTNH, keys[i], values[i], mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None

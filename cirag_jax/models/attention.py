@@ -1,0 +1,135 @@
+"""Grouped-query attention over cached or whole sequences, softmax in fp32.
+
+All query heads of a key head are rows of one matrix product: operands are laid out B K (G T) H.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_MASKED = -1e30  # finite, so that a row without any key has no NaN
+_KEY_BLOCK = 128
+
+
+class Scoring(NamedTuple):
+    """Factor on the products of queries and keys, and the soft cap after it (None: none)."""
+
+    scale: float
+    softcap: float | None = None
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """``cap * tanh(x / cap)``; ``x`` where ``cap`` is None (Gemma 2)."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def _scores(
+    scoring: Scoring, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
+) -> jax.Array:
+    """Masked attention scores, fp32 ``[B, K, G, T, S]`` with G query heads a key head."""
+    b, t, n, h = q_BTNH.shape
+    groups = n // k_BKSH.shape[1]
+    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
+    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h)
+    scores_BKRS = jax.lax.dot_general(
+        q_BKRH,
+        k_BKSH,
+        (((3,), (3,)), ((0, 1), (0, 1))),
+        preferred_element_type=jnp.float32,
+    )
+    scores = scores_BKRS.reshape(b, -1, groups, t, k_BKSH.shape[2])
+    scores = softcap(scores * scoring.scale, scoring.softcap)
+    return jnp.where(mask_BTS[:, None, None], scores, _MASKED)
+
+
+def attend(
+    scoring: Scoring,
+    q_BTNH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    mask_BTS: jax.Array,
+) -> jax.Array:
+    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
+
+    All query heads of a key head are rows of one matrix product.
+    """
+    b, t, n, h = q_BTNH.shape
+    scores = _scores(scoring, q_BTNH, k_BKSH, mask_BTS)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
+    probs_BKRS = probs.reshape(b, k_BKSH.shape[1], -1, k_BKSH.shape[2])
+    mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
+    mixed = mixed_BKRH.reshape(b, k_BKSH.shape[1], n // k_BKSH.shape[1], t, h)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def attend_blocks(
+    scoring: Scoring,
+    q_BTNH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    positions_BT: jax.Array,
+    window: int,
+) -> jax.Array:
+    """As `attend`, over blocks of keys up to the last position, with a running softmax.
+
+    The work follows what is written in the cache, not its size. A block that is masked for a row
+    changes nothing in it, bit for bit, so that a row does not depend on how far its neighbours
+    are. Source: Milakov and Gimelshein (2018), online softmax. For CPUs: on a GPU, a loop whose
+    length is data costs more than it saves.
+    """
+    b, t, n, h = q_BTNH.shape
+    groups, length = n // k_BKSH.shape[1], k_BKSH.shape[2]
+    size = _KEY_BLOCK if length % _KEY_BLOCK == 0 else length
+    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
+    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(scoring.scale, q_BTNH.dtype)
+    positions_BR = jnp.tile(positions_BT, (1, groups))
+
+    def block(i, state):
+        most_BKR, total_BKR, mixed_BKRH = state
+        k_BKCH, v_BKCH = (
+            jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=2) for x in (k_BKSH, v_BKSH)
+        )
+        scores = jax.lax.dot_general(
+            q_BKRH,
+            k_BKCH,
+            (((3,), (3,)), ((0, 1), (0, 1))),
+            preferred_element_type=jnp.float32,
+        )
+        scores = softcap(scores, scoring.softcap)
+        keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
+        distance_BRC = positions_BR[:, :, None] - keys_C
+        visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
+        scores = jnp.where(visible_BRC[:, None], scores, _MASKED)
+        new_BKR = jnp.maximum(most_BKR, scores.max(-1))
+        weights = jnp.exp(scores - new_BKR[..., None])
+        decay_BKR = jnp.exp(most_BKR - new_BKR)
+        added_BKRH = jax.lax.dot_general(
+            weights.astype(v_BKCH.dtype),
+            v_BKCH,
+            (((3,), (2,)), ((0, 1), (0, 1))),
+            preferred_element_type=jnp.float32,
+        )
+        total_BKR = total_BKR * decay_BKR + weights.sum(-1)
+        return new_BKR, total_BKR, mixed_BKRH * decay_BKR[..., None] + added_BKRH
+
+    shape = q_BKRH.shape[:3]
+    state = (
+        jnp.full(shape, _MASKED, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, h), jnp.float32),
+    )
+    count = positions_BT.max() // size + 1
+    _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
+    mixed = (mixed_BKRH / total_BKR[..., None]).astype(v_BKSH.dtype)
+    mixed = mixed.reshape(b, k_BKSH.shape[1], groups, t, h)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def probabilities(
+    scoring: Scoring, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
+) -> jax.Array:
+    """What `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
+    b, t, n, _ = q_BTNH.shape
+    probs = jax.nn.softmax(_scores(scoring, q_BTNH, k_BKSH, mask_BTS), axis=-1)
+    return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)
