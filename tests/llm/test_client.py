@@ -225,7 +225,8 @@ def test_schema_and_log_probabilities(server):
         ]
     )
     assert response.text == '{"a": 1}'
-    (token,) = response.tokens
+    assert response.tokens is not None and len(response.tokens) == 1
+    token = response.tokens[0]
     assert (token.text, token.id, token.logprob) == ("{", -1, -0.25)
     assert token.top == (("{", -1, -0.25), ("[", -1, -2.0))
     assert server.bodies[0]["response_format"]["json_schema"]["schema"] == schema

@@ -1,0 +1,238 @@
+"""The PyTorch backend against ``transformers.generate`` and plain forward passes."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
+from cirag_jax.llm.types import Message, Request, ScoreRequest
+from tests import tiny_decoder
+
+
+@pytest.fixture(scope="module")
+def causal_folder(tmp_path_factory):
+    return tiny_decoder.folder(tmp_path_factory.mktemp("torch") / "llama")
+
+
+@pytest.fixture(scope="module")
+def t5_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torch") / "t5"
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=tiny_decoder.VOCABULARY,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=2,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():  # fresh weights hardly look at the text
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    model.save_pretrained(folder)
+    tiny_decoder.write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def causal(causal_folder):
+    return TransformersBackend.open(str(causal_folder), config=TransformersConfig(batch_size=3))
+
+
+@pytest.fixture(scope="module")
+def t5(t5_folder):
+    return TransformersBackend.open(str(t5_folder), config=TransformersConfig(batch_size=3))
+
+
+def ask(name, *texts, **fields):
+    roles = ("user", "assistant")
+    turns = tuple(Message(roles[i % 2], text) for i, text in enumerate(texts))
+    return Request(name, turns, **{"max_tokens": 12, **fields})
+
+
+REQUESTS = [
+    ask("a", "where was the weaver born?"),
+    ask("b", "who is it", "the sailor", "and the patron saint of the harbour town?", max_tokens=5),
+    ask("c", "question:"),
+    ask("d", "the mill the mill the mill", max_tokens=20),
+]
+
+
+def by_transformers(backend, request):
+    """Greedy text of one request alone, by the library's own loop."""
+    prompt = backend.tokenizer.encode_prompt(request.messages)
+    out = backend.model.generate(
+        torch.tensor(prompt, dtype=torch.long)[None],
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=request.max_tokens,
+        do_sample=False,
+    )[0].tolist()
+    return backend.tokenizer.decode(out[1:] if backend.is_encoder_decoder else out[len(prompt) :])
+
+
+@pytest.mark.parametrize("kind", ["causal", "t5"])
+def test_greedy_texts_are_those_of_transformers(kind, request):
+    backend = request.getfixturevalue(kind)
+    seen = []
+    responses = backend.generate(REQUESTS, lambda done, tokens: seen.append((done, tokens)))
+    assert [r.text for r in responses] == [by_transformers(backend, r) for r in REQUESTS]
+    assert len({r.text for r in responses}) == 4
+    for response, asked in zip(responses, REQUESTS, strict=True):
+        usage = response.usage
+        prompt = backend.tokenizer.encode_prompt(asked.messages)
+        assert usage.prompt_tokens == len(prompt) and usage.cached_tokens == 0
+        full = usage.generated_tokens == asked.max_tokens
+        assert full or response.finish_reason == "stop"
+    assert seen[-1] == (4, sum(r.usage.generated_tokens for r in responses))
+
+
+def test_t5_reads_lines_closed_by_an_end(t5):
+    prompt = t5.tokenizer.encode_prompt((Message("system", "a"), Message("user", "b")))
+    assert t5.tokenizer.tokenizer.decode(prompt) == "a\nb"  # this tokenizer adds no end by itself
+    (response,) = t5.generate([ask("r", "q", "so", continue_final=True)])
+    assert "encoder-decoder" in str(response.error)
+
+
+def test_t5_keeps_the_end_that_its_tokenizer_adds(t5_folder):
+    from tokenizers import processors
+
+    backend = TransformersBackend.open(str(t5_folder))
+    backend.tokenizer.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|im_end|>", special_tokens=[("<|im_end|>", 2)]
+    )
+    assert backend.tokenizer.encode_prompt((Message("user", "b"),)).tolist()[-1] == 2
+
+
+def test_log_probabilities_alternatives_and_entropy(causal):
+    asked = dataclasses.replace(REQUESTS[0], top_logprobs=3, entropy=True)
+    (response,) = causal.generate([asked])
+    tokens = response.tokens
+    assert len(tokens) == response.usage.generated_tokens
+    prompt = causal.tokenizer.encode_prompt(asked.messages)
+    ids = torch.tensor([*prompt, *(t.id for t in tokens)], dtype=torch.long)
+    with torch.inference_mode():
+        logits_TV = causal.model(ids[None]).logits[0, len(prompt) - 1 : -1]
+    logprobs_TV = torch.log_softmax(logits_TV.double(), -1).numpy()
+    entropies = -(np.exp(logprobs_TV) * logprobs_TV).sum(-1)
+    for token, logprobs_V, entropy in zip(tokens, logprobs_TV, entropies, strict=True):
+        order = np.argsort(-logprobs_V)[:3]
+        assert [index for _, index, _ in token.top] == order.tolist()
+        np.testing.assert_allclose([v for *_, v in token.top], logprobs_V[order], atol=1e-5)
+        assert token.logprob == pytest.approx(logprobs_V[token.id], abs=1e-5)
+        assert token.entropy == pytest.approx(entropy, abs=1e-5)
+        assert token.text == causal.tokenizer.piece(token.id)
+
+
+@pytest.mark.parametrize("kind", ["causal", "t5"])
+def test_scoring_gives_the_log_probabilities_of_generation(kind, request):
+    backend = request.getfixturevalue(kind)
+    # Random models write halves of characters, which do not come back as the same tokens.
+    schema = {"enum": ["the sailor was born in the harbour town"]}
+    asked = dataclasses.replace(REQUESTS[0], max_tokens=99, logprobs=True, json_schema=schema)
+    (response,) = backend.generate([asked])
+    text = response.text
+    (score,) = backend.score([ScoreRequest("s", REQUESTS[0].messages, text)])
+    ids = [token.id for token in score.tokens]
+    assert ids == backend.tokenizer.encode(text).tolist()
+    assert ids == [token.id for token in response.tokens][: len(ids)]  # so the comparison is fair
+    expected = [token.logprob for token in response.tokens][: len(ids)]
+    np.testing.assert_allclose([t.logprob for t in score.tokens], expected, atol=1e-5)
+    assert score.logprob == pytest.approx(sum(expected), abs=1e-4)
+
+
+def test_samples_depend_on_the_seed_alone(causal):
+    sampled = [dataclasses.replace(r, temperature=1.0, seed=5) for r in REQUESTS]
+    together = [r.text for r in causal.generate(sampled)]
+    alone = [causal.generate([r])[0].text for r in sampled]
+    assert together == alone
+    assert together != [r.text for r in causal.generate(REQUESTS)]
+    other = [dataclasses.replace(r, seed=6) for r in sampled]
+    assert together != [r.text for r in causal.generate(other)]
+
+
+def test_the_nucleus_holds_the_most_probable_tokens(causal):
+    narrow = [
+        dataclasses.replace(REQUESTS[0], temperature=1.0, top_p=1e-6, seed=s) for s in range(3)
+    ]
+    (greedy,) = causal.generate(REQUESTS[:1])
+    assert {r.text for r in causal.generate(narrow)} == {greedy.text}
+
+
+def test_stop_strings_cut_the_text(causal):
+    (whole,) = causal.generate(REQUESTS[3:])
+    first, second = whole.text[4:6], whole.text[2:5]
+    stopped = dataclasses.replace(REQUESTS[3], stop=(first, second))
+    (response,) = causal.generate([stopped])
+    assert response.text == whole.text[: min(whole.text.find(s) for s in (first, second))]
+    assert response.finish_reason == "stop"
+    assert response.usage.generated_tokens < whole.usage.generated_tokens
+
+
+def test_going_on_with_an_assistant_turn(causal):
+    (whole,) = causal.generate([dataclasses.replace(REQUESTS[0], max_tokens=9, logprobs=True)])
+    cut = 4
+    begun = causal.tokenizer.decode([t.id for t in whole.tokens[:cut]])
+    turns = (*REQUESTS[0].messages, Message("assistant", begun))
+    asked = Request("r", turns, 9 - cut, continue_final=True)
+    prompt = causal.tokenizer.encode_prompt(turns, True).tolist()
+    assert prompt[-cut:] == [t.id for t in whole.tokens[:cut]]  # else another text goes on
+    assert begun + causal.generate([asked])[0].text == whole.text
+
+
+def test_a_schema_holds(causal):
+    schema = {"enum": ["the mill", "the town"]}
+    asked = [
+        dataclasses.replace(REQUESTS[0], json_schema=schema, temperature=2.0, seed=s)
+        for s in range(5)
+    ]
+    texts = [r.text for r in causal.generate(asked)]
+    assert {json.loads(text) for text in texts} == {"the mill", "the town"}
+
+
+def test_bad_requests_fail_alone(causal_folder):
+    config = TransformersConfig(context=40, overflow="truncate")
+    seen = []
+    backend = TransformersBackend.open(str(causal_folder), config=config, on_response=seen.append)
+    long, fits = " the harbour" * 40, (Message("user", "who?", " the harbour" * 40),)
+    responses = backend.generate(
+        [
+            ask("long", long),
+            Request("fits", fits, 99),
+            ask("attention", "q", attention=True),
+            ask("schema", "q", json_schema={"type": "strin"}),
+            ask("fine", "q"),
+        ]
+    )
+    by_id = {r.id: r for r in responses}
+    assert "fit" in str(by_id["long"].error)
+    assert "attention" in str(by_id["attention"].error)
+    assert "json_schema" in str(by_id["schema"].error)
+    assert by_id["fits"].usage.truncated == 1 and by_id["fine"].error is None
+    usage = by_id["fits"].usage
+    ended = by_id["fits"].finish_reason == "stop"
+    assert ended or usage.prompt_tokens + usage.generated_tokens == 40  # the context, not 99
+    assert sorted(r.id for r in seen) == sorted(by_id)
+    assert backend.usage.truncated == 1
+
+
+def test_what_cannot_be_opened(tmp_path, monkeypatch, causal_folder):
+    with pytest.raises(UserError, match="float8"):
+        TransformersBackend.open(str(causal_folder), config=TransformersConfig(dtype="float8"))
+    (tmp_path / "config.json").write_text('{"model_type": "nothing"}')
+    with pytest.raises(UserError, match=str(tmp_path)):
+        TransformersBackend.open(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="PyTorch"):
+        TransformersBackend.open(str(causal_folder))
