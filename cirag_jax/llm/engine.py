@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -71,7 +71,10 @@ class Engine:
       usage: work done so far, over all calls.
       tokenizer: the model's.
       config: the model's hyper-parameters.
+      on_response: called with every response as soon as it is complete.
     """
+
+    on_response: Callable[[Response], None] | None = None
 
     def __init__(
         self,
@@ -202,7 +205,8 @@ class Engine:
                 lane, row = self._prepare(index, request)
                 lanes[lane].append(row)
             except (PromptError, UserError) as error:
-                responses[index] = failed(request, str(error))
+                responses[index] = refused = failed(request, str(error))
+                self._report(refused)
         generated = 0
         for lane in sorted(lanes, key=_Lane.order):
             for response, count in self._run(lane, lanes[lane]):
@@ -211,11 +215,16 @@ class Engine:
                     index, done = response
                     responses[index] = done
                     self.usage += done.usage
+                    self._report(done)
                 elif progress is not None:
                     progress(sum(r is not None for r in responses), generated)
         if progress is not None:
             progress(len(requests), generated)
         return [response for response in responses if response is not None]
+
+    def _report(self, response: Response) -> None:
+        if self.on_response is not None:
+            self.on_response(response)
 
     def _prepare(self, index: int, request: Request) -> tuple[_Lane, Row]:
         _check(request)

@@ -1,0 +1,393 @@
+"""The generation engine against ``transformers.generate``: same weights, prompts and arithmetic.
+
+On a CPU (``--mode=compare``): SmolLM2-135M-Instruct in fp32 on all cores, greedy, at most 64 new
+tokens, prompts of ``generation_workload.jsonl`` (see ``workload.py``). Every measurement is a
+process of its own, the two sides in turn, so that peak memory (the process's, weights included) is
+that of one side. Before it is timed, a process runs a few prompts; the first such run, less the
+time of its repetition, is the compile time (no compiled program is kept between processes).
+
+- ``one by one``: 4 prompts, one after another. ``16 prompts``, ``64 prompts``: all given at once,
+  half of them first steps, half second steps. transformers gets one left-padded batch.
+- ``64 x 3 turns``: the 64 conversations step by step, 192 prompts, each turn given at once.
+- ``ours``: prefix reuse off. ``ours, reuse``: on. ``first token``: mean over the 4 prompts alone,
+  with ``max_tokens`` 1.
+- ``differ``: texts that are not the same as transformers' (floating-point ties; the first run's).
+- ``decode alone``: one decoding step of 16 rows at 512 cached tokens against the same products of
+  matrices and nothing else, measured beside it (the arithmetic limit).
+
+On an accelerator (``--mode=bandwidth``): the decoding step of a Qwen2.5-7B-shaped model with random
+bf16 weights at batch 64. Utilisation is the bytes that a step must read (weights without the
+embedding table, keys and values of the cached tokens) over seconds, over the device's bandwidth.
+
+Results
+  CPU: not yet run.
+  GPU: not measured (no device at hand).
+"""
+
+import argparse
+import functools
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax.llm.types import Message, Request
+
+FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
+MAX_TOKENS = 64
+
+# Memory bandwidth in bytes/s by the name that the driver gives; from the maker's data sheets.
+BANDWIDTH = {
+    "NVIDIA H200": 4.8e12,
+    "NVIDIA H100 PCIe": 2.0e12,
+    "NVIDIA H100": 3.35e12,
+    "NVIDIA A100-SXM4-80GB": 2.04e12,
+    "NVIDIA A100": 1.56e12,
+    "NVIDIA L40S": 0.864e12,
+    "NVIDIA RTX A6000": 0.768e12,
+}
+
+# -------------------------------------------------------------------------------------- workload
+
+
+def load_conversations() -> list[tuple[str, list[Message]]]:
+    rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+    return [(row["id"], [Message(**m) for m in row["messages"]]) for row in rows]
+
+
+def request(name: str, messages: Sequence[Message], step: int, max_tokens: int) -> Request:
+    """The prompt of one step: the system turn, and user and assistant turns before it."""
+    return Request(f"{name}/{step}", tuple(messages[: 2 + 2 * step]), max_tokens=max_tokens)
+
+
+def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Request]]:
+    """Groups of requests: each group is given at once, after the one before it."""
+    conversations = load_conversations()
+    mixed = [request(n, m, i % 2, max_tokens) for i, (n, m) in enumerate(conversations)]
+    if task == "one by one":
+        return [[one] for one in mixed[:4]]
+    if task == "64 x 3 turns":
+        return [[request(n, m, step, max_tokens) for n, m in conversations] for step in range(3)]
+    return [mixed[: int(task.split()[0])]]
+
+
+def warm_up() -> list[list[Request]]:
+    """A few prompts of every length, with other facts than the measured ones where there are."""
+    return [[request(n, m, s, 2) for n, m in load_conversations()[-3:]] for s in range(3)]
+
+
+# ----------------------------------------------------------------------------------------- sides
+
+
+def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callable[[], None]]:
+    """A function from requests to texts, and one that forgets what was cached."""
+    from cirag_jax.llm.engine import Engine
+    from cirag_jax.llm.shapes import EngineConfig
+
+    batch = 1 if task in ("one by one", "first token") else 16 if task == "16 prompts" else 32
+    options = EngineConfig.for_platform(
+        batch_size=batch, cache_tokens=65536, prefix_tokens=131072 if reuse else 0
+    )
+    engine = Engine.open(dtype="float32", options=options)
+
+    def generate(requests: Sequence[Request]) -> list[str]:
+        responses = engine.generate(requests)
+        errors = [r.error for r in responses if r.error]
+        assert not errors, errors
+        generate.tokens += sum(r.usage.generated_tokens for r in responses)
+        generate.cached += sum(r.usage.cached_tokens for r in responses)
+        return [r.text for r in responses]
+
+    generate.tokens = generate.cached = 0
+    return generate, engine.forget
+
+
+def open_theirs(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callable[[], None]]:
+    """The same over ``transformers.generate``."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from cirag_jax.llm.chat import ChatTokenizer
+    from cirag_jax.models.pretrained_decoder import DEFAULT_DECODER, resolve_decoder
+
+    del task, reuse
+    file = resolve_decoder(DEFAULT_DECODER)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32
+    ).eval()
+    tokenizer = ChatTokenizer.load(file)
+    eos = sorted(tokenizer.eos_ids)
+
+    def generate(requests: Sequence[Request]) -> list[str]:
+        prompts = [tokenizer.encode_prompt(r.messages).tolist() for r in requests]
+        longest = max(map(len, prompts))
+        ids = torch.full((len(prompts), longest), tokenizer.pad_id)
+        mask = torch.zeros_like(ids)
+        for i, prompt in enumerate(prompts):
+            ids[i, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[i, longest - len(prompt) :] = 1
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=requests[0].max_tokens,
+                do_sample=False,
+                eos_token_id=eos,
+                pad_token_id=tokenizer.pad_id,
+            )
+        texts = []
+        for row in out[:, longest:].tolist():
+            end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+            generate.tokens += end
+            texts.append(tokenizer.decode(row[:end]))
+        return texts
+
+    generate.tokens = generate.cached = 0
+    return generate, lambda: None
+
+
+SIDES = {
+    "transformers": functools.partial(open_theirs, reuse=False),
+    "ours": functools.partial(open_ours, reuse=False),
+    "ours, reuse": functools.partial(open_ours, reuse=True),
+}
+
+
+def measure(task: str, side: str) -> dict[str, Any]:
+    """One side on one task, in this process."""
+    first_token = task == "first token"
+    groups = workload("one by one", 1) if first_token else workload(task)
+    generate, forget = SIDES[side](task)
+
+    def run(groups: list[list[Request]]) -> tuple[float, float, list[str]]:
+        forget()
+        wall, processor, texts = time.perf_counter(), time.process_time(), []
+        for group in groups:
+            texts += generate(group)
+        return time.perf_counter() - wall, time.process_time() - processor, texts
+
+    warm = warm_up()
+    if first_token or task == "one by one":
+        warm = [[one] for group in warm for one in group]
+    cold_seconds = run(warm)[0]
+    warm_seconds = run(warm)[0]
+    generate.tokens = generate.cached = 0  # type: ignore[attr-defined]
+    seconds, processor, texts = run(groups)
+    return {
+        "seconds": seconds,
+        "processor": processor,
+        "tokens": generate.tokens,  # type: ignore[attr-defined]
+        "cached": generate.cached,  # type: ignore[attr-defined]
+        "compile": cold_seconds - warm_seconds,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "prompts": sum(map(len, groups)),
+        "texts": texts,
+    }
+
+
+def in_process(*arguments: str) -> dict[str, Any]:
+    """The result of this script's ``--worker`` with ``arguments``."""
+    environment = {**os.environ, "CIRAG_JAX_CACHE": "0", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, __file__, "--worker", *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """All sides on all tasks; prints the table as it grows."""
+    rows = []
+    print(f"{'task':14} {'side':13} {'s':>7} {'tok/s':>7} {'times':>6} {'cpu':>6}", end=" ")
+    print(f"{'GiB':>5} {'compile s':>9} {'cached':>7} {'differ':>6}", flush=True)
+    for task in tasks:
+        theirs: dict[str, Any] = {}
+        for side in SIDES:
+            found = in_process(task, side)
+            theirs = theirs or found
+            differ = sum(a != b for a, b in zip(found["texts"], theirs["texts"], strict=True))
+            row = {
+                "task": task,
+                "side": side,
+                "seconds": round(found["seconds"], 2),
+                "seconds_per_prompt": round(found["seconds"] / found["prompts"], 3),
+                "tokens_per_second": round(found["tokens"] / found["seconds"], 2),
+                "times_transformers": round(theirs["seconds"] / found["seconds"], 2),
+                "times_transformers_processor": round(theirs["processor"] / found["processor"], 2),
+                "peak_gib": round(found["memory"] / 2**30, 2),
+                "compile_seconds": round(found["compile"], 1) if side != "transformers" else 0.0,
+                "cached_tokens": found["cached"],
+                "differ": differ,
+            }
+            rows.append(row)
+            print(
+                f"{task:14} {side:13} {row['seconds']:7.1f} {row['tokens_per_second']:7.1f} "
+                f"{row['times_transformers']:6.2f} {row['times_transformers_processor']:6.2f} "
+                f"{row['peak_gib']:5.1f} {row['compile_seconds']:9.1f} "
+                f"{row['cached_tokens']:7d} {differ:6d}",
+                flush=True,
+            )
+    return rows
+
+
+# -------------------------------------------------------------------------------- decoding alone
+
+
+def _decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -> float:
+    """Median seconds of one decoding step."""
+    import jax
+    import numpy as np
+
+    from cirag_jax.llm import sampling, steps
+    from cirag_jax.models import decoder
+
+    cache = decoder.empty_cache(config, rows, length)
+    weights = steps.Weights(params, None)
+    zeros = np.zeros(rows, np.int32)
+    greedy = sampling.Sampling(
+        np.zeros(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.uint32)
+    )
+    state = steps.Rows(zeros + 5, zeros + cached, zeros + 1000, zeros, greedy)
+    seconds, chunk = [], 16
+    for _ in range(6):
+        start = time.perf_counter()
+        cache, out = steps.decode(
+            config,
+            weights,
+            cache,
+            state,
+            None,
+            lora=decoder.PLAIN_LORA,
+            details=sampling.Details(),
+            greedy=True,
+            eos_ids=(),
+            steps=chunk,
+        )
+        jax.block_until_ready(out)
+        seconds.append((time.perf_counter() - start) / chunk)
+    return statistics.median(seconds[1:])
+
+
+def _products(config: Any, params: Any, rows: int) -> float:
+    """Median seconds of a step's products of matrices, one after another, and nothing else."""
+    import jax
+    import jax.numpy as jnp
+
+    from cirag_jax.models import decoder
+
+    @jax.jit
+    def run(params, x_BD):
+        def body(_, x_BD):
+            for p in params["layers"]:
+                q, k, v = x_BD @ p["q_proj"], x_BD @ p["k_proj"], x_BD @ p["v_proj"]
+                x_BD = (q + jnp.tile(k + v, (1, q.shape[1] // k.shape[1]))) @ p["o_proj"]
+                x_BD = (x_BD @ p["gate_proj"] + x_BD @ p["up_proj"]) @ p["down_proj"]
+            scores_BV = decoder.logits(config, params, x_BD)
+            return x_BD + scores_BV.max(-1, keepdims=True)
+
+        return jax.lax.fori_loop(0, 16, body, x_BD)
+
+    x_BD = jnp.zeros((rows, config.d_model), config.dtype)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        run(params, x_BD).block_until_ready()
+        seconds.append((time.perf_counter() - start) / 16)
+    return statistics.median(seconds[1:])
+
+
+def decode_alone(rows: int = 16, cached: int = 512) -> dict[str, Any]:
+    """SmolLM2's decoding step against its products alone."""
+    from cirag_jax.models import decoder
+    from cirag_jax.models.pretrained_decoder import load_decoder
+
+    loaded = load_decoder(dtype="float32")
+    params = decoder.unstack_layers(decoder.to_params(loaded.state))
+    step = _decode_step(loaded.config, params, rows, 1024, cached)
+    limit = _products(loaded.config, params, rows)
+    return {
+        "task": "decode alone",
+        "rows": rows,
+        "step_ms": round(step * 1e3, 1),
+        "products_ms": round(limit * 1e3, 1),
+        "times_limit": round(step / limit, 2),
+    }
+
+
+def bandwidth(rows: int, cached: int) -> dict[str, Any]:
+    """A 7B decoder's step on an accelerator against its memory bandwidth."""
+    import jax
+
+    from cirag_jax.models import decoder
+
+    config = decoder.DecoderConfig(
+        vocab_size=152064,
+        d_model=3584,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        head_dim=128,
+        d_ff=18944,
+        max_positions=32768,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        qkv_bias=True,
+        dtype="bfloat16",
+        param_dtype="bfloat16",
+    )
+    state = decoder.random_state(config)
+    params = decoder.unstack_layers(decoder.to_params(state))
+    del state
+    step = _decode_step(config, params, rows, 2048, cached)
+    read = 2 * (decoder.parameter_count(config) - config.vocab_size * config.d_model)
+    read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
+    kind = jax.devices()[0].device_kind
+    names = [name for name in BANDWIDTH if kind.startswith(name)]
+    peak = BANDWIDTH[max(names, key=len)] if names else None
+    return {
+        "task": "decode, 7B",
+        "device": kind,
+        "rows": rows,
+        "cached_tokens": cached,
+        "step_ms": round(step * 1e3, 2),
+        "tokens_per_second": round(rows / step, 1),
+        "gigabytes_per_second": round(read / step / 1e9, 1),
+        "utilisation": round(read / step / peak, 3) if peak else None,
+    }
+
+
+def main() -> None:
+    tasks = ("one by one", "first token", "16 prompts", "64 prompts", "64 x 3 turns")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", choices=("compare", "bandwidth"))
+    parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone"))
+    parser.add_argument("--rows", type=int, default=64, help="of --mode=bandwidth")
+    parser.add_argument("--cached", type=int, default=1024, help="tokens, of --mode=bandwidth")
+    parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        print(json.dumps(measure(*args.worker)))
+        return
+    import jax
+
+    mode = args.mode or ("compare" if jax.default_backend() == "cpu" else "bandwidth")
+    if mode == "bandwidth":
+        print(json.dumps({"rows": [bandwidth(args.rows, args.cached)]}))
+        return
+    chosen = args.only or (*tasks, "decode alone")
+    rows = compare([task for task in tasks if task in chosen])
+    if "decode alone" in chosen:
+        rows.append(decode_alone())
+        print(rows[-1], flush=True)
+    print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
