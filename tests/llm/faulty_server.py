@@ -25,6 +25,7 @@ class FaultyServer(http.server.ThreadingHTTPServer):
         self.script: dict[str, list[Any]] = {}
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.models: list[str] = []
         self.lock = threading.Lock()
         self.under_way = self.most_under_way = 0
         self.gate: threading.Barrier | None = None
@@ -71,6 +72,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             status, headers, *message = step if isinstance(step, tuple) else (step, {})
             error = {"error": {"message": message[0] if message else "told to fail", "code": None}}
             self._send(status, json.dumps(error).encode(), headers)
+
+    def do_GET(self) -> None:
+        models = [
+            {"id": name, "object": "model", "created": 1, "owned_by": "us"}
+            for name in self.server.models
+        ]
+        self._send(200, json.dumps({"object": "list", "data": models}).encode())
 
     def _send(self, status: int, body: bytes, headers=None, length: int | None = None) -> None:
         self.send_response(status)

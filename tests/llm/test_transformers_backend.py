@@ -148,8 +148,8 @@ def test_scoring_gives_the_log_probabilities_of_generation(kind, request):
     assert ids == backend.tokenizer.encode(text).tolist()
     assert ids == [token.id for token in response.tokens][: len(ids)]  # so the comparison is fair
     expected = [token.logprob for token in response.tokens][: len(ids)]
-    np.testing.assert_allclose([t.logprob for t in score.tokens], expected, atol=1e-5)
-    assert score.logprob == pytest.approx(sum(expected), abs=1e-4)
+    np.testing.assert_allclose([t.logprob for t in score.tokens], expected, 3e-6, 1e-5)
+    assert score.logprob == pytest.approx(sum(expected), rel=3e-6)
 
 
 def test_samples_depend_on_the_seed_alone(causal):
