@@ -1,0 +1,211 @@
+"""The adapter against PEFT: forward, gradient, merging; dropout, sharding and targets."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.lora import LoraConfig
+from tests import tiny_adapter
+
+ATOL = 1e-5  # fp32, on logits of up to 7; the largest difference measured is 4e-6
+LORA = LoraConfig(rank=4, alpha=6.0)
+
+CASES = {
+    "llama": ("llama", {}, LORA),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}, LORA),
+    "qwen2, some layers": ("qwen2", {}, LoraConfig(3, 5.0, targets=("q_proj", "down_proj"))),
+    "gemma2, rank-stabilised": ("gemma2", {}, LoraConfig(4, 6.0, rank_stabilised=True)),
+}
+
+
+def tokens(rows: int = 2, length: int = 11) -> np.ndarray:
+    return np.random.default_rng(0).integers(3, 320, (rows, length)).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def our_logits(config, params, adapter, tokens_BT, options, key=None):
+    hidden_BTD = decoder.forward(
+        config, params, tokens_BT, adapter=adapter, lora=options, dropout_key=key
+    )
+    return decoder.logits(config, params, hidden_BTD)
+
+
+def torch_logits(model, tokens_BT):
+    return model(input_ids=torch.tensor(tokens_BT, dtype=torch.int64)).logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forward_and_gradient_equal_pefts(case, tmp_path):
+    family, fields, config = CASES[case]
+    model, ours, state = tiny_adapter.both(tmp_path / "base", config, family, **fields)
+    params, tokens_BT = decoder.to_params(ours.state), tokens()
+    options = lora.lora_options(config, train=True)
+    weights_BTV = np.random.default_rng(1).normal(size=(*tokens_BT.shape, 320)).astype(np.float32)
+
+    theirs = torch_logits(model, tokens_BT)
+    (theirs * torch.tensor(weights_BTV)).sum().backward()
+    wanted = tiny_adapter.stacked(model, config.names, 2, gradient=True)
+
+    def weighted(adapter):
+        logits = our_logits(ours.config, params, adapter, tokens_BT, options)
+        return (logits * weights_BTV).sum(), logits
+
+    (_, logits), gradient = jax.value_and_grad(weighted, has_aux=True)(lora.to_adapter(state))
+    assert len(jax.tree.leaves(gradient)) == 2 * len(config.names)
+    np.testing.assert_allclose(logits, theirs.detach().numpy(), rtol=0, atol=ATOL)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=0, atol=1e-5 * np.abs(w).max()),
+        gradient,
+        wanted,
+    )
+
+
+@pytest.mark.parametrize("remat", ["projections", "full"])
+def test_rematerialisation_changes_neither_value_nor_gradient(remat, tmp_path):
+    _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
+    params, tokens_BT = decoder.to_params(ours.state), tokens()
+    options = lora.lora_options(LORA, train=True)
+
+    def loss(adapter, config):
+        return jnp.square(our_logits(config, params, adapter, tokens_BT, options)).sum()
+
+    adapter = lora.to_adapter(state)
+    wanted = jax.value_and_grad(loss)(adapter, ours.config)
+    found = jax.value_and_grad(loss)(adapter, dataclasses.replace(ours.config, remat=remat))
+    jax.tree.map(
+        lambda f, w: np.testing.assert_allclose(f, w, rtol=0, atol=2e-6 * np.abs(w).max()),
+        found,
+        wanted,
+    )
+
+
+@pytest.mark.parametrize("unstacked", [False, True])
+def test_merged_base_equals_base_with_adapter(unstacked, tmp_path):
+    _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
+    params, adapter = decoder.to_params(ours.state), lora.to_adapter(state)
+    before = jax.tree.map(np.array, params)
+    wanted = our_logits(
+        ours.config, params, adapter, tokens(), lora.lora_options(LORA, train=False)
+    )
+    if unstacked:
+        params, adapter = decoder.unstack_layers(params), decoder.unstack_layers(adapter)
+    merged = lora.merge(params, adapter, LORA.scale)
+    found = our_logits(ours.config, merged, None, tokens(), decoder.LoraOptions())
+    plain = our_logits(ours.config, params, None, tokens(), decoder.LoraOptions())
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
+    assert np.abs(np.asarray(plain) - wanted).max() > 0.1  # the adapter is not nothing
+    jax.tree.map(np.testing.assert_array_equal, decoder.to_params(ours.state), before)
+
+
+def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
+    _, ours, _ = tiny_adapter.both(tmp_path / "base", LORA)
+    params = decoder.to_params(ours.state)
+    adapter = lora.to_adapter(lora.init_adapter(ours.config, LORA, seed=3))
+    options = lora.lora_options(LORA, train=False)
+    np.testing.assert_array_equal(
+        our_logits(ours.config, params, adapter, tokens(), options),
+        our_logits(ours.config, params, None, tokens(), options),
+    )
+    for name, pair in adapter["layers"].items():
+        assert pair["a"].dtype == pair["b"].dtype == jnp.float32
+        bound = pair["a"].shape[1] ** -0.5
+        assert not pair["b"].any()
+        assert 0.9 * bound < np.abs(pair["a"]).max() <= bound, name
+        np.testing.assert_allclose(np.std(pair["a"]), bound / 3**0.5, rtol=0.15)
+    again = lora.init_adapter(ours.config, LORA, seed=4)
+    assert not np.array_equal(again["layers"]["q_proj"]["a"], adapter["layers"]["q_proj"]["a"])
+
+
+def test_dropout_acts_only_in_training_and_with_a_key(tmp_path):
+    config = dataclasses.replace(LORA, dropout=0.5)
+    _, ours, state = tiny_adapter.both(tmp_path / "base", config)
+    params, adapter, key = decoder.to_params(ours.state), lora.to_adapter(state), jax.random.key(0)
+
+    def run(train, key):
+        options = lora.lora_options(config, train)
+        return np.asarray(our_logits(ours.config, params, adapter, tokens(), options, key))
+
+    plain = run(False, None)
+    np.testing.assert_array_equal(run(False, key), plain)
+    np.testing.assert_array_equal(run(False, jax.random.key(1)), plain)
+    np.testing.assert_array_equal(run(True, None), plain)
+    np.testing.assert_array_equal(run(True, key), run(True, key))
+    assert np.abs(run(True, key) - plain).max() > 0.01
+    assert np.abs(run(True, key) - run(True, jax.random.key(1))).max() > 0.01
+
+
+def test_dropout_drops_its_share_of_the_input_and_scales_the_rest():
+    x = jnp.ones((100, 100))
+    pair = {"a": jnp.eye(100), "b": jnp.eye(100)}
+    options = decoder.LoraOptions(scale=2.0, dropout=0.2)
+    y = np.asarray(decoder.lora_delta(x, pair, options, jax.random.key(0)))
+    assert np.unique(y).tolist() == [0.0, 2.5]
+    assert 0.18 < (y == 0).mean() < 0.22
+
+
+def test_layers_and_projections_drop_different_elements():
+    config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
+    lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=("q_proj", "k_proj"))
+    seen = []
+
+    def spy(x, pair, options, key):
+        jax.debug.callback(lambda k: seen.append(k.tolist()), jax.random.key_data(key))
+        return original(x, pair, options, key)
+
+    original, decoder.lora_delta = decoder.lora_delta, spy
+    try:
+        hidden = decoder.forward(
+            config,
+            decoder.to_params(decoder.random_state(config)),
+            jnp.zeros((1, 4), jnp.int32),
+            adapter=lora.to_adapter(lora.init_adapter(config, lora_config)),
+            lora=lora.lora_options(lora_config, train=True),
+            dropout_key=jax.random.key(0),
+        )
+        jax.block_until_ready(hidden)
+        jax.effects_barrier()
+    finally:
+        decoder.lora_delta = original
+    assert len(set(map(tuple, seen))) == 4
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8), (8, 1, 1)])
+def test_sharded_equals_unsharded(sizes, tmp_path):
+    _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
+    tokens_BT, options = tokens(8), lora.lora_options(LORA, train=False)
+    wanted = our_logits(
+        ours.config, decoder.to_params(ours.state), lora.to_adapter(state), tokens_BT, options
+    )
+    mesh = sharding.make_mesh(*sizes)
+    params = decoder.to_params(sharding.shard_state(ours.state, mesh))
+    placed = sharding.shard_state(state, mesh)
+    pair = lora.to_adapter(placed)["layers"]["up_proj"]  # [2, 32, 4] and [2, 4, 48]
+    assert pair["a"].addressable_shards[0].data.shape == (2, 32 // sizes[1], 4)
+    assert pair["b"].addressable_shards[0].data.shape == (2, 4, 48 // sizes[2])
+    with jax.set_mesh(mesh):
+        found = our_logits(ours.config, params, lora.to_adapter(placed), tokens_BT, options)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
+
+
+def test_targets_by_name():
+    assert LoraConfig(targets=("all-linear",)).names == decoder.PROJECTIONS
+    assert LoraConfig(targets=("v_proj", "q_proj", "v_proj")).names == ("q_proj", "v_proj")
+    with pytest.raises(UserError, match="query_key_value.*known: q_proj.*down_proj.*all-linear"):
+        LoraConfig(targets=("q_proj", "query_key_value"))
+    with pytest.raises(UserError, match="rank is 0"):
+        LoraConfig(rank=0)
+    with pytest.raises(UserError, match=r"dropout is 1\.0"):
+        LoraConfig(dropout=1.0)
+
+
+def test_scale():
+    assert LoraConfig(rank=16, alpha=32).scale == 2.0
+    assert LoraConfig(rank=16, alpha=32, rank_stabilised=True).scale == 8.0

@@ -1,0 +1,66 @@
+"""A tiny decoder with an adapter, in PEFT and in ours, with the same random weights."""
+
+import pathlib
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import peft
+import torch
+import transformers
+
+from cirag_jax.models import lora
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pretrained_decoder import TextDecoder, load_decoder
+from tests import tiny_decoder
+
+
+def peft_model(folder: pathlib.Path, config: LoraConfig, seed: int = 0, **fields: Any) -> Any:
+    """PEFT's model over the checkpoint, with random A and B, in evaluation mode."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    settings: dict[str, Any] = {
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": list(config.names),
+        "use_rslora": config.rank_stabilised,
+        "task_type": "CAUSAL_LM",
+        **fields,
+    }
+    with warnings.catch_warnings():
+        # peft 0.21.2 asks for an alias that transformers 5.23 deprecates.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        model = peft.get_peft_model(base, peft.LoraConfig(**settings))
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            values = torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5
+            weight.data.copy_(values)
+    return model.eval()
+
+
+def stacked(model: Any, names: tuple[str, ...], layers: int, gradient: bool = False) -> Any:
+    """PEFT's weights (or their gradients) as our plain adapter, read from the modules."""
+
+    def pair(name: str, side: str) -> np.ndarray:
+        rows = []
+        for layer in model.base_model.model.model.layers[:layers]:
+            part = layer.self_attn if name[0] in "qkvo" else layer.mlp
+            weight = getattr(getattr(part, name), side)["default"].weight
+            rows.append((weight.grad if gradient else weight.detach()).numpy().T.copy())
+        return np.stack(rows)
+
+    return {"layers": {n: {"a": pair(n, "lora_A"), "b": pair(n, "lora_B")} for n in names}}
+
+
+def both(
+    folder: pathlib.Path, config: LoraConfig, family: str = "llama", **fields: Any
+) -> tuple[Any, TextDecoder, Any]:
+    """PEFT's model, our decoder, and our adapter state with PEFT's weights."""
+    tiny_decoder.folder(folder, family, **fields)
+    model, ours = peft_model(folder, config), load_decoder(str(folder))
+    adapter = stacked(model, config.names, ours.config.num_layers)
+    state = lora.init_adapter(ours.config, config)
+    leaves = jax.tree.leaves(jax.tree.map(jax.numpy.asarray, adapter))
+    return model, ours, jax.tree.unflatten(jax.tree.structure(state), leaves)
