@@ -98,12 +98,12 @@ def _answer(
     step = len(requests) if reports else save_every
     start, before = time.perf_counter(), backend.usage.generated_tokens
     done = tokens = 0
-    with tqdm(total=len(requests), unit="row", file=sys.stderr, smoothing=0) as bar:
+    with tqdm(total=len(requests), unit="row", file=sys.stderr, mininterval=1) as bar:
 
         def progress(rows: int, new_tokens: int) -> None:
-            bar.update(done + rows - bar.n)
             rate = (tokens + new_tokens) / max(time.perf_counter() - start, 1e-9)
-            bar.set_postfix_str(f"{rate:.1f} tokens/s")
+            bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+            bar.update(done + rows - bar.n)
 
         for first in range(0, len(requests), step):
             responses = backend.generate(requests[first : first + step], progress)
