@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.errors import UserError
+from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
 # GGUF architecture -> transformers' model_type. Mistral's files say "llama".
 ARCHITECTURES: Mapping[str, str] = {
@@ -279,9 +280,9 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     """
     divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
     factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
-    turns = original * theta ** (-np.arange(size // 2) / (size // 2)) / (2 * np.pi)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    expected = 1.0 / (keep + (1.0 - keep) / factor)
+    scaling = RopeScaling("llama3", factor, original, low, high)
+    plain, stretched = (rope_frequencies(size, theta, kind)[0] for kind in (None, scaling))
+    expected = np.divide(plain, stretched)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise UserError(
             f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling; no other is "

@@ -19,9 +19,9 @@ from cirag_jax.models.decoder import (
     DecoderConfig,
     Params,
     Remat,
-    RopeScaling,
     choose_attention,
 )
+from cirag_jax.models.rope import RopeScaling
 
 log = logging.getLogger(__name__)
 
