@@ -36,8 +36,12 @@ HUB_PATTERNS = (
     "*.json",
     "vocab.txt",
     "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "merges.txt",
+    "*.jinja",
 )
-HUB_IGNORED = ("onnx/*", "openvino/*", "*/model*.safetensors")
+# The first: Mistral's own copy of all weights, beside the one that transformers reads.
+HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
