@@ -61,6 +61,6 @@ def both(
     tiny_decoder.folder(folder, family, **fields)
     model, ours = peft_model(folder, config), load_decoder(str(folder))
     adapter = stacked(model, config.names, ours.config.num_layers)
-    state = lora.init_adapter(ours.config, config)
+    state = lora.abstract_adapter(ours.config, config)
     leaves = jax.tree.leaves(jax.tree.map(jax.numpy.asarray, adapter))
     return model, ours, jax.tree.unflatten(jax.tree.structure(state), leaves)

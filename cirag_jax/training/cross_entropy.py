@@ -113,9 +113,12 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
     """Gradient of the weighted losses with respect to ``hidden_BCD``, in its dtype."""
     logits_BCV, log_sum_BC, hit_BCV = scores
     probs_BCV = jnp.exp(logits_BCV - log_sum_BC[..., None])
-    dlogits_BCV = (probs_BCV - hit_BCV.astype(jnp.float32)) * weights_BC[..., None]
+    weights_BC1 = weights_BC[..., None]
+    dlogits_BCV = (probs_BCV - hit_BCV.astype(jnp.float32)) * weights_BC1
+    dlogits_BCV = jnp.where(weights_BC1 != 0, dlogits_BCV, 0.0)  # padding may hold anything
     if config.final_softcap is not None:
-        dlogits_BCV *= 1.0 - jnp.square(logits_BCV / config.final_softcap)
+        slope_BCV = 1.0 - jnp.square(logits_BCV / config.final_softcap)
+        dlogits_BCV *= jnp.where(weights_BC1 != 0, slope_BCV, 0.0)
     (name, weight), *_ = head.items()
     return jax.lax.dot_general(
         dlogits_BCV.astype(dtype),

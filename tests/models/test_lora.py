@@ -120,7 +120,7 @@ def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
         assert not pair["b"].any()
         assert 0.9 * bound < np.abs(pair["a"]).max() <= bound, name
         np.testing.assert_allclose(np.std(pair["a"]), bound / 3**0.5, rtol=0.15)
-    again = lora.init_adapter(ours.config, LORA, seed=4)
+    again = lora.to_adapter(lora.init_adapter(ours.config, LORA, seed=4))
     assert not np.array_equal(again["layers"]["q_proj"]["a"], adapter["layers"]["q_proj"]["a"])
 
 
@@ -177,7 +177,7 @@ def test_layers_and_projections_drop_different_elements():
     assert len(set(map(tuple, seen))) == 4
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8), (8, 1, 1)])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8)])
 def test_sharded_equals_unsharded(sizes, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
     tokens_BT, options = tokens(8), lora.lora_options(LORA, train=False)
