@@ -93,6 +93,10 @@ def test_sharded_index(tmp_path):
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     assert all((tmp_path / "out" / name).stat().st_size < 45_000 for name in files)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    homes = {name: file.name for name, file, _ in read_tensors(tmp_path / "out")}
+    assert index["weight_map"] == homes
+    assert index["metadata"]["total_size"] == 4 * decoder.parameter_count(loaded.config)
     again = decoder.to_params(_open(tmp_path / "out").state)
     jax.tree.map(np.testing.assert_array_equal, again, params)
     np.testing.assert_array_equal(_logits(folder), _logits(tmp_path / "out"))
@@ -112,6 +116,13 @@ def test_bf16(tmp_path):
         assert array.dtype == ml_dtypes.bfloat16
         rounded = torch.tensor(before[name]).to(torch.bfloat16).float().numpy()
         np.testing.assert_array_equal(array.astype(np.float32), rounded)
+    fp32 = _open(exact)
+    save_decoder(fp32, decoder.to_params(fp32.state), tmp_path / "cast", dtype="bfloat16")
+    assert (tmp_path / "cast" / "config.json").read_bytes() == (
+        tmp_path / "bf16" / "config.json"
+    ).read_bytes()
+    for name, array in _tensors(tmp_path / "cast").items():
+        np.testing.assert_array_equal(array, after[name])
     wide = load_decoder(str(tmp_path / "bf16"), dtype="bfloat16", param_dtype="float32")
     assert wide.config.dtype == "bfloat16"
     for name, array in decoder_weights.decoder_tensors(
