@@ -151,8 +151,9 @@ def test_back_off_doubles_up_to_its_bound_with_full_jitter(server):
     assert waits == [1, 2, 0, 5, 5]
 
 
-def test_a_slow_answer_is_given_up(server):
-    server.script["q"] = ["slow"]
+@pytest.mark.parametrize("fault", ["slow", "trickle"])
+def test_a_slow_answer_is_given_up(server, fault):
+    server.script["q"] = [fault]
     backend, _ = backend_of(server, timeout=0.3, max_retries=0)
     response, other = backend.generate([ask("q"), ask("other")])
     assert "no answer within 0.3 s" in str(response.error)
