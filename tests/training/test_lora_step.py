@@ -1,0 +1,203 @@
+"""The LoRA step against PEFT and torch's AdamW; what it leaves alone, accumulation, sharding."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+
+from cirag_jax import sharding
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.training import lora_step
+from cirag_jax.training.lora_step import Batch
+from tests import tiny_adapter
+
+LORA = LoraConfig(rank=4, alpha=6.0)
+RATE, DECAY, CLIP = 1e-2, 0.1, 0.5
+# AdamW's first step is RATE * g / (|g| + EPS): a small EPS would turn rounding into steps.
+EPS = 1e-3
+ATOL = 1e-6  # on weights that move by up to 1e-2; the largest difference measured is 2e-7
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+        yield
+
+
+def optimizer():
+    adamw = optax.adamw(RATE, b1=0.9, b2=0.999, eps=EPS, weight_decay=DECAY)
+    return optax.chain(optax.clip_by_global_norm(CLIP), adamw)
+
+
+def batch(rows=4, length=11, seed=0, share=0.6) -> Batch:
+    rng = np.random.default_rng(seed)
+    tokens_BT = rng.integers(3, 320, (rows, length)).astype(np.int32)
+    lengths_B = rng.integers(length // 2, length + 1, rows).astype(np.int32)
+    mask_BT = (rng.random((rows, length)) < share) & (np.arange(length) + 1 < lengths_B[:, None])
+    return Batch(tokens_BT, np.roll(tokens_BT, -1, 1), mask_BT, lengths_B)
+
+
+class Run:
+    """A tiny model, its state and step on a mesh."""
+
+    def __init__(self, folder, config=LORA, sizes=(1, 1, 1), **fields):
+        self.folder, self.lora = folder, config
+        _, ours, adapter = tiny_adapter.both(folder, config, **fields)
+        self.config = ours.config
+        self.mesh = sharding.make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+        self.params = decoder.to_params(sharding.shard_state(ours.state, self.mesh))
+        tx = optimizer()
+        self.state = lora_step.make_state(self.config, config, tx, 0, self.mesh, adapter)
+        self.first = self.state
+        self.again()
+        self.step = lora_step.make_train_step(
+            self.config, config, tx, self.state, self.mesh, chunk=16
+        )
+
+    def __call__(self, *batches):
+        placed = [lora_step.place_batch(b, self.mesh) for b in batches]
+        with jax.set_mesh(self.mesh):
+            self.state, metrics = self.step(self.state, self.params, placed)
+        return {name: float(value) for name, value in metrics.items()}
+
+    def peft(self):
+        return tiny_adapter.peft_model(self.folder, self.lora)
+
+    def again(self):
+        """Back at the first state; what is compiled stays."""
+        self.state = jax.tree.map(lambda leaf: leaf.copy(), self.first)
+        return self
+
+    def adapter(self):
+        return jax.tree.map(np.asarray, lora.to_adapter(self.state.adapter))
+
+
+def torch_step(model, batches) -> dict[str, float]:
+    """One step of torch over the mean of all counting tokens of ``batches``."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    adamw = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, eps=EPS)
+    total = torch.zeros(())
+    for b in batches:
+        real_BT = np.arange(b.tokens_BT.shape[1]) < b.lengths_B[:, None]
+        logits = model(
+            input_ids=torch.tensor(b.tokens_BT, dtype=torch.int64),
+            attention_mask=torch.tensor(real_BT, dtype=torch.int64),
+        ).logits
+        labels = torch.tensor(np.where(b.mask_BT, b.targets_BT, -100), dtype=torch.int64)
+        total = total + torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), reduction="sum"
+        )
+    count = sum(int(b.mask_BT.sum()) for b in batches)
+    (total / count).backward()
+    norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
+    adamw.step()
+    moved = [(p.detach() - q).square().sum() for p, q in zip(trained, before, strict=True)]
+    return {
+        "loss": float(total.detach() / count),
+        "tokens": count,
+        "gradient_norm": float(norm),
+        "update_norm": float(sum(moved)) ** 0.5,
+        "parameter_norm": float(sum(p.detach().square().sum() for p in trained)) ** 0.5,
+    }
+
+
+def assert_close(found, wanted, atol):
+    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=0, atol=atol), found, wanted)
+
+
+BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A plain run and one on eight devices, of a model with biases and tied embeddings."""
+    folder = tmp_path_factory.mktemp("lora_step") / "base"
+    return {sizes: Run(folder, sizes=sizes, **BIASED) for sizes in ((1, 1, 1), (2, 2, 2))}
+
+
+@pytest.fixture
+def run(runs):
+    return runs[1, 1, 1].again()
+
+
+def test_one_step_equals_peft_and_torch(run):
+    model = run.peft()
+    wanted = torch_step(model, [batch()])
+    metrics = run(batch())
+    assert metrics == pytest.approx(wanted, rel=1e-5)
+    assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
+
+
+def test_micro_batches_of_unequal_tokens_equal_the_whole(run):
+    pieces = [batch(4, 11, 0, 0.9), batch(2, 7, 1, 0.2), batch(4, 11, 2, 0.5)]
+    counts = [int(piece.mask_BT.sum()) for piece in pieces]
+    assert len(set(counts)) == 3
+    model = run.peft()
+    wanted = torch_step(model, pieces)
+    metrics = run(*pieces)
+    assert metrics == pytest.approx(wanted, rel=1e-5)
+    assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
+
+
+def test_base_is_neither_changed_nor_donated_and_state_is(run):
+    before = jax.tree.map(np.array, run.params)
+    first = run.state
+    run(batch())
+    jax.tree.map(np.testing.assert_array_equal, run.params, before)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(run.params))
+    donated = jax.tree.leaves((first.adapter, first.opt_state))
+    assert all(leaf.is_deleted() for leaf in donated)
+
+
+def test_optimiser_state_is_of_the_adapter_alone(run):
+    trained = sum(leaf.size for leaf in jax.tree.leaves(run.state.adapter))
+    moments = sum(leaf.size for leaf in jax.tree.leaves(run.state.opt_state))
+    assert 2 * trained <= moments <= 2 * trained + 4  # and counters
+    assert trained == sum(p.numel() for p in run.peft().parameters() if p.requires_grad)
+
+
+def test_sharded_equals_unsharded_and_compiles_once(runs):
+    plain, sharded = runs[1, 1, 1].again(), runs[2, 2, 2].again()
+    for seed in range(3):
+        batches = batch(seed=seed), batch(seed=seed + 10)
+        assert sharded(*batches) == pytest.approx(plain(*batches), rel=1e-5)
+    assert_close(sharded.adapter(), plain.adapter(), 3 * ATOL)
+    assert sharded.step.traces == {"gradient": 1, "add": 1, "apply": 1}
+    pair = sharded.state.opt_state[1][0].mu["layers"]["down_proj"]  # [2, 48, 4] and [2, 4, 32]
+    assert pair["a"].get_value().addressable_shards[0].data.shape == (2, 24, 4)
+    assert pair["b"].get_value().addressable_shards[0].data.shape == (2, 4, 16)
+
+
+def test_dropout_follows_step_and_micro_batch_and_evaluation_has_none(tmp_path):
+    config = LoraConfig(rank=4, alpha=6.0, dropout=0.5)
+    run = Run(tmp_path / "base", config)
+    b = lora_step.place_batch(batch(), run.mesh)
+    evaluate = lora_step.make_evaluate(run.config, config, chunk=16)
+    state = run.state
+    gradient = run.step._gradient
+    with jax.set_mesh(run.mesh):
+        losses = [
+            float(gradient(state.adapter, run.params, b, state.key, step, index)[1])
+            for step, index in ((0, 0), (0, 1), (1, 0), (0, 0))
+        ]
+        values = [float(evaluate(run.params, state.adapter, b)[0]) for _ in range(2)]
+    assert losses[0] == losses[3] and len(set(losses)) == 3
+    assert values[0] == values[1] and values[0] not in losses
+    plain = torch_step(run.peft(), [batch()])
+    assert values[0] / plain["tokens"] == pytest.approx(plain["loss"], rel=1e-6)
+
+
+def test_without_counting_tokens_only_decay_moves_the_adapter(run):
+    before = run.adapter()
+    metrics = run(batch(share=0.0))
+    assert metrics["loss"] == metrics["tokens"] == metrics["gradient_norm"] == 0.0
+    shrunk = jax.tree.map(lambda x: x * (1 - RATE * DECAY), before)
+    assert_close(run.adapter(), shrunk, 2e-7)
+
+
+def test_no_micro_batch(run):
+    with pytest.raises(ValueError, match="at least one"):
+        run()
