@@ -150,9 +150,9 @@ class CompileSeconds:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._add)
 
-    def _add(self, event: str, seconds: float, **_: Any) -> None:
+    def _add(self, event: str, duration_secs: float, **_: Any) -> None:
         if event.startswith("/jax/core/compile/"):
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
