@@ -26,23 +26,6 @@ Overflow = Literal["error", "truncate"]
 # Tokens that end an assistant's turn, by family. One counts only where the template writes it.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
-# How llama.cpp splits text before merging, by `tokenizer.ggml.pre` (src/llama-vocab.cpp). The
-# reader of transformers knows only Qwen's; with its GPT-2 split, "\n\n1" becomes other tokens.
-_DIGIT = "digit"
-_SPLITS = {
-    "smollm": _DIGIT,
-    "starcoder": _DIGIT,
-    "refact": _DIGIT,
-    "llama-bpe": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ),
-    "qwen2": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ),
-}
-
 
 class PromptError(UserError):
     """A conversation that cannot be given to the model: one sentence, for this request alone."""
@@ -338,27 +321,10 @@ def _load_gguf(path: Path) -> ChatTokenizer:
     from cirag_jax.models.gguf_weights import tokenizer_from_gguf
 
     tokenizer = tokenizer_from_gguf(path)
-    _set_split(tokenizer, metadata.get("tokenizer.ggml.pre"))
     if folder is not None:
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
             _keep(tokenizer, folder)
     return ChatTokenizer(tokenizer, extra)
-
-
-def _set_split(tokenizer: Any, name: Any) -> None:
-    """Gives a byte-pair tokenizer the split of `tokenizer.ggml.pre` where we know it."""
-    from tokenizers import Regex, pre_tokenizers
-
-    split = _SPLITS.get(str(name))
-    if split is None:
-        return
-    if split is _DIGIT:
-        first: Any = pre_tokenizers.Digits(individual_digits=True)
-        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    else:
-        first = pre_tokenizers.Split(Regex(split), behavior="isolated", invert=False)
-        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, last])
 
 
 def _cache_folder() -> Path | None:
@@ -371,7 +337,7 @@ def _cache_folder() -> Path | None:
 def _fingerprint(path: Path, metadata: dict[str, Any]) -> str:
     import transformers
 
-    digest = hashlib.sha256(f"4 {transformers.__version__}".encode())
+    digest = hashlib.sha256(f"5 {transformers.__version__}".encode())
     with path.open("rb") as file:
         left = metadata["end"]
         while left > 0 and (block := file.read(min(left, 1 << 20))):

@@ -37,7 +37,6 @@ class JsonGrammar:
             eos_token=sorted(self.eos_ids),
             slices=LLTokenizer.json_slices(),
         )
-        self._own_vocab_size = tokenizer.vocab_size
         self._compiled: dict[str, str] = {}
 
     def start(self, schema: Mapping[str, Any]) -> "GrammarState":
@@ -54,7 +53,7 @@ class JsonGrammar:
         matcher = LLMatcher(self._tokenizer, self._compiled[key], log_level=0)
         if matcher.is_error():
             raise UserError(_bad_schema(matcher.get_error()))
-        return GrammarState(matcher, self.vocab_size, self._own_vocab_size)
+        return GrammarState(matcher, self.vocab_size)
 
     def _compile(self, schema: str) -> str:
         from llguidance import LLMatcher
@@ -89,10 +88,9 @@ def _bad_schema(reason: str) -> str:
 class GrammarState:
     """How far one text has come; made by `JsonGrammar.start`."""
 
-    def __init__(self, matcher: Any, vocab_size: int, own_vocab_size: int):
+    def __init__(self, matcher: Any, vocab_size: int):
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._own_vocab_size = own_vocab_size
 
     @property
     def is_done(self) -> bool:
@@ -109,10 +107,6 @@ class GrammarState:
         words = -(-self._vocab_size // _WORD_BITS)
         mask = np.zeros(words, np.uint32)
         mask[: min(words, len(bits))] = bits[:words]
-        known = min(self._own_vocab_size, self._vocab_size)
-        mask[-(-known // _WORD_BITS) :] = 0
-        if known % _WORD_BITS:
-            mask[known // _WORD_BITS] &= np.uint32((1 << known % _WORD_BITS) - 1)
         return mask
 
     def advance(self, token_id: int) -> None:

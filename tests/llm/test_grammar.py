@@ -110,3 +110,11 @@ def test_a_schema_that_cannot_be_enforced_is_refused(grammar, schema):
     for check in (grammar.start, check_schema):
         with pytest.raises(UserError, match="json_schema cannot be enforced"):
             check(schema)
+
+
+def test_neither_special_tokens_nor_padding_of_the_vocabulary_within_a_string(tokenizer, grammar):
+    state = grammar.start({"type": "string"})
+    state.advance(int(tokenizer.encode('"')[0]))
+    choices = set(allowed(state))
+    assert len(choices) > V // 2 and max(choices) < V
+    assert choices.isdisjoint(tokenizer.tokenizer.convert_tokens_to_ids(tiny_decoder.SPECIAL))
