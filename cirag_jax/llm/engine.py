@@ -107,9 +107,6 @@ class Engine:
         with self._on_mesh():
             self._weights = steps.Weights(_unstacked(params), _unstacked(adapter))
         self._lengths = cache_lengths(self.options, config.max_positions)
-        self._chunks = tuple(c for c in self.options.prefill_chunks if c <= self._lengths[0])
-        if not self._chunks:
-            raise UserError("prefill_chunks must have a size within the shortest cache length.")
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
         self._caches: dict[int, Cache] = {}
         self._grammar: JsonGrammar | None = None
@@ -290,7 +287,7 @@ class Engine:
         reused = 0
         if self._prefix is not None:
             cache.value, reused = self._prefix.load(cache.value, number, tokens)
-        for start, size in chunks(reused, len(tokens), self._chunks, cache.length):
+        for start, size in chunks(reused, len(tokens), self.options.prefill_chunks, cache.length):
             cache.value = steps.prefill(
                 self.config,
                 self._weights,
@@ -362,7 +359,8 @@ class Engine:
         first = len(prompt)
         with self._lane_cache(self._length_for(len(tokens))) as cache:
             reused = self._prefill(cache, 0, prompt[:-1])
-            sizes = tuple(size for size in self._chunks if size <= 128) or self._chunks[-1:]
+            # Logits of a whole chunk are held at once: the smallest size keeps them few.
+            sizes = self.options.prefill_chunks[-1:]
             for start, size in chunks(first - 1, len(tokens) - 1, sizes, cache.length):
                 cache.value, found = steps.score(
                     self.config,

@@ -31,8 +31,8 @@ class EngineConfig:
 
     batch_size: int = 16
     cache_tokens: int = 32768
-    cache_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    prefill_chunks: tuple[int, ...] = (512, 128, 32)
+    cache_lengths: tuple[int, ...] = (512, 2048, 8192, 32768)
+    prefill_chunks: tuple[int, ...] = (256, 64)
     decode_chunk: int = 32
     prefix_tokens: int = 32768
     overflow: Overflow = "error"
@@ -46,7 +46,9 @@ class EngineConfig:
             sizes = {
                 "batch_size": 64,
                 "cache_tokens": 131072,
-                "prefill_chunks": (2048, 512, 128, 32),
+                # There the attention of a decoding step reads the whole cache length.
+                "cache_lengths": (256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+                "prefill_chunks": (2048, 512, 128),
                 "prefix_tokens": 131072,
             }
         return EngineConfig(**{**sizes, **overrides})
@@ -68,6 +70,7 @@ def chunks(done: int, end: int, sizes: Sequence[int], length: int) -> Iterator[t
     The largest size that is filled by three quarters, else the smallest. A call that would reach
     beyond the cache starts earlier and computes some positions again.
     """
+    sizes = [size for size in sizes if size <= length] or [length]
     while done < end:
         left = end - done
         size = next((size for size in sizes if left >= 0.75 * size), sizes[-1])
