@@ -13,7 +13,7 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, decoder_weights, gguf_weights
+from cirag_jax.models import attention, decoder, decoder_weights, gguf_weights
 from cirag_jax.models.pretrained_decoder import load_decoder, resolve_decoder
 from tests import tiny_decoder
 
@@ -178,8 +178,13 @@ def test_logits_equal_transformers(case, tmp_path):
     assert expected.std() > 0.3  # the model says something
     whole = np.asarray(_whole(config, params, tokens))
     np.testing.assert_allclose(_real(whole), expected, rtol=0, atol=ATOL)
+    assert config.attention == "transposed"  # a CPU: blocks of keys
     cached = _cached(config, params, tokens, singly=not fields)
     np.testing.assert_allclose(_real(cached), expected, rtol=0, atol=ATOL)
+    if not fields:
+        other = dataclasses.replace(config, attention="xla")  # all keys at once
+        cached = _cached(other, params, tokens, singly=False)
+        np.testing.assert_allclose(_real(cached), expected, rtol=0, atol=ATOL)
 
 
 def _loaded(tmp_path, family="qwen3", **fields):
@@ -267,6 +272,28 @@ def test_padding_and_neighbours_do_not_matter(tmp_path):
     alone = decoder.forward(config, params, jnp.asarray(tokens[1:, :SHORT]))
     alone = np.asarray(decoder.logits(config, params, alone))[0]
     np.testing.assert_allclose(first[1, :SHORT], alone, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize(("window", "cap"), [(1 << 30, None), (100, 2.0)])
+def test_blocks_of_keys_equal_all_keys(window, cap):
+    """Three blocks of 128 keys, rows at other positions; garbage behind them, a block apart."""
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        rng.normal(size=shape).astype(np.float32)
+        for shape in ((3, 4, 4, 8), (3, 2, 384, 8), (3, 2, 384, 8))
+    )
+    positions = np.asarray([[5], [200], [379]], np.int32) + np.arange(4, dtype=np.int32)
+    for row, last in enumerate(positions[:, -1]):
+        k[row, :, last + 1 :] = v[row, :, last + 1 :] = 1e4
+    distance = positions[:, :, None] - np.arange(384)
+    mask = (distance >= 0) & (distance < window)
+    scoring = attention.Scoring(8**-0.5, cap)
+    blocks = np.asarray(attention.attend_blocks(scoring, q, k, v, jnp.asarray(positions), window))
+    whole = np.asarray(attention.attend(scoring, q, k, v, jnp.asarray(mask)))
+    np.testing.assert_allclose(blocks, whole, rtol=0, atol=2e-6)
+    # A row is bit for bit what it is without the rows that reach further.
+    own = (x[:2] for x in (q, k, v, jnp.asarray(positions)))
+    np.testing.assert_array_equal(attention.attend_blocks(scoring, *own, window), blocks[:2])
 
 
 def test_packed_segments_equal_separate_rows(tmp_path):
