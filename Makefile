@@ -8,6 +8,7 @@ SHELL := bash
 export PYTHON REQUIREMENTS
 python := .venv/bin/python
 PYTEST_ARGS ?=
+BENCH ?= aligner
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -23,8 +24,8 @@ lint: dev  ## ruff and pyright
 	@$(python) -m ruff format --check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(python) -m pyright --pythonpath $(python)
 
-bench: dev  ## our train step and encode against sentence-transformers, side by side
-	@$(python) experiments/benchmarks/aligner.py $(ARGS)
+bench: dev  ## side by side with the usual libraries; BENCH=aligner, generation or lora_step
+	@$(python) experiments/benchmarks/$(BENCH).py $(ARGS)
 
 format: dev  ## reformat the code
 	@$(python) -m ruff check --fix .
