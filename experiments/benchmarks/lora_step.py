@@ -20,7 +20,7 @@ dense bf16 peak.
 
 Results
   CPU: one core of an AMD EPYC virtual machine that other work shared (load 5.6), hence read the
-  processor ratio; 2026-11-22, jax 0.10.2, torch 2.13.0, peft 0.21.2, commit e8df401,
+  processor ratio; 2026-11-22, jax 0.10.2, torch 2.13.0, peft 0.21.2, commit e409917,
   ``taskset -c 1 python experiments/benchmarks/lora_step.py --repeats 3``:
 
                     seconds   tokens/s   peak memory   compilation
@@ -28,8 +28,9 @@ Results
     PEFT            17.3      59         4.26 GiB      -
     ratio           0.66; of processor time 0.64; losses 13.43149, 13.05255 and 13.43149, 13.05254
 
-  Half of the difference is this processor, on which XLA multiplies matrices at twice torch's rate
-  (measured apart: 199 and 86 GFLOP/s, 1024 x 576 x 1536). ``--remat=projections`` takes less
+  On this processor XLA multiplies matrices at twice torch's rate (measured apart: 199 and 86
+  GFLOP/s, 1024 x 576 x 1536). Where torch multiplies as fast as XLA, expect a higher ratio; not
+  measured. ``--remat=projections`` takes less
   processor time here than ``none`` (7.4 against 8.8 s) and half the memory, because what is not
   kept need not be written and read; unrolled layers gain nothing over scanned ones (10.2 s before
   the low-rank product's backward pass was written out, scanned 10.4).
