@@ -45,8 +45,8 @@ def cross_entropy(
       mask_BT: boolean or fp32, which tokens count (a weight multiplies the loss and the count).
       chunk: tokens (of all rows together) whose fp32 logits are in memory at once.
     """
-    weights_BT = jax.lax.stop_gradient(mask_BT.astype(jnp.float32))
-    head = jax.lax.stop_gradient(_head(config, params))
+    weights_BT = mask_BT.astype(jnp.float32)
+    head = _head(config, params)
     targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
     total: Any = _cross_entropy(config, chunk, head, hidden_BTD, targets_BT, weights_BT)
     return total, weights_BT.sum()
@@ -194,6 +194,7 @@ def _cross_entropy_forward(*inputs) -> Any:
 
 def _cross_entropy_backward(config, chunk, gradient_BTD, dtotal) -> Any:
     del config, chunk
+    # None is zero: the output layer is frozen, targets and weights are data.
     return None, gradient_BTD * dtotal.astype(gradient_BTD.dtype), None, None
 
 
