@@ -95,16 +95,39 @@ def _run(main: Main, default_config: str, argv: list[str], default_workdir: str 
             own.coordinator_address, own.num_processes, own.process_id
         )
         enable_compilation_cache()
-        if process_index == 0:
-            _write_json(workdir / "config.json", config.to_dict())
-            _write_json(workdir / "environment.json", _environment(argv))
-        result = _jsonable(main(config, workdir))
+        with _recorded(workdir, config, argv, process_index == 0):
+            result = _jsonable(main(config, workdir))
         if not isinstance(result, dict):
             raise TypeError(f"main returned {type(result).__name__}, not a mapping")
         if process_index == 0:
             _write_json(workdir / "result.json", result)
             print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=stdout, flush=True)
     return 0
+
+
+@contextlib.contextmanager
+def _recorded(workdir: pathlib.Path, config: Any, argv: list[str], writes: bool) -> Iterator[None]:
+    """Writes ``config.json`` and ``environment.json``; a refused command leaves what was there."""
+    if not writes:
+        yield
+        return
+    contents = {"config.json": config.to_dict(), "environment.json": _environment(argv)}
+    before = {workdir / name: _read_bytes(workdir / name) for name in contents}
+    for name, content in contents.items():
+        _write_json(workdir / name, content)
+    try:
+        yield
+    except UserError:
+        for path, content in before.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(content)
+        raise
+
+
+def _read_bytes(path: pathlib.Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 # ---------------------------------------------------------------------------------------- flags

@@ -127,6 +127,19 @@ def test_the_run_is_recorded(run, tmp_path):
     assert environment["packages"]["jax"]
 
 
+def test_a_refused_command_leaves_the_record_of_the_run_before(run, tmp_path):
+    def refuse(config, workdir):
+        raise UserError("not with this config")
+
+    record = tmp_path / "work" / "config.json"
+    assert run("--config.train.steps=5", main=refuse).code == 2
+    assert not record.exists()
+    run("--config.train.steps=7")
+    before = record.read_bytes()
+    assert run("--config.train.steps=5", main=refuse).code == 2
+    assert record.read_bytes() == before
+
+
 def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, capsys):
     inside = pathlib.Path(cli.__file__).parent.parent / "configs"
     if not (inside / "aligner.py").exists():

@@ -169,9 +169,6 @@ def _check_config(config: Any, workdir: Path) -> None:
     from cirag_jax.llm.client import is_environment_name
 
     if not is_environment_name(config.api_key_env):
-        # The command has written its config and command line already; a key must not stay there.
-        for name in ("config.json", "environment.json"):
-            (workdir / name).unlink(missing_ok=True)
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
     if config.prompts is None:
         raise UserError("--config.prompts=FILE.jsonl is required: the conversations to answer.")

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from cirag_jax import cli
 from cirag_jax.errors import UserError
 from cirag_jax.llm.generate import generate_file
 from configs import generate as generate_config
@@ -235,15 +236,17 @@ def test_a_bad_config_is_named(tmp_path, monkeypatch, fields, words):
         generate_file(config_of(prompts, **fields), tmp_path)
 
 
-def test_a_key_given_for_its_name_leaves_the_workdir(tmp_path):
+def test_a_key_given_for_its_name_leaves_the_workdir(tmp_path, capsys):
     prompts = write(tmp_path / "p.jsonl", line("a"))
-    key = "sk-test-0123456789"
-    for name in ("config.json", "environment.json"):  # as the command writes them
-        (tmp_path / name).write_text(key)
-    with pytest.raises(UserError, match="not a key") as caught:
-        generate_file(config_of(prompts, backend="openai", api_key_env=key), tmp_path)
-    assert key not in str(caught.value)
-    assert not any(key in path.read_text() for path in tmp_path.iterdir())
+    key, workdir = "sk-test-0123456789", tmp_path / "w"
+    argv = ["generate.py", f"--workdir={workdir}", f"--config.prompts={prompts}"]
+    argv += ["--config.backend=openai", f"--config.api_key_env={key}"]
+    with pytest.raises(SystemExit) as done:
+        cli.run(generate_file, "configs/generate.py", argv)
+    out, err = capsys.readouterr()
+    assert done.value.code == 2 and "not a key" in err
+    assert key not in out + err
+    assert not any(key in path.read_text() for path in workdir.iterdir())
 
 
 # ------------------------------------------------------------------------------------- as commands
