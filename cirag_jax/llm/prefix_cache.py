@@ -10,13 +10,13 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cirag_jax import sharding
-from cirag_jax.models.decoder import Cache, DecoderConfig
+from cirag_jax.models.decoder import CACHE_LENGTH_AXIS, Cache, DecoderConfig, empty_cache
 
 BLOCK = 16
 _ROOT = -1
@@ -171,7 +171,7 @@ class PrefixCache:
     def save(self, cache: Cache, row: int, tokens: np.ndarray) -> None:
         """Keeps the keys and values of ``tokens``, which stand in a row of ``cache``."""
         if self._blocks is None:
-            self._blocks = _empty_blocks(self._config, self._num_blocks)
+            self._blocks = empty_cache(self._config, self._num_blocks, BLOCK, batch_axis=None)
         path, known = self._index.insert(tokens.tolist())
         if known < len(path):
             bounds = np.asarray([known, len(path)], np.int32)
@@ -182,19 +182,33 @@ class PrefixCache:
 
 def _padded(path: list[int], cache: Cache) -> np.ndarray:
     """Block ids padded to the number of blocks in a row of the cache."""
-    ids = np.zeros(cache["k"][0].shape[2] // BLOCK, np.int32)
+    ids = np.zeros(cache["v"][0].shape[2] // BLOCK, np.int32)
     ids[: len(path)] = path
     return ids
 
 
-def _empty_blocks(config: DecoderConfig, num_blocks: int) -> Cache:
-    shape = (num_blocks, config.num_kv_heads, BLOCK, config.head_dim)
+def _copy(target: jax.Array, at: Any, source: jax.Array, start: Any, axis: int) -> jax.Array:
+    """One block, at (row, position) ``start`` of ``source``, to (row, position) ``at``."""
 
-    def zeros():
-        return sharding.constrain(jnp.zeros(shape, config.dtype), None, "kv_heads", None, None)
+    def indices(row, position):
+        found = [jnp.int32(0)] * 4
+        found[0], found[axis] = row, position
+        return found
 
-    build = jax.jit(lambda: tuple(zeros() for _ in range(config.num_layers)))
-    return {"k": build(), "v": build()}
+    size = [1, *source.shape[1:]]
+    size[axis] = BLOCK
+    block = jax.lax.dynamic_slice(source, indices(*start), size)
+    return jax.lax.dynamic_update_slice(target, block, indices(*at))
+
+
+def _copy_all(target: Cache, at: Any, source: Cache, start: Any) -> Cache:
+    return {
+        name: tuple(
+            _copy(t, at, s, start, CACHE_LENGTH_AXIS[name])
+            for t, s in zip(target[name], source[name], strict=True)
+        )
+        for name in target
+    }
 
 
 # Only as many blocks as there are to copy are copied: the loops' lengths are data.
@@ -203,12 +217,7 @@ def _empty_blocks(config: DecoderConfig, num_blocks: int) -> Cache:
 @functools.partial(jax.jit, donate_argnums=0)
 def _copy_in(cache: Cache, blocks: Cache, ids: jax.Array, count: jax.Array, row: jax.Array):
     def one(i, cache):
-        def copy(target, source):
-            block = jax.lax.dynamic_index_in_dim(source, ids[i], 0)
-            zero = jnp.int32(0)
-            return jax.lax.dynamic_update_slice(target, block, (row, zero, i * BLOCK, zero))
-
-        return jax.tree.map(copy, cache, blocks)
+        return _copy_all(cache, (row, i * BLOCK), blocks, (ids[i], jnp.int32(0)))
 
     return jax.lax.fori_loop(jnp.int32(0), count, one, cache)
 
@@ -216,12 +225,6 @@ def _copy_in(cache: Cache, blocks: Cache, ids: jax.Array, count: jax.Array, row:
 @functools.partial(jax.jit, donate_argnums=0)
 def _copy_out(blocks: Cache, cache: Cache, ids: jax.Array, bounds: jax.Array, row: jax.Array):
     def one(i, blocks):
-        def copy(target, source):
-            zero = jnp.int32(0)
-            size = (1, source.shape[1], BLOCK, source.shape[3])
-            block = jax.lax.dynamic_slice(source, (row, zero, i * BLOCK, zero), size)
-            return jax.lax.dynamic_update_slice(target, block, (ids[i], zero, zero, zero))
-
-        return jax.tree.map(copy, blocks, cache)
+        return _copy_all(blocks, (ids[i], jnp.int32(0)), cache, (row, i * BLOCK))
 
     return jax.lax.fori_loop(bounds[0], bounds[1], one, blocks)

@@ -50,13 +50,18 @@ def _take(cache: Cache, row: jax.Array) -> Cache:
 
 def _put(cache: Cache, one: Cache, row: jax.Array, start: jax.Array, size: int) -> Cache:
     """Writes positions ``start .. start + size`` of a single row back into the batch."""
-    zero = jnp.int32(0)
 
-    def put(target, source):
-        new = jax.lax.dynamic_slice_in_dim(source, start, size, axis=2)
-        return jax.lax.dynamic_update_slice(target, new, (row, zero, start, zero))
+    def put(axis, target, source):
+        new = jax.lax.dynamic_slice_in_dim(source, start, size, axis)
+        at = [jnp.int32(0)] * 4
+        at[0], at[axis] = row, start
+        return jax.lax.dynamic_update_slice(target, new, at)
 
-    return jax.tree.map(put, cache, one)
+    axes = decoder.CACHE_LENGTH_AXIS
+    return {
+        name: tuple(map(functools.partial(put, axes[name]), cache[name], one[name]))
+        for name in cache
+    }
 
 
 def _extend(config, weights, cache, row, tokens_T, start, lora):

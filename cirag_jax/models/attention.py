@@ -1,6 +1,8 @@
 """Grouped-query attention over cached or whole sequences, softmax in fp32.
 
 All query heads of a key head are rows of one matrix product: operands are laid out B K (G T) H.
+Keys are held transposed, B K H S, so that a step over a few rows runs along memory in both
+products.
 """
 
 from typing import NamedTuple
@@ -25,20 +27,20 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
 
 
 def _scores(
-    scoring: Scoring, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
+    scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
     """Masked attention scores, fp32 ``[B, K, G, T, S]`` with G query heads a key head."""
     b, t, n, h = q_BTNH.shape
-    groups = n // k_BKSH.shape[1]
+    groups = n // k_BKHS.shape[1]
     q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
     q_BKRH = q_BKRH.reshape(b, -1, groups * t, h)
     scores_BKRS = jax.lax.dot_general(
         q_BKRH,
-        k_BKSH,
-        (((3,), (3,)), ((0, 1), (0, 1))),
+        k_BKHS,
+        (((3,), (2,)), ((0, 1), (0, 1))),
         preferred_element_type=jnp.float32,
     )
-    scores = scores_BKRS.reshape(b, -1, groups, t, k_BKSH.shape[2])
+    scores = scores_BKRS.reshape(b, -1, groups, t, k_BKHS.shape[3])
     scores = softcap(scores * scoring.scale, scoring.softcap)
     return jnp.where(mask_BTS[:, None, None], scores, _MASKED)
 
@@ -46,7 +48,7 @@ def _scores(
 def attend(
     scoring: Scoring,
     q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
+    k_BKHS: jax.Array,
     v_BKSH: jax.Array,
     mask_BTS: jax.Array,
 ) -> jax.Array:
@@ -55,18 +57,34 @@ def attend(
     All query heads of a key head are rows of one matrix product.
     """
     b, t, n, h = q_BTNH.shape
-    scores = _scores(scoring, q_BTNH, k_BKSH, mask_BTS)
+    scores = _scores(scoring, q_BTNH, k_BKHS, mask_BTS)
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
-    probs_BKRS = probs.reshape(b, k_BKSH.shape[1], -1, k_BKSH.shape[2])
+    probs_BKRS = probs.reshape(b, k_BKHS.shape[1], -1, k_BKHS.shape[3])
     mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
-    mixed = mixed_BKRH.reshape(b, k_BKSH.shape[1], n // k_BKSH.shape[1], t, h)
+    mixed = mixed_BKRH.reshape(b, k_BKHS.shape[1], n // k_BKHS.shape[1], t, h)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def _multiply(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
+    """Batched matrix product, accumulated and returned in fp32."""
+    return jax.lax.dot_general(
+        x_BKRI,
+        y_BKIJ,
+        (((3,), (2,)), ((0, 1), (0, 1))),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
+    """The same for few rows R: one pass over ``y`` instead of a call to the library a head."""
+    product = x_BKRI[..., None].astype(jnp.float32) * y_BKIJ[:, :, None].astype(jnp.float32)
+    return product.sum(-2)
 
 
 def attend_blocks(
     scoring: Scoring,
     q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
+    k_BKHS: jax.Array,
     v_BKSH: jax.Array,
     positions_BT: jax.Array,
     window: int,
@@ -79,24 +97,18 @@ def attend_blocks(
     length is data costs more than it saves.
     """
     b, t, n, h = q_BTNH.shape
-    groups, length = n // k_BKSH.shape[1], k_BKSH.shape[2]
+    groups, length = n // k_BKHS.shape[1], k_BKHS.shape[3]
     size = _KEY_BLOCK if length % _KEY_BLOCK == 0 else length
     q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
     q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(scoring.scale, q_BTNH.dtype)
     positions_BR = jnp.tile(positions_BT, (1, groups))
+    multiply = _multiply_few if t == 1 else _multiply
 
     def block(i, state):
         most_BKR, total_BKR, mixed_BKRH = state
-        k_BKCH, v_BKCH = (
-            jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=2) for x in (k_BKSH, v_BKSH)
-        )
-        scores = jax.lax.dot_general(
-            q_BKRH,
-            k_BKCH,
-            (((3,), (3,)), ((0, 1), (0, 1))),
-            preferred_element_type=jnp.float32,
-        )
-        scores = softcap(scores, scoring.softcap)
+        k_BKHC = jax.lax.dynamic_slice_in_dim(k_BKHS, i * size, size, axis=3)
+        v_BKCH = jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2)
+        scores = softcap(multiply(q_BKRH, k_BKHC), scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
         distance_BRC = positions_BR[:, :, None] - keys_C
         visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
@@ -104,12 +116,7 @@ def attend_blocks(
         new_BKR = jnp.maximum(most_BKR, scores.max(-1))
         weights = jnp.exp(scores - new_BKR[..., None])
         decay_BKR = jnp.exp(most_BKR - new_BKR)
-        added_BKRH = jax.lax.dot_general(
-            weights.astype(v_BKCH.dtype),
-            v_BKCH,
-            (((3,), (2,)), ((0, 1), (0, 1))),
-            preferred_element_type=jnp.float32,
-        )
+        added_BKRH = multiply(weights.astype(v_BKCH.dtype), v_BKCH)
         total_BKR = total_BKR * decay_BKR + weights.sum(-1)
         return new_BKR, total_BKR, mixed_BKRH * decay_BKR[..., None] + added_BKRH
 
@@ -122,14 +129,14 @@ def attend_blocks(
     count = positions_BT.max() // size + 1
     _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
     mixed = (mixed_BKRH / total_BKR[..., None]).astype(v_BKSH.dtype)
-    mixed = mixed.reshape(b, k_BKSH.shape[1], groups, t, h)
+    mixed = mixed.reshape(b, k_BKHS.shape[1], groups, t, h)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
 def probabilities(
-    scoring: Scoring, q_BTNH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array
+    scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
     """What `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
     b, t, n, _ = q_BTNH.shape
-    probs = jax.nn.softmax(_scores(scoring, q_BTNH, k_BKSH, mask_BTS), axis=-1)
+    probs = jax.nn.softmax(_scores(scoring, q_BTNH, k_BKHS, mask_BTS), axis=-1)
     return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)

@@ -461,8 +461,8 @@ def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, window)
     if config.windowed:
         index = jnp.arange(q_BTNH.shape[1], dtype=jnp.int32)
         causal_BTS = causal_BTS & (index[None, :, None] - index[None, None, :] < window)
-    k_BKSH, v_BKSH = (x.transpose(0, 2, 1, 3) for x in (k_BTKH, v_BTKH))
-    return attend(config.scoring, q_BTNH, k_BKSH, v_BKSH, causal_BTS)
+    k_BKHS, v_BKSH = k_BTKH.transpose(0, 2, 3, 1), v_BTKH.transpose(0, 2, 1, 3)
+    return attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, causal_BTS)
 
 
 def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
@@ -490,30 +490,42 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
 
 # ------------------------------------------------------------------------- with a key-value cache
 
-Cache = dict[str, tuple[jax.Array, ...]]  # "k" and "v": one [B, K, S, H] array a layer
+# One array a layer: "k" of [B, K, H, S], "v" of [B, K, S, H] (see `attention`).
+Cache = dict[str, tuple[jax.Array, ...]]
+CACHE_LENGTH_AXIS = {"k": 3, "v": 2}
 
 
-def empty_cache(config: DecoderConfig, batch: int, length: int) -> Cache:
+def cache_shapes(config: DecoderConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
+    """Shape of each layer's keys and values."""
+    k, h = config.num_kv_heads, config.head_dim
+    return {"k": (batch, k, h, length), "v": (batch, k, length, h)}
+
+
+def empty_cache(
+    config: DecoderConfig, batch: int, length: int, batch_axis: str | None = "batch"
+) -> Cache:
     """A zeroed key-value cache of ``batch`` rows and ``length`` tokens, in the compute dtype."""
-    shape = (batch, config.num_kv_heads, length, config.head_dim)
 
-    def zeros():
+    def zeros(shape):
         array = jnp.zeros(shape, config.dtype)
-        return sharding.constrain(array, "batch", "kv_heads", None, None)
+        return sharding.constrain(array, batch_axis, "kv_heads", None, None)
 
-    build = jax.jit(lambda: tuple(zeros() for _ in range(config.num_layers)))
-    return {"k": build(), "v": build()}
+    shapes = cache_shapes(config, batch, length)
+
+    def build():
+        layers = range(config.num_layers)
+        return {name: tuple(zeros(shape) for _ in layers) for name, shape in shapes.items()}
+
+    return jax.jit(build)()
 
 
-def _write(cache_BKSH: jax.Array, new_BTKH: jax.Array, start_B: jax.Array) -> jax.Array:
-    """The cache with ``new_BTKH`` written at ``start_B`` of each row."""
-    new_BKTH = new_BTKH.transpose(0, 2, 1, 3).astype(cache_BKSH.dtype)
-    zero = jnp.zeros((), start_B.dtype)
-    if new_BKTH.shape[0] == 1:
-        return jax.lax.dynamic_update_slice(cache_BKSH, new_BKTH, (zero, zero, start_B[0], zero))
-    return jax.vmap(
-        lambda cache, new, start: jax.lax.dynamic_update_slice(cache, new, (zero, start, zero))
-    )(cache_BKSH, new_BKTH, start_B)
+def _write(cache: jax.Array, new: jax.Array, start_B: jax.Array, axis: int) -> jax.Array:
+    """The cache with ``new`` written at ``start_B`` of each row, along ``axis``."""
+    new = new.astype(cache.dtype)
+    if new.shape[0] == 1:
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, start_B[0], axis)
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
+    return jax.vmap(update)(cache, new, start_B)
 
 
 def forward_cached(
@@ -542,7 +554,7 @@ def forward_cached(
       ``hidden_BTD`` after the final norm, the cache with the new keys and values in it, and the
       last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
     """
-    length = cache["k"][0].shape[2]
+    length = cache["v"][0].shape[2]
     positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     distance_BTS = positions_BT[:, :, None] - jnp.arange(length, dtype=jnp.int32)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
@@ -553,8 +565,8 @@ def forward_cached(
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        keys[i] = _write(keys[i], k_BTKH, start_B)
-        values[i] = _write(values[i], v_BTKH, start_B)
+        keys[i] = _write(keys[i], k_BTKH.transpose(0, 2, 3, 1), start_B, 3)
+        values[i] = _write(values[i], v_BTKH.transpose(0, 2, 1, 3), start_B, 2)
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window

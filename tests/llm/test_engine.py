@@ -371,8 +371,9 @@ def test_sharded_equals_unsharded(tmp_path, family):
         np.testing.assert_allclose(
             [t.logprob for t in ours.tokens], [t.logprob for t in theirs.tokens], atol=2e-5
         )
-    cache = sharded._caches[128]["k"][0]
-    assert not cache.sharding.is_fully_replicated
+    with jax.set_mesh(mesh):
+        cache = decoder.empty_cache(sharded.config, 4, 128)["k"][0]
+    assert cache.sharding.shard_shape(cache.shape) == (1, 1, sharded.config.head_dim, 128)
 
 
 def test_an_adapter_is_exchanged_and_merged(folder, engine, tmp_path):
