@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 # What some tests compare with, and nothing else needs: torch has no small wheel for every Python.
-_ORACLES = ("torch", "sentence_transformers")
+_ORACLES = ("torch", "sentence_transformers", "peft")
 
 
 @pytest.hookimpl(wrapper=True)
