@@ -142,12 +142,14 @@ class PrefixCache:
         """Room for ``num_tokens`` tokens, taken when the first ones are kept."""
         self._config = config
         self._num_blocks = max(num_tokens // BLOCK, 1)
+        self._blocks: Cache | None = None
         self.clear()
 
     def clear(self) -> None:
         """Forgets everything (the weights changed, or a computation was interrupted)."""
         self._index = PrefixIndex(self._num_blocks)
-        self._blocks: Cache | None = None
+        if any(array.is_deleted() for array in jax.tree.leaves(self._blocks)):
+            self._blocks = None  # donated to a computation that never returned them
 
     @property
     def num_tokens(self) -> int:

@@ -32,7 +32,7 @@ class EngineConfig:
     batch_size: int = 16
     cache_tokens: int = 32768
     cache_lengths: tuple[int, ...] = (512, 2048, 8192, 32768)
-    prefill_chunks: tuple[int, ...] = (256, 64)
+    prefill_chunks: tuple[int, ...] = (512, 128, 32)
     decode_chunk: int = 32
     prefix_tokens: int = 32768
     overflow: Overflow = "error"

@@ -65,16 +65,17 @@ def _put(cache: Cache, one: Cache, row: jax.Array, start: jax.Array, size: int) 
 
 
 def _extend(config, weights, cache, row, tokens_T, start, lora):
+    alone = cache["v"][0].shape[0] == 1  # then the row is the cache, and nothing is copied
     hidden_BTD, one, _ = decoder.forward_cached(
         config,
         weights.params,
         tokens_T[None],
         start[None],
-        _take(cache, row),
+        cache if alone else _take(cache, row),
         adapter=weights.adapter,
         lora=lora,
     )
-    return hidden_BTD[0], _put(cache, one, row, start, tokens_T.shape[0])
+    return hidden_BTD[0], one if alone else _put(cache, one, row, start, tokens_T.shape[0])
 
 
 @functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")

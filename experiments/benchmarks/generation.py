@@ -80,9 +80,11 @@ def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Request]]:
     return [mixed[: int(task.split()[0])]]
 
 
-def warm_up() -> list[list[Request]]:
-    """A few prompts of every length, with other facts than the measured ones where there are."""
-    return [[request(n, m, s, 2) for n, m in load_conversations()[-3:]] for s in range(3)]
+def warm_up(task: str) -> list[list[Request]]:
+    """Prompts that need every program of the task: one of a first step; of a third one, too."""
+    name, messages = load_conversations()[-1]
+    steps = (0, 2) if task == "64 x 3 turns" else (0,)
+    return [[request(name, messages, step, 2)] for step in steps]
 
 
 # ----------------------------------------------------------------------------------------- sides
@@ -175,9 +177,7 @@ def measure(task: str, side: str) -> dict[str, Any]:
             texts += generate(group)
         return time.perf_counter() - wall, time.process_time() - processor, texts
 
-    warm = warm_up()
-    if first_token or task == "one by one":
-        warm = [[one] for group in warm for one in group]
+    warm = warm_up(task)
     cold_seconds = run(warm)[0]
     warm_seconds = run(warm)[0]
     generate.tokens = generate.cached = 0  # type: ignore[attr-defined]
