@@ -8,7 +8,7 @@ time of its repetition, is the compile time (no compiled program is kept between
 
 - ``one by one``: 4 prompts, one after another. ``16 prompts``, ``64 prompts``: all given at once,
   half of them first steps, half second steps. transformers gets one left-padded batch.
-- ``64 x 3 turns``: the 64 conversations step by step, 192 prompts, each turn given at once.
+- ``16 x 3 turns``, ``64 x 3 turns``: conversations step by step, each turn of all given at once.
 - ``ours``: prefix reuse off. ``ours, reuse``: on. ``first token``: mean over the 4 prompts alone,
   with ``max_tokens`` 1.
 - ``differ``: texts that are not the same as transformers' (floating-point ties; the first run's).
@@ -75,15 +75,17 @@ def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Request]]:
     mixed = [request(n, m, i % 2, max_tokens) for i, (n, m) in enumerate(conversations)]
     if task == "one by one":
         return [[one] for one in mixed[:4]]
-    if task == "64 x 3 turns":
-        return [[request(n, m, step, max_tokens) for n, m in conversations] for step in range(3)]
-    return [mixed[: int(task.split()[0])]]
+    count = int(task.split()[0])
+    if task.endswith("turns"):
+        chosen = conversations[:count]
+        return [[request(n, m, step, max_tokens) for n, m in chosen] for step in range(3)]
+    return [mixed[:count]]
 
 
 def warm_up(task: str) -> list[list[Request]]:
     """Prompts that need every program of the task: one of a first step; of a third one, too."""
     name, messages = load_conversations()[-1]
-    steps = (0, 2) if task == "64 x 3 turns" else (0,)
+    steps = (0, 2) if task.endswith("turns") else (0,)
     return [[request(name, messages, step, 2)] for step in steps]
 
 
@@ -95,7 +97,7 @@ def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callabl
     from cirag_jax.llm.engine import Engine
     from cirag_jax.llm.shapes import EngineConfig
 
-    batch = 1 if task in ("one by one", "first token") else 16 if task == "16 prompts" else 32
+    batch = 1 if task in ("one by one", "first token") else 16 if task.startswith("16") else 32
     options = EngineConfig.for_platform(
         batch_size=batch, cache_tokens=65536, prefix_tokens=131072 if reuse else 0
     )
@@ -371,7 +373,8 @@ def bandwidth(rows: int, cached: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    tasks = ("one by one", "first token", "16 prompts", "64 prompts", "64 x 3 turns")
+    tasks = ("one by one", "first token", "16 prompts", "64 prompts")
+    tasks += ("16 x 3 turns", "64 x 3 turns")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("compare", "bandwidth"))
     parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone"))

@@ -1,6 +1,7 @@
 """The engine with the default model against transformers, on real prompts."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_greedy_texts_are_those_of_transformers(engine, requests, responses):
     from cirag_jax.models.pretrained_decoder import DEFAULT_DECODER, resolve_decoder
 
     file = resolve_decoder(DEFAULT_DECODER)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32
     ).eval()
     tokenizer = engine.tokenizer
