@@ -189,7 +189,8 @@ def test_chunks_cover_what_is_left_and_stay_in_the_cache(done):
 
 def test_ends(engine, folder):
     long = engine.generate([ask("a", "the town", max_tokens=40)])[0]
-    assert long.finish_reason == "length" and len(long.tokens) == 40
+    assert long.finish_reason == "length"
+    assert long.tokens is not None and len(long.tokens) == 40
     # A stop string in the middle of what is generated; across tokens, too.
     stop = long.text[17:20]
     assert len(stop) == 3
@@ -206,7 +207,7 @@ def test_ends(engine, folder):
     ended = ends.generate([ask("a", "the town", max_tokens=40)])[0]
     first = next(i for i, t in enumerate(long.tokens) if t.id == long.tokens[11].id)
     assert ended.finish_reason == "stop"
-    assert [t.id for t in ended.tokens] == [t.id for t in (long.tokens or ())[: first + 1]]
+    assert [t.id for t in ended.tokens or ()] == [t.id for t in long.tokens[: first + 1]]
 
 
 def test_a_full_cache_ends_the_text(folder):
