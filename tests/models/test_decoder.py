@@ -274,17 +274,18 @@ def test_padding_and_neighbours_do_not_matter(tmp_path):
     np.testing.assert_allclose(first[1, :SHORT], alone, rtol=0, atol=ATOL)
 
 
+@pytest.mark.parametrize("new", [1, 4])
 @pytest.mark.parametrize(("window", "cap"), [(1 << 30, None), (100, 2.0)])
-def test_blocks_of_keys_equal_all_keys(window, cap):
+def test_blocks_of_keys_equal_all_keys(window, cap, new):
     """Three blocks of 128 keys, rows at other positions; garbage behind them, a block apart."""
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.normal(size=shape).astype(np.float32)
-        for shape in ((3, 4, 4, 8), (3, 2, 384, 8), (3, 2, 384, 8))
+        for shape in ((3, new, 4, 8), (3, 2, 8, 384), (3, 2, 384, 8))
     )
-    positions = np.asarray([[5], [200], [379]], np.int32) + np.arange(4, dtype=np.int32)
+    positions = np.asarray([[5], [200], [379]], np.int32) + np.arange(new, dtype=np.int32)
     for row, last in enumerate(positions[:, -1]):
-        k[row, :, last + 1 :] = v[row, :, last + 1 :] = 1e4
+        k[row, :, :, last + 1 :] = v[row, :, last + 1 :] = 1e4
     distance = positions[:, :, None] - np.arange(384)
     mask = (distance >= 0) & (distance < window)
     scoring = attention.Scoring(8**-0.5, cap)
