@@ -20,9 +20,9 @@ bf16 weights at batch 64. Utilisation is the bytes that a step must read (weight
 embedding table, keys and values of the cached tokens) over seconds, over the device's bandwidth.
 
 Results
-  CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2, torch 2.13.0,
-  transformers 5.23.0; each row one run, ``--only`` with its task, commit 003d3bb;
-  no text differs:
+  CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2,
+  torch 2.13.0, transformers 5.23.0; each row one run, ``--only`` with its task, commit 003d3bb
+  (``4 x 3 turns``: a later one of this file); no text differs:
 
     task           side                s   tok/s  times    cpu   GiB compile s  cached
     one by one     transformers     24.5    10.4   1.00   1.00   1.3
