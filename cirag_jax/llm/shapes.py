@@ -55,10 +55,10 @@ class EngineConfig:
 
 
 def cache_lengths(options: EngineConfig, max_positions: int) -> tuple[int, ...]:
-    """The configured lengths within the context, and the context itself."""
+    """The configured lengths within the context, and the context, down to a multiple of 16."""
     context = min(options.context or max_positions, max_positions)
     context = min(context, max(options.cache_lengths))
-    top = -(-context // BLOCK) * BLOCK
+    top = max(context // BLOCK, 1) * BLOCK  # never beyond what the model was trained for
     if any(length % BLOCK for length in options.cache_lengths):
         raise UserError(f"cache_lengths must be multiples of {BLOCK}.")
     return (*(length for length in sorted(options.cache_lengths) if length < top), top)

@@ -12,7 +12,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.llm import steps
 from cirag_jax.llm.engine import Engine
-from cirag_jax.llm.shapes import EngineConfig, chunks
+from cirag_jax.llm.shapes import EngineConfig, cache_lengths, chunks
 from cirag_jax.llm.types import Message, Request, ScoreRequest
 from cirag_jax.models import decoder, lora, peft_format
 from cirag_jax.models.pretrained_decoder import load_decoder
@@ -350,6 +350,12 @@ def test_truncation_drops_the_oldest_observations(folder):
     kept = [dataclasses.replace(messages[0], observation="[omitted]"), *messages[1:]]
     prompt = engine.tokenizer.encode_prompt(kept)
     assert response.usage.prompt_tokens == len(prompt) < 128
+
+
+@pytest.mark.parametrize(("asked", "context"), [(0, 512), (100, 96), (300, 288), (9999, 512)])
+def test_the_context_is_never_exceeded(asked, context):
+    options = EngineConfig(**{**SIZES, "context": asked})
+    assert cache_lengths(options, 512)[-1] == context
 
 
 def test_sizes_that_cannot_be(folder):
