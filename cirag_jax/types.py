@@ -5,7 +5,7 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 # An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
 Config = Any
@@ -81,3 +81,61 @@ class Dataset:
     questions: tuple[Question, ...]
     corpus: Mapping[str, Passage]
     triples: Mapping[str, tuple[Triple, ...]]
+
+
+Level = Literal["triple", "sentence", "passage", "default"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One round of iterative retrieval, as a trace shows it and distillation trains on it.
+
+    ``candidates`` are what the model was shown, best first, with the ranker's ``scores``; ``kept``
+    the triples it chose (CIRAG's core triples, in the order it named them); ``next_query`` is None
+    where it asked for nothing more. ``response`` is the model's text as it came.
+    """
+
+    query: str
+    passages: tuple[str, ...] = ()
+    candidates: tuple[Triple, ...] = ()
+    scores: tuple[float, ...] = ()
+    thought: str = ""
+    kept: tuple[Triple, ...] = ()
+    next_query: str | None = None
+    response: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to answer from evidence of one granularity; an empty pool is refused uncalled."""
+
+    level: Level
+    evidence: tuple[str, ...]
+    response: str
+    answer: str
+    sufficient: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a method answers, and from what.
+
+    Attributes:
+        answer: The short answer.
+        level: Granularity that answered; ``default`` where every level refused.
+        passages: Passage ids, best first.
+        sentences: (passage id, sentence index), best first.
+        triples: Best first.
+        steps: The rounds of retrieval.
+        attempts: The answering calls, in order.
+        problems: Malformed output of each kind -> how often it was met.
+    """
+
+    answer: str
+    level: Level
+    passages: tuple[str, ...] = ()
+    sentences: tuple[tuple[str, int], ...] = ()
+    triples: tuple[Triple, ...] = ()
+    steps: tuple[Step, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)

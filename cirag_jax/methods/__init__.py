@@ -1,0 +1,1 @@
+"""The methods, each a generator of requests that reads like its paper."""

@@ -1,0 +1,1 @@
+"""Messages and parsers of every method: pure Python, no model."""

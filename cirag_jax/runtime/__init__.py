@@ -1,0 +1,1 @@
+"""Requests, the scheduler that batches them across questions, the journal that records them."""
