@@ -12,11 +12,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a fork after its use
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Commands started by a test leave nothing in the user's home.
 os.environ.setdefault("CIRAG_JAX_CACHE", "0")
+# XLA kills the process when a device is 40 s late for a collective; eight devices on two cores that
+# other work shares can be.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
+).strip()
 
 import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+# One program at a time: two with collectives in flight share too few threads for all eight devices.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Rank promotion stays allowed: adding a bias along the last axis is how every layer here is
 # written.
