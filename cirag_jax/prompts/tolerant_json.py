@@ -1,0 +1,311 @@
+"""JSON in the output of a language model: found, read and repaired, never evaluated.
+
+Models wrap JSON in prose and code fences, write it with single quotes, leave commas over, or are
+cut off in the middle of a list. `find_json` reads what it can and says what was wrong. The text is
+hostile: time and memory are bounded by its length, and no input makes it raise.
+"""
+
+import json
+import math
+import re
+from typing import Any, Literal
+
+Problem = Literal["no_json", "broken_json", "loose_json", "cut"]
+
+MAX_CHARS = 200_000  # what lies beyond is not read
+MAX_DEPTH = 32  # containers within containers
+_WORK = 8 * MAX_CHARS  # characters looked at over all places where JSON might begin
+_TRY = 1_000  # what a failed try costs at least, counted in characters
+
+_THOUGHTS_END = "</think>"
+_BEGIN = re.compile(r"[\[{]")
+_SKIPPED = re.compile(r"[\s,;]*")
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[^\s,;:\[\]{}()\"'“”‘’]+|.", re.DOTALL)
+_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?([eE][+-]?\d{1,3})?")
+_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
+_STOPS = {
+    quote: re.compile(rf"[\\{end}]") for quote, end in _QUOTES.items()
+}  # where reading a string has to look
+_CLOSERS = {"{": "}", "[": "]", "(": ")"}
+_AFTER_STRING = ",:;]})"
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_HEX = {"u": re.compile(r"[0-9a-fA-F]{4}"), "x": re.compile(r"[0-9a-fA-F]{2}")}
+
+
+def find_json(
+    text: str, key: str | None = None, cut: bool = False
+) -> tuple[Any | None, Problem | None]:
+    """The first JSON object or list in ``text``, or the first object that has ``key``.
+
+    Beyond JSON it understands quotes of other kinds and unescaped ones, tuples, Python's constants,
+    superfluous and missing commas and missing closing brackets; words without quotes are dropped.
+    Everything up to a ``</think>`` is ignored. With ``key``, a complete object is preferred to a
+    broken one before it, the object may lie within other values, its key may differ in case and
+    in ``_``, ``-`` or space (it is renamed to ``key``), and ``key: [...]`` without braces counts.
+
+    Args:
+      text: what a model wrote; only the first `MAX_CHARS` characters are looked at.
+      key: a name the object must have.
+      cut: the model was stopped by its token limit.
+
+    Returns:
+      The value and what was wrong with it. The value is None where there was nothing to rescue
+      (``no_json``, ``broken_json``, or ``cut`` where ``cut`` is given); beside a value
+      ``loose_json`` says that all of it was there, but not as strict JSON, and ``broken_json`` or
+      ``cut`` that a part is missing: only complete elements are kept. Strings of the value hold no
+      unpaired surrogates, numbers are finite, and containers nest at most `MAX_DEPTH` deep.
+    """
+    text = _surface(text)
+    rescued: tuple[Any, Problem] | None = None
+    seen, work, position = False, _WORK, 0
+    while work > 0 and (begin := _BEGIN.search(text, position)) is not None:
+        seen = True
+        reading = _read(text, begin.start())
+        hit = reading.value if key is None else _with_key(reading.value, key)
+        work -= reading.end - begin.start()
+        if reading.problem is None or reading.problem == "loose_json":
+            if hit is not None:
+                return hit, reading.problem
+            position = reading.end
+        elif hit:
+            rescued = rescued or (hit, reading.problem)
+            if key is None:
+                break
+            position = reading.end  # what was rescued is not searched a second time
+        else:
+            work -= _TRY
+            position = begin.end()
+    if rescued is None and key is not None:
+        rescued = _without_braces(text, key)
+    if rescued is not None:
+        value, problem = rescued
+        # A text that ends too early although nothing stopped the model is broken.
+        return value, "broken_json" if problem == "cut" and not cut else problem
+    if cut:
+        return None, "cut"
+    return None, "broken_json" if seen else "no_json"
+
+
+def _surface(text: str) -> str:
+    text = text[text.rfind(_THOUGHTS_END) + len(_THOUGHTS_END) :] if _THOUGHTS_END in text else text
+    return _paired(text[:MAX_CHARS])
+
+
+def _paired(text: str) -> str:
+    """``text`` with surrogate pairs joined and unpaired surrogates replaced."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+# -------------------------------------------------------------------------------- looking for a key
+
+
+def _same_name(name: str, key: str) -> bool:
+    def plain(text: str) -> str:
+        return re.sub(r"[\s_-]+", " ", text).strip().casefold()
+
+    return name == key or plain(name) == plain(key)
+
+
+def _with_key(value: Any, key: str) -> dict[str, Any] | None:
+    """The outermost, first object with ``key`` in ``value``, the key spelt as asked for."""
+    level = [value]
+    while level:
+        for item in level:
+            if isinstance(item, dict):
+                name = next((name for name in item if _same_name(name, key)), None)
+                if name is not None:
+                    return {key if k == name else k: v for k, v in item.items()}
+        inner = ((i.values() if isinstance(i, dict) else i) for i in level if _is_container(i))
+        level = [item for items in inner for item in items if _is_container(item)]
+    return None
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _without_braces(text: str, key: str) -> tuple[dict[str, Any], Problem] | None:
+    name = r"[\s_-]+".join(map(re.escape, re.split(r"[\s_-]+", key)))
+    found = re.search(rf"(?i)\b{name}[\"'”’]?\s*[:=]\s*(?=[\[{{])", text)
+    if found is None:
+        return None
+    reading = _read(text, found.end())
+    problem: Problem = reading.problem or "loose_json"
+    if not reading.value and problem != "loose_json":
+        return None
+    return {key: reading.value}, problem
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+class _Reading:
+    """What was read from one place: a value, where it ends, and what was wrong."""
+
+    __slots__ = ("end", "problem", "value")
+
+    def __init__(self, value: Any, end: int, problem: Problem | None):
+        self.value, self.end, self.problem = value, end, problem
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _short_integer(text: str) -> int | float | None:
+    return int(text) if len(text) <= 19 else _finite(text[:400])
+
+
+_STRICT = json.JSONDecoder(
+    strict=False,  # line breaks within strings do no harm
+    parse_float=_finite,
+    parse_int=_short_integer,
+    parse_constant=lambda _: None,
+)
+
+
+def _read(text: str, start: int) -> _Reading:
+    """Reads the container that begins at ``start``."""
+    try:
+        value, end = _STRICT.raw_decode(text, start)
+        return _Reading(_checked(value, MAX_DEPTH), end, None)
+    except (ValueError, RecursionError):
+        return _Reader(text, start).read()
+
+
+def _checked(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return _paired(value)
+    if not _is_container(value):
+        return value
+    if not depth:
+        raise ValueError("nested too deeply")
+    if isinstance(value, list):
+        return [_checked(item, depth - 1) for item in value]
+    return {_paired(name): _checked(item, depth - 1) for name, item in value.items()}
+
+
+class _Open:
+    """A container that is being read; ``key`` is the last string, ``named`` once its colon came."""
+
+    __slots__ = ("closer", "key", "named", "value")
+
+    def __init__(self, opener: str):
+        self.closer = _CLOSERS[opener]
+        self.value: Any = {} if opener == "{" else []
+        self.key: str | None = None
+        self.named = False
+
+    def add(self, item: Any) -> bool:
+        """Takes an element; False if there is no place for it."""
+        if isinstance(self.value, list):
+            self.value.append(item)
+            return True
+        if self.named and self.key is not None:
+            self.value[self.key] = item
+            self.key, self.named = None, False
+            return True
+        lost = self.key is not None
+        self.key = item if isinstance(item, str) else None
+        return self.key is not None and not lost
+
+
+class _Reader:
+    """The forgiving reader: one pass, no recursion."""
+
+    def __init__(self, text: str, start: int):
+        self._text, self._at = text, start
+        self._lost = False  # something was dropped
+
+    def read(self) -> _Reading:
+        """Reads one container."""
+        text = self._text
+        stack = [_Open(text[self._at])]
+        root = stack[0].value
+        self._at += 1
+        while stack:
+            self._at = _SKIPPED.match(text, self._at).end()  # pyright: ignore
+            if self._at >= len(text):
+                return _Reading(root, self._at, "cut")
+            char = text[self._at]
+            if char in _CLOSERS:
+                if len(stack) == MAX_DEPTH:
+                    return _Reading(None, self._at, "broken_json")
+                opened = _Open(char)
+                self._lost |= not stack[-1].add(opened.value)
+                stack.append(opened)
+                self._at += 1
+            elif char in "}])":
+                self._close(stack, char)
+                self._at += 1
+            elif char in _QUOTES:
+                string = self._string(char)
+                if string is None:
+                    return _Reading(root, len(text), "cut")
+                self._lost |= not stack[-1].add(string)
+            elif char == ":":
+                self._lost |= stack[-1].key is None or stack[-1].named
+                stack[-1].named = stack[-1].key is not None
+                self._at += 1
+            else:
+                self._word(stack[-1])
+        return _Reading(root, self._at, "broken_json" if self._lost else "loose_json")
+
+    def _close(self, stack: list[_Open], char: str) -> None:
+        """Closes what ``char`` belongs to, and whatever was left open within it."""
+        depth = next((i for i in range(len(stack) - 1, -1, -1) if stack[i].closer == char), None)
+        if depth is None:
+            self._lost = True
+        else:
+            self._lost |= any(opened.key is not None for opened in stack[depth:])
+            del stack[depth:]
+
+    def _word(self, opened: _Open) -> None:
+        found = _WORD.match(self._text, self._at)
+        word = found.group() if found else " "
+        self._at += len(word)
+        if word in _WORDS:
+            self._lost |= not opened.add(_WORDS[word])
+        elif _NUMBER.fullmatch(word) and self._at < len(self._text):  # at the end it may go on
+            plain = word.lstrip("-").isdigit()
+            self._lost |= not opened.add(int(word) if plain else _finite(word))
+        else:
+            self._lost = True
+
+    def _string(self, quote: str) -> str | None:
+        """A string and the position after it; None where it does not end."""
+        text, parts, at = self._text, [], self._at + 1
+        while (stop := _STOPS[quote].search(text, at)) is not None:
+            parts.append(text[at : stop.start()])
+            at = stop.end()
+            if stop.group() == "\\":
+                escaped, at = self._escape(at)
+                parts.append(escaped)
+            elif self._ends(at):
+                self._at = at
+                return _paired("".join(parts))
+            else:
+                parts.append(stop.group())  # a quote that should have been escaped
+        return None
+
+    def _ends(self, at: int) -> bool:
+        """Whether the quote before ``at`` closes its string: what follows could follow one."""
+        after = _SPACE.match(self._text, at).end()  # pyright: ignore
+        if after >= len(self._text):
+            return True
+        next_line = "\n" in self._text[at:after]
+        char = self._text[after]
+        return char in _AFTER_STRING or (next_line and (char in _QUOTES or char in _CLOSERS))
+
+    def _escape(self, at: int) -> tuple[str, int]:
+        char = self._text[at : at + 1]
+        if char in _HEX and (code := _HEX[char].match(self._text, at + 1)):
+            return chr(int(code.group(), 16)), code.end()
+        return _ESCAPES.get(char, char), at + len(char)
