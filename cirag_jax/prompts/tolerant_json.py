@@ -5,6 +5,7 @@ cut off in the middle of a list. `find_json` reads what it can and says what was
 hostile: time and memory are bounded by its length, and no input makes it raise.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -145,13 +146,13 @@ def _without_braces(text: str, key: str) -> tuple[dict[str, Any], Problem] | Non
 # ----------------------------------------------------------------------------------------- reading
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Reading:
     """What was read from one place: a value, where it ends, and what was wrong."""
 
-    __slots__ = ("end", "problem", "value")
-
-    def __init__(self, value: Any, end: int, problem: Problem | None):
-        self.value, self.end, self.problem = value, end, problem
+    value: Any
+    end: int
+    problem: Problem | None
 
 
 def _finite(text: str) -> float | None:
