@@ -1,6 +1,7 @@
 """BM25 with the bm25s library (Lucene's formula, k1 = 1.5, b = 0.75), English stems."""
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,30 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # It reports every index a
 
 
 class BM25:
-    """An in-memory BM25 index over passage texts."""
+    """A BM25 index over passage texts; without texts, one to be filled by `load`."""
 
-    def __init__(self, texts: Sequence[str]):
+    def __init__(self, texts: Sequence[str] | None):
         self._stemmer = Stemmer.Stemmer("english")
         self._index = bm25s.BM25()
-        self._index.index(self._tokens(texts), show_progress=False)
-        self._size = len(texts)
+        self._size = 0
+        if texts is not None:
+            self._index.index(self._tokens(texts), show_progress=False)
+            self._size = len(texts)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
+        """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk."""
+        index = cls(None)
+        index._index = bm25s.BM25.load(os.fspath(folder), mmap=True)
+        index._size = size
+        return index
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the index as a folder."""
+        self._index.save(os.fspath(folder), show_progress=False)
+
+    def __len__(self) -> int:
+        return self._size
 
     def _tokens(self, texts: Sequence[str]) -> Any:
         return bm25s.tokenize(
@@ -36,14 +54,34 @@ class BM25:
 
         ``allowed`` and -1 mean what they mean in ``ExactIndex.search``; ties go to the lower row.
         """
+        return self.search_scored(queries, k, allowed)[0]
+
+    def search_scored(
+        self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, with ``score_QK`` float32; -inf where the row is -1."""
         k = min(k, self._size)
         row_QK = np.full((len(queries), k), -1, np.int32)
+        score_QK = np.full((len(queries), k), -np.inf, np.float32)
         for row, tokens in enumerate(self._tokens(queries)):
             if not tokens:  # Only stop words: nothing matches, and bm25s refuses an empty query.
                 scores_N = np.zeros(self._size, np.float32)
             else:
                 scores_N = self._index.get_scores(tokens)
-            rows = np.arange(self._size) if allowed is None else np.sort(allowed[row])
-            best = rows[np.argsort(-scores_N[rows], kind="stable")[:k]]
-            row_QK[row, : len(best)] = best
-        return row_QK
+            rows = np.arange(self._size) if allowed is None else np.unique(allowed[row])
+            best = _best(scores_N[rows], k)
+            row_QK[row, : len(best)] = rows[best]
+            score_QK[row, : len(best)] = scores_N[rows[best]]
+        return row_QK, score_QK
+
+
+def _best(scores_N: np.ndarray, k: int) -> np.ndarray:
+    """Places of the k highest scores, best first, ties by place: sorts only what may be among
+    them.
+    """
+    if 0 < k < len(scores_N):
+        threshold = np.partition(scores_N, -k)[-k]
+        places = np.flatnonzero(scores_N >= threshold)
+    else:
+        places = np.arange(len(scores_N))
+    return places[np.argsort(-scores_N[places], kind="stable")[:k]]

@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 _QUERIES = 128  # Queries a call: one compilation, bounded score matrix.
+_QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
 _CANDIDATE_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -18,8 +20,8 @@ class ExactIndex:
       vectors_ND: float32; stays on the default device.
     """
 
-    def __init__(self, vectors_ND: np.ndarray):
-        self._vectors_ND = jnp.asarray(vectors_ND, jnp.float32)
+    def __init__(self, vectors_ND: np.ndarray, *, dtype: str = "float32", mesh: Any = None):
+        self._vectors_ND = jnp.asarray(vectors_ND[:], jnp.float32)
 
     def __len__(self) -> int:
         return self._vectors_ND.shape[0]

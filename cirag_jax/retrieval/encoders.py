@@ -1,0 +1,277 @@
+"""The encoders that retrieve: ours in Flax, or any model of sentence-transformers."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.pretrained import TextEncoder
+from cirag_jax.retrieval.encode import encode
+from cirag_jax.types import Config
+
+Role = Literal["query", "passage"]
+Progress = Callable[[int], Any]
+
+
+class Encoder(Protocol):
+    """Turns texts into unit-length vectors.
+
+    Attributes:
+      identity: all that decides what a vector means; an index is usable by an encoder of equal
+        identity only. JSON types.
+      dim: length of a vector.
+    """
+
+    identity: Mapping[str, Any]
+    dim: int
+
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """Unit-length float32 [N, D], in input order.
+
+        ``kind`` chooses prefix and length limit; ``progress`` is called with the number of distinct
+        texts just done.
+        """
+        ...
+
+
+class FlaxEncoder:
+    """Our encoders (`cirag_jax.models.encoder`); batches are split over ``mesh`` if given."""
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        *,
+        query_max_length: int = 256,
+        passage_max_length: int = 256,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        self._encoder = encoder
+        self._mesh = mesh
+        longest = encoder.config.max_length
+        self._limits = {
+            "query": min(query_max_length, longest),
+            "passage": min(passage_max_length, longest),
+        }
+        self.dim = encoder.dim
+        self.identity: Mapping[str, Any] = {
+            "backend": "flax",
+            **encoder.manifest(),
+            "dtype": encoder.config.dtype,
+            "query_max_length": self._limits["query"],
+            "passage_max_length": self._limits["passage"],
+        }
+
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """See `Encoder.encode`."""
+        return encode(
+            self._encoder,
+            None,
+            texts,
+            kind=kind,
+            max_length=self._limits[kind],
+            mesh=self._mesh,
+            progress=progress,
+        )
+
+
+class SentenceTransformersEncoder:
+    """A model that exists only in PyTorch, run by sentence-transformers.
+
+    Args:
+      model: a loaded ``SentenceTransformer``.
+      name: recorded as the model's name.
+      query_prefix: None: the model's own prompt, if it has one; likewise ``passage_prefix``.
+      passage_prefix: see above.
+      query_max_length: tokens kept, at most the model's own limit; likewise ``passage_max_length``.
+      passage_max_length: see above.
+      batch_size: texts of one batch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        *,
+        query_prefix: str | None = None,
+        passage_prefix: str | None = None,
+        query_max_length: int = 256,
+        passage_max_length: int = 256,
+        batch_size: int = 32,
+    ):
+        self._model = model
+        self._batch_size = batch_size
+        prompts = {key: value or "" for key, value in (model.prompts or {}).items()}
+        of_passages = next(
+            (prompts[k] for k in ("document", "passage", "corpus") if k in prompts), ""
+        )
+        self._prefixes = {
+            "query": prompts.get("query", "") if query_prefix is None else query_prefix,
+            "passage": of_passages if passage_prefix is None else passage_prefix,
+        }
+        longest = model.max_seq_length or max(query_max_length, passage_max_length)
+        self._limits = {
+            "query": min(query_max_length, longest),
+            "passage": min(passage_max_length, longest),
+        }
+        self.dim = int(model.get_embedding_dimension() or 0)
+        self.identity: Mapping[str, Any] = {
+            "backend": "sentence_transformers",
+            "model": name,
+            "revision": _torch_revision(model),
+            "pooling": " > ".join(type(module).__name__ for module in model),
+            "normalize": True,
+            "dimension": self.dim,
+            "query_prefix": self._prefixes["query"],
+            "passage_prefix": self._prefixes["passage"],
+            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "query_max_length": self._limits["query"],
+            "passage_max_length": self._limits["passage"],
+        }
+
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """See `Encoder.encode`."""
+        unique = list(dict.fromkeys(texts))
+        if not unique:
+            return np.zeros((0, self.dim), np.float32)
+        self._model.max_seq_length = self._limits[kind]
+        call = self._model.encode_query if kind == "query" else self._model.encode_document
+        blocks = []
+        step = 32 * self._batch_size  # Sorted by length inside; large enough to be worth it.
+        for start in range(0, len(unique), step):
+            part = unique[start : start + step]
+            blocks.append(
+                call(
+                    part,
+                    prompt=self._prefixes[kind],
+                    batch_size=self._batch_size,
+                    normalize_embeddings=True,
+                    show_progress_bar=False,
+                    convert_to_tensor=True,
+                )
+                .float()
+                .cpu()
+                .numpy()
+            )
+            if progress is not None:
+                progress(len(part))
+        vectors_ND = np.concatenate(blocks)
+        if len(unique) == len(texts):
+            return vectors_ND
+        position = {text: row for row, text in enumerate(unique)}
+        return vectors_ND[[position[text] for text in texts]]
+
+
+def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
+    """The encoder that a ``configs.retrievers.encoder()`` block describes.
+
+    Args:
+      config: the block.
+      mesh: our encoders split their batches over it; None: one device.
+
+    Raises:
+      UserError: the model cannot be opened, or the config asks for something unknown.
+    """
+    for field in ("query_max_length", "passage_max_length", "batch_size"):
+        if config[field] < 1:
+            raise UserError(f"config.encoder.{field}={config[field]} must be at least 1")
+    if config.backend == "flax":
+        return _open_flax(config, mesh)
+    if config.backend == "sentence_transformers":
+        return _open_sentence_transformers(config)
+    raise UserError(
+        f"config.encoder.backend is {config.backend!r}; it must be flax or sentence_transformers"
+    )
+
+
+def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
+    from cirag_jax.training.trained import open_encoder
+
+    encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
+    if meta:  # Two trainings may end on the same step: what was learnt tells them apart.
+        encoder = dataclasses.replace(encoder, revision=f"sha256:{_hash_arrays(encoder.state)}")
+    prefixes = {
+        name: config[name]
+        for name in ("query_prefix", "passage_prefix")
+        if config[name] is not None
+    }
+    return FlaxEncoder(
+        dataclasses.replace(encoder, **prefixes),
+        query_max_length=config.query_max_length,
+        passage_max_length=config.passage_max_length,
+        mesh=mesh,
+    )
+
+
+def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
+    try:
+        import sentence_transformers
+        import torch
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "config.encoder.backend=sentence_transformers needs the Python package "
+            f"{error.name!r}, which is not installed (pip install sentence-transformers)"
+        ) from None
+    if config.dtype not in ("float32", "bfloat16"):
+        raise UserError(f"config.encoder.dtype is {config.dtype!r}; it must be float32 or bfloat16")
+    from cirag_jax.models.pretrained import resolve_model_folder
+
+    is_local = config.model.startswith("package:") or pathlib.Path(config.model).is_dir()
+    name = str(resolve_model_folder(config.model)) if is_local else config.model
+    try:
+        model = sentence_transformers.SentenceTransformer(
+            name,
+            trust_remote_code=config.trust_remote_code,
+            model_kwargs={"dtype": getattr(torch, config.dtype), "use_safetensors": True},
+        )
+    except Exception as error:  # The library raises many kinds.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        hint = (
+            " (--config.encoder.trust_remote_code=true lets it run its author's code)"
+            if "trust_remote_code" in str(error)
+            else ""
+        )
+        raise UserError(
+            f"sentence-transformers cannot load {config.model!r}: {reason}{hint}"
+        ) from error
+    return SentenceTransformersEncoder(
+        model,
+        config.model,
+        query_prefix=config.query_prefix,
+        passage_prefix=config.passage_prefix,
+        query_max_length=config.query_max_length,
+        passage_max_length=config.passage_max_length,
+        batch_size=config.batch_size,
+    )
+
+
+def _torch_revision(model: Any) -> str:
+    """Hub commit where the model came from the hub, else SHA-256 of its parameters."""
+    for module in model:
+        config = getattr(getattr(module, "auto_model", None), "config", None)
+        commit = getattr(config, "_commit_hash", None)
+        if commit:
+            return str(commit)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().numpy().tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _hash_arrays(tree: Any) -> str:
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return digest.hexdigest()

