@@ -1,4 +1,9 @@
-"""Exact maximum-inner-product search and candidate scoring, jitted."""
+"""Exact maximum-inner-product search and candidate scoring, jitted.
+
+A sort of all scores would cost ten times the products themselves. The k best are found in two
+stages instead, and still exactly: a group of scores can hold one of the k best only if its maximum
+is among the k highest maxima, so only k groups are ever sorted.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -7,24 +12,68 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-_QUERIES = 128  # Queries a call: one compilation, bounded score matrix.
+_QUERIES = 128  # Most queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
 _CANDIDATE_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
 
+_GROUP = 64  # Scores that share a maximum.
+# Rows a device searches at once: the scores of one call take at most 4 * 128 * 2^20 bytes.
+_BLOCK_ROWS = 1 << 20
+# Rows of one product. A CPU goes through a block in steps that stay in its cache.
+_CPU_STEP_ROWS = 2048
+
+_AXIS = "rows"
+_MINUS_INFINITY = float("-inf")
+
 
 class ExactIndex:
-    """Inner-product search over all rows of one matrix.
+    """Inner-product search over all rows of one matrix, split over devices.
+
+    Every device finds the k best of its own rows; one merge of these finds the k best of all.
+    Equal scores go to the lower row. Products are accumulated in fp32; under ``bfloat16`` only the
+    stored rows are rounded, the queries keep at least 16 bits.
 
     Args:
-      vectors_ND: float32; stays on the default device.
+      vectors_ND: floating-point matrix, or anything with its shape and row slices; it is copied a
+        block at a time.
+      dtype: in which rows are kept, ``float32`` or ``bfloat16``.
+      mesh: rows are split over all its devices; None: the default device.
     """
 
-    def __init__(self, vectors_ND: np.ndarray, *, dtype: str = "float32", mesh: Any = None):
-        self._vectors_ND = jnp.asarray(vectors_ND[:], jnp.float32)
+    def __init__(self, vectors_ND: Any, *, dtype: str = "float32", mesh: Mesh | None = None):
+        self._num_rows, dim = vectors_ND.shape
+        self._mesh = None
+        ways = 1
+        if mesh is not None and mesh.size > 1:
+            self._mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
+            ways = mesh.size
+        self._rows, self._step, num_blocks = _layout(self._num_rows, ways)
+        self._blocks = [
+            self._place(vectors_ND, index * self._rows, dim, jnp.dtype(dtype))
+            for index in range(num_blocks)
+        ]
+
+    def _place(self, vectors_ND: Any, first: int, dim: int, dtype: Any) -> jax.Array:
+        """Rows from ``first`` on as one block, padded with zeros where there are no more."""
+
+        def part(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(self._rows)
+            found = np.asarray(vectors_ND[first + start : first + stop]).astype(dtype, copy=False)
+            if len(found) == stop - start:
+                return np.ascontiguousarray(found)
+            padded = np.zeros((stop - start, dim), dtype)
+            padded[: len(found)] = found
+            return padded
+
+        if self._mesh is None:
+            return jnp.asarray(part((slice(None),)))
+        sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS, None))
+        return jax.make_array_from_callback((self._rows, dim), sharding, part)
 
     def __len__(self) -> int:
-        return self._vectors_ND.shape[0]
+        return self._num_rows
 
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
@@ -43,30 +92,149 @@ class ExactIndex:
         k = min(k, len(self))
         rows, scores = [], []
         for start in range(0, len(query_QD), _QUERIES):
-            part_QD = _pad_rows(
-                np.asarray(query_QD[start : start + _QUERIES], np.float32), _QUERIES
-            )
-            mask_QN = None
-            if allowed is not None:
-                mask_QN = np.zeros((_QUERIES, len(self)), bool)
-                for row, may in enumerate(allowed[start : start + _QUERIES]):
-                    mask_QN[row, may] = True
-            score_QK, row_QK = _top_k(part_QD, self._vectors_ND, k, mask_QN)
-            rows.append(np.asarray(row_QK))
-            scores.append(np.asarray(score_QK))
+            part_QD = np.asarray(query_QD[start : start + _QUERIES], np.float32)
+            may = None if allowed is None else allowed[start : start + _QUERIES]
+            score_QK, row_QK = self._search(_pad_rows(part_QD, _bucket(len(part_QD))), k, may)
+            rows.append(np.asarray(row_QK)[: len(part_QD)])
+            scores.append(np.asarray(score_QK)[: len(part_QD)])
         if not rows:
             return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
-        row_QK = np.concatenate(rows)[: len(query_QD)].astype(np.int32)
-        score_QK = np.concatenate(scores)[: len(query_QD)]
+        row_QK, score_QK = np.concatenate(rows), np.concatenate(scores)
         return np.where(np.isneginf(score_QK), -1, row_QK), score_QK
 
+    def _search(
+        self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None
+    ) -> tuple[jax.Array, jax.Array]:
+        best = (
+            jnp.full((len(query_QD), k), _MINUS_INFINITY, jnp.float32),
+            jnp.full((len(query_QD), k), -1, jnp.int32),
+        )
+        for index, block_ND in enumerate(self._blocks):
+            first = index * self._rows
+            mask_QN = None
+            if allowed is not None:
+                mask_QN = np.zeros((len(query_QD), self._rows), bool)
+                for row, may in enumerate(allowed):
+                    may = np.asarray(may) - first
+                    mask_QN[row, may[(may >= 0) & (may < self._rows)]] = True
+            limits = np.array([first, self._num_rows], np.int32)
+            best = _search_block(best, query_QD, block_ND, limits, mask_QN, self._step, self._mesh)
+        return best
 
-@functools.partial(jax.jit, static_argnums=2)
-def _top_k(query_QD, vectors_ND, k, mask_QN):
-    scores_QN = jnp.einsum("qd,nd->qn", query_QD, vectors_ND, preferred_element_type=jnp.float32)
-    if mask_QN is not None:
-        scores_QN = jnp.where(mask_QN, scores_QN, -jnp.inf)
-    return jax.lax.top_k(scores_QN, k)
+
+def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
+    """Rows of a block over all devices, rows of one product, number of blocks."""
+    num_blocks = max(-(-num_rows // (ways * _BLOCK_ROWS)), 1)
+    local = max(-(-num_rows // (ways * num_blocks)), 1)  # Rows of one device in a block.
+    step = -(-local // _GROUP) * _GROUP
+    if jax.default_backend() == "cpu":
+        step = min(step, _CPU_STEP_ROWS)
+    return -(-local // step) * step * ways, step, num_blocks
+
+
+@functools.partial(jax.jit, static_argnames=("step", "mesh"))
+def _search_block(best, query_QD, block_ND, limits, mask_QN, step, mesh):
+    """Merges the best rows so far with those of a block: (``score_QK``, ``row_QK``)."""
+    k = best[0].shape[1]
+    if mesh is None:
+        found = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
+        return _merge(best, found, k)
+
+    def local(best, query_QD, block_ND, limits, mask_QN):
+        found = _local_best(
+            query_QD,
+            block_ND,
+            limits.at[0].add(jax.lax.axis_index(_AXIS) * block_ND.shape[0]),
+            mask_QN,
+            k,
+            step,
+        )
+        gathered = (jax.lax.all_gather(x_QK, _AXIS, axis=1, tiled=True) for x_QK in found)
+        return _merge(best, tuple(gathered), k)
+
+    everywhere = PartitionSpec()
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(
+            (everywhere, everywhere),
+            everywhere,
+            PartitionSpec(_AXIS, None),
+            everywhere,
+            PartitionSpec(None, _AXIS),
+        ),
+        out_specs=(everywhere, everywhere),
+        check_vma=False,  # The gathered candidates are the same on every device.
+    )(best, query_QD, block_ND, limits, mask_QN)
+
+
+def _merge(best, found, k):
+    score_QC = jnp.concatenate([best[0], found[0]], axis=1)
+    row_QC = jnp.concatenate([best[1], found[1]], axis=1)
+    score_QK, place_QK = jax.lax.top_k(score_QC, k)  # Stable: equal scores keep their order.
+    return score_QK, jnp.take_along_axis(row_QC, place_QK, axis=1)
+
+
+def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
+    """The min(k, N) best rows of a device's part of a block; ``limits``: first row, end of rows."""
+    num_queries, (num_rows, dim) = query_QD.shape[0], block_ND.shape
+    num_steps = num_rows // step
+
+    def scores_of(index, block_RD):
+        score_QR = _products(query_QD, block_RD)
+        row_R = limits[0] + index * step + jnp.arange(step, dtype=jnp.int32)
+        may_QR = row_R < limits[1]
+        if mask_QN is not None:
+            may_QR = may_QR & jax.lax.dynamic_slice_in_dim(mask_QN, index * step, step, axis=1)
+        score_QR = jnp.where(may_QR, score_QR, _MINUS_INFINITY)
+        return score_QR, score_QR.reshape(num_queries, step // _GROUP, _GROUP).max(-1)
+
+    if num_steps == 1:
+        score_QR, max_QG = scores_of(jnp.int32(0), block_ND)
+        score_SQR, max_SQG = score_QR[None], max_QG[None]
+    else:
+        indices = jnp.arange(num_steps, dtype=jnp.int32)
+        _, (score_SQR, max_SQG) = jax.lax.scan(
+            lambda _, inputs: (None, scores_of(*inputs)),
+            None,
+            (indices, block_ND.reshape(num_steps, step, dim)),
+        )
+    groups = step // _GROUP  # of one step
+    wanted = min(k, num_steps * groups)
+    max_QG = max_SQG.transpose(1, 0, 2).reshape(num_queries, num_steps * groups)
+    _, group_QW = jax.lax.top_k(max_QG, wanted)
+    group_QW = jnp.sort(group_QW, axis=1)  # Rows in order, so that ties go to the lower one.
+    score_SQGE = score_SQR.reshape(num_steps, num_queries, groups, _GROUP)
+    query_Q1 = jnp.arange(num_queries)[:, None]
+    score_QWE = score_SQGE[group_QW // groups, query_Q1, group_QW % groups]
+    row_QWE = group_QW[:, :, None] * _GROUP + jnp.arange(_GROUP, dtype=jnp.int32)
+    row_QC = row_QWE.reshape(num_queries, wanted * _GROUP) + limits[0]
+    score_QC = score_QWE.reshape(num_queries, wanted * _GROUP)
+    score_QK, place_QK = jax.lax.top_k(score_QC, min(k, wanted * _GROUP))
+    return score_QK, jnp.take_along_axis(row_QC, place_QK, axis=1)
+
+
+def _products(query_QD, block_RD):
+    """``score_QR`` in fp32."""
+    if block_RD.dtype == jnp.bfloat16 and jax.default_backend() != "cpu":
+        # One pass over bf16 rows; the two halves of a query keep it as exact as the pass allows.
+        high_QD = query_QD.astype(jnp.bfloat16)
+        low_QD = (query_QD - high_QD.astype(jnp.float32)).astype(jnp.bfloat16)
+        both_2QR = jnp.einsum(
+            "qd,rd->qr",
+            jnp.concatenate([high_QD, low_QD]),
+            block_RD,
+            preferred_element_type=jnp.float32,
+        )
+        return both_2QR[: len(query_QD)] + both_2QR[len(query_QD) :]
+    # HIGHEST: a GPU would otherwise round fp32 operands to TF32.
+    return jnp.einsum(
+        "qd,rd->qr",
+        query_QD,
+        block_RD.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
 
 
 def score_candidates(
@@ -87,13 +255,14 @@ def score_candidates(
         part = candidates[start : start + _QUERIES]
         longest = max(map(len, part), default=0)
         width = next((b for b in _CANDIDATE_BUCKETS if b >= longest), longest)
-        index_QC = np.zeros((_QUERIES, width), np.int64)
+        rows_padded = _bucket(len(part))
+        index_QC = np.zeros((rows_padded, width), np.int64)
         for row, rows in enumerate(part):
             index_QC[row, : len(rows)] = rows
         if not len(unit_ND):
             result += [np.zeros(0, np.float32) for _ in part]
             continue
-        queries = _pad_rows(np.asarray(query_QD[start : start + _QUERIES], np.float32), _QUERIES)
+        queries = _pad_rows(np.asarray(query_QD[start : start + _QUERIES], np.float32), rows_padded)
         score_QC = np.asarray(_score(queries, unit_ND[index_QC]))
         result += [score_QC[row, : len(rows)] for row, rows in enumerate(part)]
     return result
@@ -101,7 +270,17 @@ def score_candidates(
 
 @jax.jit
 def _score(query_QD, unit_QCD):
-    return jnp.einsum("qd,qcd->qc", query_QD, unit_QCD, preferred_element_type=jnp.float32)
+    return jnp.einsum(
+        "qd,qcd->qc",
+        query_QD,
+        unit_QCD,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _bucket(queries: int) -> int:
+    return next(bucket for bucket in _QUERY_BUCKETS if bucket >= queries)
 
 
 def _pad_rows(x: np.ndarray, rows: int) -> np.ndarray:

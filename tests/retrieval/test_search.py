@@ -1,6 +1,11 @@
 import faiss
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from cirag_jax import sharding
+from cirag_jax.retrieval import search as search_lib
 from cirag_jax.retrieval.search import ExactIndex, score_candidates
 
 
@@ -41,3 +46,98 @@ def test_candidate_scores_are_inner_products_in_the_candidates_order():
     scores = score_candidates(queries, units, candidates)
     for query, rows, got in zip(queries, candidates, scores, strict=True):
         np.testing.assert_allclose(got, units[rows] @ query, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- two stages, blocks, shards
+
+
+def _whole_numbers(rows, seed):
+    """Vectors whose products are exact in fp32 and in bf16, with many equal scores."""
+    return np.random.default_rng(seed).integers(-2, 3, size=(rows, 16)).astype(np.float32)
+
+
+def _sorted(vectors, queries, k, allowed=None):
+    """The definition: all scores, sorted stably."""
+    scores = (queries @ vectors.T).astype(np.float32)
+    if allowed is not None:
+        for row, may in enumerate(allowed):
+            scores[row, np.setdiff1d(np.arange(len(vectors)), may)] = -np.inf
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    best = np.take_along_axis(scores, rows, axis=1)
+    return np.where(np.isneginf(best), -1, rows), best
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Limits so low that few rows make several blocks, and several steps of each."""
+    monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 500)
+    monkeypatch.setattr(search_lib, "_CPU_STEP_ROWS", 128)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize(
+    ("rows", "k"), [(1, 3), (63, 5), (64, 64), (1000, 1), (1300, 30), (9001, 130)]
+)
+def test_blocks_steps_and_shards_find_what_a_stable_sort_finds(
+    small_blocks, dtype, devices, rows, k
+):
+    vectors, queries = _whole_numbers(rows, 0), _whole_numbers(9, 1)
+    mesh = sharding.make_mesh(fsdp=2, devices=jax.devices()[:devices]) if devices > 1 else None
+    index = ExactIndex(vectors, dtype=dtype, mesh=mesh)
+    expected_rows, expected_scores = _sorted(vectors, queries, k)
+    found_rows, found_scores = index.search(queries, k)
+    np.testing.assert_array_equal(found_rows, expected_rows)
+    np.testing.assert_array_equal(found_scores, expected_scores)
+    assert found_rows.dtype == np.int32 and found_scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_what_may_be_found_holds_in_every_block_and_shard(small_blocks, devices):
+    vectors, queries = _whole_numbers(2100, 0), _whole_numbers(3, 1)
+    allowed = [np.array([2099, 0, 777]), np.arange(5, 2100, 3), np.zeros(0, np.int32)]
+    mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None
+    found = ExactIndex(vectors, mesh=mesh).search(queries, 12, allowed)
+    for got, expected in zip(found, _sorted(vectors, queries, 12, allowed), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_sharded_equals_unsharded():
+    vectors, queries = _vectors(5000, 0), _vectors(40, 1)
+    alone = ExactIndex(vectors).search(queries, 25)
+    sharded = ExactIndex(vectors, mesh=sharding.make_mesh()).search(queries, 25)
+    np.testing.assert_array_equal(alone[0], sharded[0])
+    np.testing.assert_allclose(alone[1], sharded[1], rtol=1e-6, atol=1e-7)
+
+
+def test_rows_lie_on_every_device_in_their_own_dtype():
+    index = ExactIndex(_vectors(1024, 0), dtype="bfloat16", mesh=sharding.make_mesh())
+    (block,) = index._blocks
+    assert block.dtype == jnp.bfloat16
+    assert {s.data.shape for s in block.addressable_shards} == {(128, 16)}
+    assert len({s.device for s in block.addressable_shards}) == 8
+
+
+def test_one_query_is_not_searched_as_a_full_batch(monkeypatch):
+    shapes = []
+    search_block = search_lib._search_block
+    monkeypatch.setattr(
+        search_lib,
+        "_search_block",
+        lambda best, query_QD, *rest: (
+            shapes.append(query_QD.shape[0]) or search_block(best, query_QD, *rest)
+        ),
+    )
+    index = ExactIndex(_vectors(100, 0))
+    for queries in (1, 5, 33, 130):
+        index.search(_vectors(queries, 1), 2)
+    assert shapes == [1, 8, 128, 128, 8]
+
+
+def test_a_product_in_two_halves_keeps_the_query(monkeypatch):
+    """What an accelerator does with bf16 rows: only the rows are rounded."""
+    vectors, queries = _vectors(300, 0), _vectors(20, 1)
+    rounded = np.asarray(jnp.asarray(vectors, jnp.bfloat16), np.float32)
+    monkeypatch.setattr(search_lib.jax, "default_backend", lambda: "gpu")
+    scores = search_lib._products(jnp.asarray(queries), jnp.asarray(vectors, jnp.bfloat16))
+    np.testing.assert_allclose(scores, queries @ rounded.T, atol=3e-5)
