@@ -48,6 +48,9 @@ def segment_name(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()[:32]}.arrow"
 
 
+_COLUMNS = ("passage", "head", "relation", "tail", "sentence")
+
+
 class Segment:
     """A memory-mapped segment; only what is asked for is read from the disk."""
 
@@ -87,9 +90,6 @@ class Segment:
             raise damaged(self.path, error) from None
 
 
-_COLUMNS = ("passage", "head", "relation", "tail", "sentence")
-
-
 # ------------------------------------------------------------------------------------------- files
 
 
@@ -124,7 +124,18 @@ def write_file(path: Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)
+            sync_folder(path.parent)
         finally:
             aside.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in ``folder`` survive a power cut, where the system can."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
