@@ -5,9 +5,8 @@ strict: whatever could silently change a result (a dangling passage id, a number
 due) stops with one sentence that names file, line and field.
 """
 
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from absl import logging
 from cirag_jax.datasets.records import Record, read_lines
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
+from cirag_jax.files import write_lines
 from cirag_jax.graph.provenance import source_sentence
 from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
 
@@ -78,11 +78,11 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (QUESTIONS, OPENIE):
             (folder / name).unlink(missing_ok=True)
-        _write_lines(folder / CORPUS, map(_passage_record, dataset.corpus.values()))
+        write_lines(folder / CORPUS, map(_passage_record, dataset.corpus.values()))
         if dataset.triples:
             rows = (_openie_record(key, value) for key, value in dataset.triples.items())
-            _write_lines(folder / OPENIE, rows)
-        _write_lines(folder / QUESTIONS, map(_question_record, dataset.questions))
+            write_lines(folder / OPENIE, rows)
+        write_lines(folder / QUESTIONS, map(_question_record, dataset.questions))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
@@ -232,19 +232,6 @@ def _triple_sentences(row: Record, field: str, count: int) -> list[int | None] |
 
 
 # ---------------------------------------------------------------------------------------- writing
-
-
-def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            for record in records:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _passage_record(passage: Passage) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 import dataclasses
 import itertools
-import json
-import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +19,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.recall import paired_bootstrap, recall_at
 from cirag_jax.evaluation.report import write_report
+from cirag_jax.files import write_lines
 from cirag_jax.models.pretrained import TextEncoder
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -147,7 +146,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     result["num_questions"] = len(task.questions)
     result["num_passages"] = len(task.texts)
-    _write_rankings(workdir / "rankings.jsonl", task.questions, ids, ranked, runs)
+    write_lines(workdir / "rankings.jsonl", _ranking_records(task.questions, ids, ranked, runs))
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir)
     return result
@@ -290,32 +289,26 @@ def _next_unit(task: _Task, embeds: Mapping[str, Embed]) -> dict[str, Any] | Non
     }
 
 
-def _write_rankings(
-    path: pathlib.Path,
+def _ranking_records(
     questions: Sequence[Question],
     ids: Sequence[str],
     ranked: Mapping[str, Sequence[Sequence[int]]],
     runs: Mapping[str, Sequence[Ranking]],
-) -> None:
-    """One line a question; aside, then renamed."""
-    aside = path.with_name(path.name + ".partial")
-    with aside.open("w", encoding="utf-8") as file:
-        for index, question in enumerate(questions):
-            record = {
-                "id": question.id,
-                "question": question.question,
-                "supporting": question.supporting,
-                "ranked": {
-                    system: [ids[row] for row in rows[index][: max(KS)]]
-                    for system, rows in ranked.items()
-                },
-                "chains": {
-                    name: [unit.text for unit in rankings[index].chain]
-                    for name, rankings in runs.items()
-                },
-            }
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(aside, path)
+) -> Iterator[dict[str, Any]]:
+    for index, question in enumerate(questions):
+        yield {
+            "id": question.id,
+            "question": question.question,
+            "supporting": question.supporting,
+            "ranked": {
+                system: [ids[row] for row in rows[index][: max(KS)]]
+                for system, rows in ranked.items()
+            },
+            "chains": {
+                name: [unit.text for unit in rankings[index].chain]
+                for name, rankings in runs.items()
+            },
+        }
 
 
 class _bar:

@@ -6,16 +6,16 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
 from cirag_jax.errors import UserError
+from cirag_jax.files import write_lines
 from cirag_jax.llm import backends
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Backend, Request, Response, Token, Usage
@@ -70,7 +70,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
                 exhausted = bool(getattr(backend, "budget_exhausted", False))
                 name = getattr(getattr(backend, "config", None), "model", None) or name
         rows = [journal.row(request) for request in requests]
-        _write_lines(workdir / RESPONSES, rows)
+        write_lines(workdir / RESPONSES, rows)
     result = summary(rows, run, resumed=len(requests) - len(pending))
     if result["failures"]:
         first = next(row["error"] for row in rows if row["error"])
@@ -305,20 +305,6 @@ def _token_record(token: Token) -> dict[str, Any]:
             {"text": text, "id": index, "logprob": logprob} for text, index, logprob in token.top
         ]
     return record
-
-
-def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes aside, then renames."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _say(text: str) -> None:

@@ -18,16 +18,18 @@ class Message:
       role: who speaks.
       content: text that is never dropped (the instruction, the question).
       observation: text after ``content`` that truncation may drop (retrieved facts).
+      ending: text after ``observation`` that is never dropped either.
     """
 
     role: Role
     content: str
     observation: str = ""
+    ending: str = ""
 
     @property
     def text(self) -> str:
         """The whole turn as the model reads it."""
-        return self.content + self.observation
+        return self.content + self.observation + self.ending
 
 
 @dataclasses.dataclass(frozen=True)

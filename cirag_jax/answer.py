@@ -1,0 +1,281 @@
+"""A method over a data set: what ``launch/answer.py`` runs."""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tqdm
+from ml_collections import ConfigDict
+
+from cirag_jax.datasets import load
+from cirag_jax.datasets.corpus import Corpus, build_corpus
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.evidence import evidence_recall
+from cirag_jax.files import write_lines
+from cirag_jax.methods.registry import Method, find_method
+from cirag_jax.runtime import codec, journal, opening
+from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.scheduler import Job, Progress, Scheduler
+from cirag_jax.types import Config, Dataset, Prediction, Question
+
+log = logging.getLogger(__name__)
+
+PREDICTIONS = "predictions.jsonl"
+TIMINGS = "timings.jsonl"
+LEVELS = ("triple", "sentence", "passage", "default")
+
+
+def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Answers the questions that ``config`` selects; goes on with what ``workdir`` holds.
+
+    Writes ``predictions.jsonl`` and ``timings.jsonl``, in the order of the questions, and while it
+    runs ``journal.sqlite``.
+
+    Args:
+      config: of configs/methods.
+      workdir: an existing folder.
+
+    Returns:
+      ``em``, ``f1``, ``acc``, ``recall``, ``levels``, ``calls``, tokens, ``seconds`` and the other
+      fields of the command's contract.
+
+    Raises:
+      UserError: the config, the data or a model cannot be used, or ``workdir`` was begun with other
+        settings.
+    """
+    begun = time.monotonic()
+    method = find_method(config.method)
+    settings = method.config(**_plain(config[config.method]))
+    if config.profile not in answers.PROFILES:
+        known = ", ".join(answers.PROFILES)
+        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    dataset, questions, corpus = _task(config)
+    jobs = [_job(method, question, settings) for question in questions]
+    with Journal(workdir / journal.FILE, _settings(config, method, corpus)) as book:
+        complete = True
+        if any(job.id not in book.outcomes() for job in jobs):
+            complete = _run(config, method, dataset, corpus, jobs, book, begun)
+        seconds = book.add_seconds(time.monotonic() - begun)
+        wanted = {job.id for job in jobs}
+        records = {record.id: record for record in book.records() if record.id in wanted}
+        passages = {} if config.question is None else book.all_passages()
+    rows = [(question, records.get(question.id)) for question in questions]
+    write_lines(workdir / PREDICTIONS, (_prediction_row(q, record) for q, record in rows))
+    write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
+    if config.question is not None:
+        _show(records.get(questions[0].id), passages)
+    return _result(rows, config.profile, complete, seconds)
+
+
+# ------------------------------------------------------------------------------------- the task
+
+
+def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
+    """Data set, selected questions and the passages they may find."""
+    dataset = load.load_dataset(config.data)
+    if config.question is not None:
+        text = " ".join(config.question.split())
+        if not text:
+            raise UserError("config.question is empty.")
+        question = Question(f"question-{codec.digest(text)[:12]}", text, ())
+        return dataset, (question,), build_corpus(dataset, (), "ircot_full")
+    data = ConfigDict(config.data)
+    if not data.dir and not data.split:
+        data.split = "test"
+    questions = load.select_questions(dataset, data)
+    return dataset, questions, build_corpus(dataset, questions, data.corpus)
+
+
+def _job(method: Method, question: Question, settings: Any) -> Job:
+    return Job(
+        question.id,
+        json.loads(codec.dump(dataclasses.asdict(question))),
+        lambda: method.program(question.question, settings),
+    )
+
+
+def _settings(config: Config, method: Method, corpus: Corpus) -> dict[str, Any]:
+    """What decides the answers of a run, flat: the message of a refusal names one field."""
+    from cirag_jax.llm import generate
+
+    found: dict[str, Any] = {"method": config.method, "seed": config.seed}
+    found |= {f"{config.method}.{k}": v for k, v in _plain(config[config.method]).items()}
+    blocks = ["retriever", "encoder"] + (["reranker"] if method.uses_triples else [])
+    for block in blocks:
+        found |= {f"{block}.{name}": value for name, value in _plain(config[block]).items()}
+    for role in opening.roles_of(config, method.roles):
+        found |= {f"{role}.{k}": v for k, v in generate.settings(config[role]).items()}
+        found[f"{role}.max_tokens"] = config[role].max_tokens
+    if method.uses_triples:
+        found["triples"] = config.triples
+    if config.question is None:
+        found["data.corpus"] = corpus.policy
+    found["passages"] = len(corpus.passages)
+    return found
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in config.to_dict().items()}
+
+
+# ------------------------------------------------------------------------------------- the run
+
+
+def _run(
+    config: Config,
+    method: Method,
+    dataset: Dataset,
+    corpus: Corpus,
+    jobs: Sequence[Job],
+    book: Journal,
+    begun: float,
+) -> bool:
+    """Runs what is left; returns whether everything ended."""
+    deadline = None
+    if config.stop_after_minutes < 0:
+        raise UserError("config.stop_after_minutes must not be negative.")
+    if config.stop_after_minutes:
+        deadline = begun + 60 * config.stop_after_minutes
+    with contextlib.ExitStack() as stack:
+        handlers = opening.open_handlers(config, method, dataset, corpus, stack)
+        with _progress_bar(len(jobs)) as show:
+            scheduler = Scheduler(
+                handlers,
+                book,
+                in_flight=config.in_flight,
+                encode=codec.encode_prediction,
+                on_progress=show,
+            )
+            for handler in set(handlers.values()):
+                if isinstance(handler, opening.GenerateHandler):
+                    handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
+            return scheduler.run(jobs, deadline=deadline)
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int) -> Iterator[Any]:
+    """Questions done, calls, tokens, cost and time left, on standard error."""
+    with tqdm.tqdm(
+        total=total,
+        unit="question",
+        file=sys.stderr,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+        smoothing=0,
+    ) as bar:
+
+        def show(progress: Progress, new_tokens: int = 0) -> None:
+            parts = [f"{progress.generated} generations"]
+            parts.append(f"{progress.generated_tokens + new_tokens:,} tokens")
+            if progress.replayed:
+                parts.append(f"{progress.replayed} replayed")
+            if progress.failed:
+                parts.append(f"{progress.failed} failed")
+            if progress.cost:
+                parts.append(f"cost {progress.cost:.2f}")
+            bar.set_postfix_str(", ".join(parts), refresh=False)
+            bar.update(progress.done - bar.n)
+
+        yield show
+
+
+# ---------------------------------------------------------------------------------- the results
+
+Row = tuple[Question, Record | None]
+
+
+def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
+    """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
+    outcome = record.outcome if record else None
+    return {
+        "id": question.id,
+        "answer": outcome["answer"] if outcome else "",
+        "level": outcome["level"] if outcome else None,
+        "passages": outcome["passages"] if outcome else [],
+        "sentences": outcome["sentences"] if outcome else [],
+        "triples": [triple[:3] for triple in outcome["triples"]] if outcome else [],
+        "calls": dict(record.calls) if record else {},
+        "tokens": {
+            "prompt": record.usage.prompt_tokens if record else 0,
+            "generated": record.usage.generated_tokens if record else 0,
+        },
+        "error": record.error if record else "not answered yet",
+    }
+
+
+def _timing_row(question: Question, record: Record | None) -> dict[str, Any]:
+    usage = record.usage if record else None
+    return {
+        "id": question.id,
+        "seconds": record.seconds if record else None,  # from its start to its end, others beside
+        "cached_tokens": usage.cached_tokens if usage else 0,
+        "cost": usage.cost if usage else 0.0,
+    }
+
+
+def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -> dict[str, Any]:
+    """The command's result, over the questions that ended; a failed one answers nothing."""
+    ended = [(q, r) for q, r in rows if r is not None and (r.outcome or r.error)]
+    found = [codec.decode_prediction(r.outcome) if r.outcome else None for _, r in ended]
+    scored = [(q, p) for (q, _), p in zip(ended, found, strict=True) if q.answers]
+    scores = answers.score_answers(
+        [p.answer if p else "" for _, p in scored], [q.answers for q, _ in scored], profile
+    )
+    usages = [record.usage for _, record in ended]
+    return {
+        **{name: scores[name] for name in ("em", "f1", "acc")},
+        "profile": profile,
+        "recall": evidence_recall(found, [q for q, _ in ended]),
+        "levels": _levels(found),
+        "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
+        "steps": _mean(len(p.steps) for p in found if p),
+        "problems": dict(sum((collections.Counter(p.problems) for p in found if p), start=_EMPTY)),
+        "calls": dict(sum((collections.Counter(r.calls) for _, r in ended), start=_EMPTY)),
+        "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+        "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "generated_tokens": sum(usage.generated_tokens for usage in usages),
+        "cost": sum(usage.cost for usage in usages),
+        "seconds": seconds,
+        "seconds_per_question": seconds / len(ended) if ended else None,
+        "num_questions": len(rows),
+        "answered": sum(p is not None for p in found),
+        "failures": sum(p is None for p in found),
+        "errors": _most_common(r.error for _, r in ended if r.error),
+        "complete": complete and len(ended) == len(rows),
+    }
+
+
+_EMPTY: collections.Counter[str] = collections.Counter()
+
+
+def _levels(found: Iterable[Prediction | None]) -> dict[str, int]:
+    counts = collections.Counter(p.level for p in found if p)
+    return {level: counts[level] for level in LEVELS}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def _most_common(errors: Iterable[str]) -> Mapping[str, int]:
+    return dict(collections.Counter(errors).most_common(5))
+
+
+def _show(record: Record | None, passages: Mapping[str, Any]) -> None:
+    """One answer with its evidence, for a person."""
+    if record is None:
+        return
+    if record.outcome is None:
+        print(f"failed: {record.error}", file=sys.stderr)
+        return
+    from cirag_jax.reports import console
+
+    print(console.render(codec.decode_prediction(record.outcome), passages), file=sys.stderr)

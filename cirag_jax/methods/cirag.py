@@ -1,0 +1,300 @@
+"""CIRAG: iterative construction-integration, then adaptive cascaded generation (paper, section 4).
+
+Names follow the paper: x is the question, a_t the query of round t, D_t its passages, T^_t the
+candidate triples, T~_t the core triples; the pools C, S, D hold core triples, sentences, passages.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from cirag_jax.errors import UserError
+from cirag_jax.graph.normalise import Form, triple_key
+from cirag_jax.llm.types import Message
+from cirag_jax.methods.evidence import (
+    Evidence,
+    merge_sources,
+    rank_passages,
+    rank_sentences,
+    rank_triples,
+)
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.runtime.requests import (
+    Extract,
+    Extracted,
+    Generate,
+    Generated,
+    Program,
+    RankedTriples,
+    RankTriples,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.types import Attempt, Level, Passage, Prediction, Step, Triple
+
+LEVELS: tuple[Level, ...] = ("triple", "sentence", "passage")
+
+
+@dataclasses.dataclass(frozen=True)
+class CiragConfig:
+    """CIRAG's switches; the defaults are the paper's (its Appendix B.2 and our specification).
+
+    Attributes:
+      max_steps: L, rounds of construction-integration; 0: answer from the first retrieval alone.
+      num_passages: K, passages retrieved a round.
+      num_candidates: N, candidate triples a round.
+      use_reranker: without it all triples are candidates, in passage order.
+      levels: granularities of the cascade, any subset of triple, sentence, passage, in this order.
+      force_answer: where every level refuses, ask the last one again without letting it refuse.
+      wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
+      rendering: multi_turn, or paper (one turn, history last).
+      form: normalisation of triples: ascii (the paper's case study) or unicode.
+      match_cutoff: least similarity at which a fact that is no candidate is taken for one.
+      retry: ask once more for a missing question section.
+      stop_on_repeat: end when a query was asked before.
+      prefill: begin the model's turn with the first header; small models then keep the format. A
+        server must support it.
+      decision_tokens: most tokens of an integration response; 0: the role's.
+      answer_tokens: most tokens of an answer; 0: the role's.
+    """
+
+    max_steps: int = 4
+    num_passages: int = 10
+    num_candidates: int = 30
+    use_reranker: bool = True
+    levels: tuple[str, ...] = LEVELS
+    force_answer: bool = False
+    wide_refusal: bool = False
+    rendering: str = "multi_turn"
+    form: Form = "ascii"
+    match_cutoff: float = 0.8
+    retry: bool = True
+    stop_on_repeat: bool = False
+    prefill: bool = False
+    decision_tokens: int = 0
+    answer_tokens: int = 0
+
+    def __post_init__(self):
+        if not self.levels or list(self.levels) != [v for v in LEVELS if v in self.levels]:
+            raise UserError(
+                f"levels={self.levels!r} must be some of {', '.join(LEVELS)}, in this order."
+            )
+        if self.rendering not in ("multi_turn", "paper"):
+            raise UserError(f"rendering={self.rendering!r} must be multi_turn or paper.")
+        if self.form not in ("ascii", "unicode"):
+            raise UserError(f"form={self.form!r} must be ascii or unicode.")
+        if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
+            raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
+
+
+def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
+    """Answers x: integrates facts round by round, then reads them at rising granularity."""
+    evidence, steps, problems = Evidence(config.form), [], collections.Counter[str]()
+    query, asked = question, {question}
+    for _ in range(config.max_steps):
+        found: Retrieved = yield Retrieve(query, config.num_passages)
+        evidence.see(found.passages)
+        candidates: RankedTriples = yield from construct(query, found.passages, config, problems)
+        decision, text = yield from integrate(question, steps, candidates.triples, config, problems)
+        steps.append(_step(query, found, candidates, decision, text))
+        evidence.keep(decision.kept)
+        if decision.next_query is None:
+            break
+        if config.stop_on_repeat and decision.next_query in asked:
+            break
+        query = decision.next_query
+        asked.add(query)
+    if not steps:
+        found = yield Retrieve(question, config.num_passages)
+        evidence.see(found.passages)
+        steps.append(Step(question, tuple(p.id for p in found.passages)))
+    first = evidence.seen[: len(steps[0].passages)]
+    attempts = yield from cascade(question, evidence, first, config, problems)
+    return _prediction(steps, attempts, problems, config)
+
+
+# --------------------------------------------------------------------------------- construction
+
+
+def construct(
+    query: str,
+    passages: Sequence[Passage],
+    config: CiragConfig,
+    problems: collections.Counter[str],
+) -> Program[RankedTriples]:
+    """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
+    extracted: Extracted = yield Extract(tuple(passages))
+    problems["passage_without_triples"] += sum(1 for t in extracted.triples if not t)
+    problems["passage_not_extracted"] += sum(1 for t in extracted.triples if t is None)
+    found = (triple for triples in extracted.triples for triple in triples or ())
+    triples = merge_sources((t for t in found if any(triple_key(t, config.form))), config.form)
+    if not config.use_reranker or not triples:
+        return RankedTriples(triples, tuple(0.0 for _ in triples))
+    return (yield RankTriples(query, triples, config.num_candidates))
+
+
+# ---------------------------------------------------------------------------------- integration
+
+
+def integrate(
+    question: str,
+    steps: Sequence[Step],
+    candidates: Sequence[Triple],
+    config: CiragConfig,
+    problems: collections.Counter[str],
+) -> Program[tuple[prompts.Decision, str]]:
+    """K_D(x, T^, I, H): thought, core triples T~_t and the next query a_{t+1}."""
+    messages = prompts.integration_messages(
+        question, steps, candidates, form=config.form, rendering=config.rendering
+    )
+    text, was_cut = yield from _decide(messages, config)
+    decision = prompts.parse_decision(
+        text, candidates, form=config.form, cutoff=config.match_cutoff, was_cut=was_cut
+    )
+    if not decision.has_question and text.strip() and config.retry:
+        asked_again = yield from _ask_again(messages, text, config)
+        decision = dataclasses.replace(
+            decision, next_query=asked_again, has_question=asked_again is not None
+        )
+        problems["asked_again"] += 1
+    problems.update(decision.problems)
+    return decision, text
+
+
+def _decide(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
+    """One integration response, and whether it was cut off.
+
+    With ``prefill`` the header that was written for the model is put back in front.
+    """
+    start = prompts.header("thought") if config.prefill else ""
+    if start:
+        messages = (*messages, Message("assistant", start))
+    response: Generated = yield Generate(
+        messages,
+        "integrator",
+        max_tokens=config.decision_tokens or None,
+        stop=prompts.INTEGRATION_STOP,
+        continue_final=bool(start),
+    )
+    return start + response.text, response.finish_reason == "length"
+
+
+def _ask_again(
+    messages: tuple[Message, ...], text: str, config: CiragConfig
+) -> Program[str | None]:
+    """The next query after a response without a question section; None ends the collection."""
+    if config.prefill:  # the model goes on with its own turn
+        text = text.rstrip() + "\n\n" + prompts.header("question")
+        response: Generated = yield Generate(
+            (*messages, Message("assistant", text)),
+            "integrator",
+            max_tokens=48,
+            stop=("[[##", "\n\n"),
+            continue_final=True,
+        )
+        return prompts.parse_question(response.text)
+    response = yield Generate(prompts.ask_for_question(messages, text), "integrator", max_tokens=64)
+    again = prompts.parse_decision(response.text, ())
+    return again.next_query if again.has_question else None
+
+
+def _step(
+    query: str,
+    found: Retrieved,
+    candidates: RankedTriples,
+    decision: prompts.Decision,
+    response: str,
+) -> Step:
+    return Step(
+        query,
+        tuple(passage.id for passage in found.passages),
+        candidates.triples,
+        candidates.scores,
+        decision.thought,
+        decision.kept,
+        decision.next_query,
+        response,
+    )
+
+
+# ---------------------------------------------------------------------------------------- cascade
+
+
+def cascade(
+    question: str,
+    evidence: Evidence,
+    first: Sequence[Passage],
+    config: CiragConfig,
+    problems: collections.Counter[str],
+) -> Program[list[Attempt]]:
+    """Triples, then sentences, then passages: the first level whose answer is no refusal.
+
+    An empty pool is refused without a call, except that of the passages, which the first round's
+    documents D_1 then fill.
+    """
+    attempts: list[Attempt] = []
+    for level in LEVELS:
+        if level not in config.levels:
+            continue
+        pool = _pool(level, evidence, first)
+        if not pool:
+            attempts.append(Attempt(level, (), "", "", False))
+            continue
+        attempts.append((yield from _read(question, level, pool, config, problems)))
+        if attempts[-1].sufficient:
+            return attempts
+    if config.force_answer:
+        level = attempts[-1].level
+        pool = attempts[-1].evidence or _pool("passage", evidence, first)
+        attempts.append((yield from _read(question, level, pool, config, problems, False)))
+    return attempts
+
+
+def _pool(level: Level, evidence: Evidence, first: Sequence[Passage]) -> tuple[str, ...]:
+    """C, S or D as the reader sees it."""
+    if level == "triple":
+        return tuple(repr(triple_key(t, evidence.form)) for t in evidence.triples)
+    if level == "sentence":
+        return tuple(evidence.sentence(place) for place in evidence.sentences)
+    return tuple(f"{p.title}\n{p.text}" for p in evidence.passages or first)
+
+
+def _read(
+    question: str,
+    level: Level,
+    pool: tuple[str, ...],
+    config: CiragConfig,
+    problems: collections.Counter[str],
+    may_refuse: bool = True,
+) -> Program[Attempt]:
+    """M_R reads one pool; Suf is 0 where its answer is the refusal."""
+    response: Generated = yield Generate(
+        prompts.answer_messages(question, level, pool, may_refuse=may_refuse),
+        "reader",
+        max_tokens=config.answer_tokens or None,
+    )
+    answer, sufficient, problem = prompts.parse_answer(response.text, wide=config.wide_refusal)
+    if problem is not None:
+        problems[f"answer_{problem}"] += 1
+    return Attempt(level, pool, response.text, answer, sufficient)
+
+
+def _prediction(
+    steps: Sequence[Step],
+    attempts: Sequence[Attempt],
+    problems: collections.Counter[str],
+    config: CiragConfig,
+) -> Prediction:
+    """The last attempt's answer; where all refuse, that output stands, in the default bucket."""
+    last = attempts[-1]
+    ranked = rank_triples(steps, config.form)
+    return Prediction(
+        answer=last.answer,
+        level=last.level if last.sufficient else "default",
+        passages=rank_passages(ranked, steps),
+        sentences=rank_sentences(ranked),
+        triples=ranked,
+        steps=tuple(steps),
+        attempts=tuple(attempts),
+        problems={kind: count for kind, count in sorted(problems.items()) if count},
+    )

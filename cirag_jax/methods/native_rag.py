@@ -1,0 +1,49 @@
+"""NativeRAG: one retrieval with the question, one reading. What every method must beat."""
+
+import dataclasses
+
+from cirag_jax.errors import UserError
+from cirag_jax.prompts import rag as prompts
+from cirag_jax.runtime.requests import Generate, Generated, Program, Retrieve, Retrieved
+from cirag_jax.types import Attempt, Prediction, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeRagConfig:
+    """NativeRAG's settings (FlashRAG's naive generation).
+
+    Attributes:
+      num_passages: passages retrieved, which recall looks at.
+      num_read: how many of them the reader gets.
+      answer_tokens: most tokens of the answer; 0: the role's.
+    """
+
+    num_passages: int = 10
+    num_read: int = 5
+    answer_tokens: int = 32
+
+    def __post_init__(self):
+        if not 1 <= self.num_read <= self.num_passages:
+            raise UserError("num_read must lie between 1 and num_passages.")
+
+
+def native_rag(question: str, config: NativeRagConfig) -> Program[Prediction]:
+    """Retrieves once, reads once."""
+    found: Retrieved = yield Retrieve(question, config.num_passages)
+    read = found.passages[: config.num_read]
+    response: Generated = yield Generate(
+        prompts.reading_messages(question, read),
+        "reader",
+        max_tokens=config.answer_tokens or None,
+    )
+    answer = prompts.parse_short_answer(response.text)
+    ids = tuple(passage.id for passage in found.passages)
+    texts = tuple(f"{passage.title}\n{passage.text}" for passage in read)
+    return Prediction(
+        answer,
+        "passage",
+        passages=ids,
+        steps=(Step(question, ids),),
+        attempts=(Attempt("passage", texts, response.text, answer, bool(answer)),),
+        problems={} if answer else {"answer_empty": 1},
+    )

@@ -1,0 +1,45 @@
+"""The methods by name: their programs, their settings, the models they need."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cirag_jax.errors import UserError
+from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
+from cirag_jax.runtime.requests import Program
+from cirag_jax.types import Prediction
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One method.
+
+    Attributes:
+      program: begins it for a question.
+      config: its settings, a frozen dataclass; ``config.<name>`` of a config file.
+      roles: the language models it asks.
+      uses_triples: whether it asks for triples.
+    """
+
+    program: Callable[[str, Any], Program[Prediction]]
+    config: type
+    roles: tuple[str, ...]
+    uses_triples: bool
+
+
+METHODS: Mapping[str, Method] = {
+    "cirag": Method(cirag, CiragConfig, ("integrator", "reader"), uses_triples=True),
+    "native_rag": Method(native_rag, NativeRagConfig, ("reader",), uses_triples=False),
+}
+
+
+def find_method(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name not in METHODS:
+        raise UserError(f"config.method={name!r} is no method; there are {', '.join(METHODS)}.")
+    return METHODS[name]

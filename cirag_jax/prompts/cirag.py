@@ -1,0 +1,346 @@
+"""CIRAG's messages and parsers: integration (paper, Fig. 11) and the answering cascade (Fig. 12).
+
+The papers' headers and formats, in our own sentences. What a model writes is hostile input: it is
+searched and parsed, never evaluated, and whatever is wrong with it is named, so that it can be
+counted.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from cirag_jax.graph.normalise import Form, normalise, triple_key
+from cirag_jax.llm.types import Message
+from cirag_jax.prompts.tolerant_json import find_json
+from cirag_jax.types import Step, Triple
+
+NO_QUESTION = "<no question>"
+HEADERS = ("thought", "fact_after_filter", "question")
+# A model that goes on past its own turn starts to write the next observation.
+INTEGRATION_STOP = ("[[## fact_before_filter", "[[## historical_context", "[[## Original Query")
+
+_INSTRUCTION = """\
+You collect facts, step by step, until a query can be answered. Every step has four sections:
+[[## fact_before_filter ##]] holds candidate facts, found for the question of the step before. \
+Each fact is a list of subject, relation and object.
+[[## thought ##]] is yours: relying on the candidate facts alone, say briefly which of them help \
+with the original query and why, whether the query can be answered by now, and, if not, what is \
+still missing.
+[[## fact_after_filter ##]] is yours: the helpful facts, copied exactly, as JSON of the form \
+{"fact": [["subject", "relation", "object"]]}. If none helps, write {"fact": []}.
+[[## question ##]] is yours: one short question that asks for the missing information, naming the \
+entities already found. If the facts kept so far are enough to answer the original query, write \
+<no question> instead, which ends the collection.
+Write the thought, fact_after_filter and question sections, in this order and with these headers, \
+and nothing else."""
+
+_HEADER = re.compile(
+    r"\[{0,2}[ \t]*#{1,3}[ \t]*(thought|fact_after_filter|question)[ \t]*#{1,3}[ \t]*\]{0,2}"
+    r"[ \t]*:?",
+    re.IGNORECASE,
+)
+
+Facts = Sequence[Triple]
+
+
+# ------------------------------------------------------------------------------------- integration
+
+
+def integration_messages(
+    question: str,
+    steps: Sequence[Step],
+    candidates: Facts,
+    *,
+    form: Form = "ascii",
+    rendering: str = "multi_turn",
+) -> tuple[Message, ...]:
+    """The integrator's conversation before it decides on ``candidates``.
+
+    Args:
+      question: the original query x.
+      steps: the rounds so far, with their candidates and decisions.
+      candidates: the current candidate triples, best first.
+      form: normalisation of the facts' surface.
+      rendering: ``multi_turn`` alternates observations and decisions, so that a step extends the
+        last one's prompt; ``paper`` is the single turn of Fig. 11, the history last.
+    """
+    if rendering == "paper":
+        return _single_turn(question, steps, candidates, form)
+    messages = [Message("system", _INSTRUCTION)]
+    for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
+        head = f"[[## Original Query ##]]\n{question}\n\n" if index == 0 else ""
+        observation = f"[[## fact_before_filter ##]]\n{render_facts(facts, form)}"
+        messages.append(Message("user", head, observation))
+        if index < len(steps):
+            messages.append(Message("assistant", render_decision(steps[index], form)))
+    return tuple(messages)
+
+
+def _single_turn(
+    question: str, steps: Sequence[Step], candidates: Facts, form: Form
+) -> tuple[Message, ...]:
+    query = f"[[## Original Query ##]]\n{question}\n\n"
+    facts = f"[[## fact_before_filter ##]]\n{render_facts(candidates, form)}\n\n"
+    past = "\n\n".join(render_decision(step, form) for step in steps) or "none"
+    history = f"[[## historical_context ##]]\n{past}"
+    # Truncation may drop an observation: the current facts and the history, never the query.
+    return (Message("system", _INSTRUCTION), Message("user", query, facts + history))
+
+
+def render_facts(triples: Iterable[Triple], form: Form) -> str:
+    """Triples as the JSON that the model copies from; normalised text needs no escaping twice."""
+    rows = ", ".join(
+        "[" + ", ".join(f'"{_inert(part)}"' for part in triple_key(triple, form)) + "]"
+        for triple in triples
+    )
+    return f'{{"fact": [{rows}]}}'
+
+
+def _inert(text: str) -> str:
+    """Text that neither ends a JSON string nor imitates a header."""
+    text = text.replace("\\", " ").replace('"', "'").replace("[[", "[").replace("]]", "]")
+    return " ".join(text.replace("##", "#").split())
+
+
+def render_decision(step: Step, form: Form) -> str:
+    """A round's decision y_t = (thought, core triples, next query) in the format asked for."""
+    question = NO_QUESTION if step.next_query is None else step.next_query
+    return (
+        f"[[## thought ##]]\n{step.thought}\n\n"
+        f"[[## fact_after_filter ##]]\n{render_facts(step.kept, form)}\n\n"
+        f"[[## question ##]]\n{question}"
+    )
+
+
+def header(name: str) -> str:
+    """A section's header, as the start of an assistant turn that the model goes on with."""
+    return f"[[## {name} ##]]\n"
+
+
+def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
+    """The conversation that asks once more for a missing question section."""
+    reminder = (
+        "Your reply has no [[## question ##]] section. Write that section only: the header, then "
+        f"the next question, or {NO_QUESTION} if the facts suffice."
+    )
+    return (*messages, Message("assistant", response), Message("user", reminder))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What an integration response says.
+
+    Attributes:
+      thought: its reasoning; empty where it has none.
+      kept: the candidates it names, in its order, each once.
+      next_query: what to retrieve for, or None to end; meaningless unless ``has_question``.
+      has_question: whether there is a question section at all.
+      problems: kinds of malformed output met, one entry each time.
+    """
+
+    thought: str
+    kept: tuple[Triple, ...]
+    next_query: str | None
+    has_question: bool
+    problems: tuple[str, ...]
+
+
+def parse_decision(
+    text: str,
+    candidates: Facts,
+    *,
+    form: Form = "ascii",
+    cutoff: float = 0.8,
+    was_cut: bool = False,
+) -> Decision:
+    """Reads an integration response; never fails.
+
+    Facts are mapped to candidates: equal after normalisation, else the candidate whose text is
+    closest by difflib's ratio, if that reaches ``cutoff`` (HippoRAG's rule has no cutoff and maps
+    anything); the others are dropped.
+
+    Args:
+      text: the response.
+      candidates: what the model could choose from.
+      form: normalisation for the comparison.
+      cutoff: least similarity in [0, 1].
+      was_cut: whether generation ended at its token limit.
+
+    Returns:
+      The decision. Kinds of problems: ``empty``, ``no_header``, ``no_facts``, ``no_question``,
+      ``repeated_header``, ``not_a_triple`` and ``not_a_candidate`` (one each), ``cut_off``, and
+      those of `find_json`, prefixed by ``facts_``.
+    """
+    problems = ["cut_off"] if was_cut else []
+    if not text.strip():
+        return Decision("", (), None, False, (*problems, "empty"))
+    sections, repeated = _sections(text)
+    problems += ["repeated_header"] * repeated
+    if not sections:
+        problems.append("no_header")
+    kept: tuple[Triple, ...] = ()
+    if "fact_after_filter" in sections or not sections:
+        body = sections.get("fact_after_filter", text)
+        kept, wrong = _facts(body, candidates, form, cutoff)
+        problems += wrong
+    else:
+        problems.append("no_facts")
+    if "question" not in sections:
+        problems.append("no_question")
+    return Decision(
+        sections.get("thought", "").strip(),
+        kept,
+        parse_question(sections.get("question", "")),
+        "question" in sections,
+        tuple(problems),
+    )
+
+
+def parse_question(text: str) -> str | None:
+    """The next query of a question section; None where it is empty or ``<no question>``."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or re.search(r"<\s*no[ _]?question\s*>", text, re.IGNORECASE):
+        return None
+    bare = normalise(lines[0], "unicode")
+    return None if bare in ("", "no question", "none") else " ".join(lines[0].split())
+
+
+def _sections(text: str) -> tuple[dict[str, str], int]:
+    """Text of each section, the first of its name, and how many headers came again."""
+    found: dict[str, str] = {}
+    repeated = 0
+    marks = list(_HEADER.finditer(text))
+    for mark, after in zip(marks, [*marks[1:], None], strict=True):
+        name = mark.group(1).lower()
+        if name in found:
+            repeated += 1
+            continue
+        found[name] = text[mark.end() : after.start() if after else len(text)]
+    return found, repeated
+
+
+def _facts(
+    text: str, candidates: Facts, form: Form, cutoff: float
+) -> tuple[tuple[Triple, ...], list[str]]:
+    value, problem = find_json(text, "fact", cut=True)
+    problems = [] if problem is None else [f"facts_{problem}"]
+    rows = value.get("fact") if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        return (), problems or ["facts_wrong_shape"]
+    if len(rows) == 3 and all(isinstance(part, str) for part in rows):
+        rows = [rows]  # one fact without the list around it
+    by_key = {triple_key(triple, form): triple for triple in reversed(candidates)}
+    kept: dict[Triple, None] = {}
+    for row in rows:
+        if not (isinstance(row, (list, tuple)) and len(row) == 3):
+            problems.append("not_a_triple")
+            continue
+        triple = _closest(tuple(normalise(str(part), form) for part in row), by_key, cutoff)
+        if triple is None:
+            problems.append("not_a_candidate")
+        else:
+            kept[triple] = None
+    return tuple(kept), problems
+
+
+def _closest(
+    key: tuple[str, ...], by_key: dict[tuple[str, str, str], Triple], cutoff: float
+) -> Triple | None:
+    exact = by_key.get(key)  # type: ignore[arg-type]
+    if exact is not None:
+        return exact
+    text = " | ".join(key)[:1000]  # difflib is quadratic: an endless repetition must not be
+    texts = {" | ".join(other): triple for other, triple in by_key.items()}
+    close = difflib.get_close_matches(text, texts, n=1, cutoff=cutoff)
+    return texts[close[0]] if close else None
+
+
+# ----------------------------------------------------------------------------------------- cascade
+
+UNANSWERABLE = "Unanswerable"
+
+_READING = """\
+You are an experienced reader. Study the {noun} you are given and work out the answer to the query \
+from them. Begin with "Thought: " and reason in a few sentences. End with "Answer: " followed by \
+the answer alone: a name, a date, a number or a short phrase, without further words."""
+_REFUSAL = ' If the {noun} do not hold the answer, write "Answer: Unanswerable".'
+
+_NOUNS = {"triple": "triples", "sentence": "sentences", "passage": "passages"}
+
+_EXAMPLE_QUERY = "In which country is the town where Mira Solheim was born?"
+_EXAMPLE_EVIDENCE = {
+    "triple": (
+        "('mira solheim', 'born in', 'lindvik')",
+        "('mira solheim', 'profession', 'cellist')",
+        "('lindvik', 'town in', 'norway')",
+    ),
+    "sentence": (
+        "Mira Solheim: Mira Solheim (born in Lindvik) is a cellist.",
+        "Lindvik: Lindvik is a small town on the coast of Norway.",
+    ),
+    "passage": (
+        "Mira Solheim\nMira Solheim (born in Lindvik) is a cellist. She has recorded six albums.",
+        "Lindvik\nLindvik is a small town on the coast of Norway. It lives from fishing.",
+    ),
+}
+_EXAMPLE_ANSWER = (
+    "Thought: Mira Solheim was born in Lindvik, and Lindvik is a town in Norway. So the town of "
+    "her birth is in Norway.\nAnswer: Norway"
+)
+_WIDE_REFUSAL = re.compile(
+    r"unanswerable|cannot be (answered|determined)|can't be (answered|determined)|unknown|"
+    r"not (mentioned|provided|specified|stated|enough information)|no (answer|information)|"
+    r"insufficient (information|evidence)",
+    re.IGNORECASE,
+)
+
+
+def answer_messages(
+    question: str, level: str, evidence: Sequence[str], *, may_refuse: bool = True
+) -> tuple[Message, ...]:
+    """The reader's conversation at one granularity, with one worked example.
+
+    Args:
+      question: the query.
+      level: ``triple``, ``sentence`` or ``passage``.
+      evidence: rendered triples, sentences or passages.
+      may_refuse: without it the sufficiency instruction is left out (``force_answer``).
+    """
+    noun = _NOUNS[level]
+    instruction = (_READING + (_REFUSAL if may_refuse else "")).format(noun=noun)
+    return (
+        Message("system", instruction),
+        Message("user", *_reading_turn(_EXAMPLE_QUERY, noun, _EXAMPLE_EVIDENCE[level])),
+        Message("assistant", _EXAMPLE_ANSWER),
+        Message("user", *_reading_turn(question, noun, evidence)),
+    )
+
+
+def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[str, str, str]:
+    """Heading, evidence (which truncation may drop) and query of a user turn."""
+    return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
+
+
+def parse_answer(text: str, *, wide: bool = False) -> tuple[str, bool, str | None]:
+    """Reads a reader's response; never fails.
+
+    Args:
+      text: the response.
+      wide: also take common paraphrases of a refusal for one.
+
+    Returns:
+      The text after the last ``Answer:`` up to the end of its line (the whole response where there
+      is no such mark), whether it answers, and the kind of problem (``empty``, ``no_answer_mark``)
+      or None. An empty answer does not answer.
+    """
+    if not text.strip():
+        return "", False, "empty"
+    parts = re.split(r"answer\s*\**\s*:", text, flags=re.IGNORECASE)
+    problem = "no_answer_mark" if len(parts) == 1 else None
+    lines = [line.strip(" \t*") for line in parts[-1].splitlines() if line.strip(" \t*")]
+    answer = " ".join(parts[-1].split()) if problem else (lines[0] if lines else "")
+    refuses = _WIDE_REFUSAL if wide else re.compile("unanswerable", re.IGNORECASE)
+    if not answer:
+        return "", False, problem or "empty"
+    return answer, refuses.search(answer) is None, problem

@@ -1,0 +1,190 @@
+"""Requests, responses and results as JSON, the form in which the journal keeps them.
+
+Passages are written as their ids (the journal has a table of them), ranked triples as their places
+in the request, so that a journal grows with what happened and not with what was looked at.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cirag_jax.llm.types import Usage
+from cirag_jax.runtime.requests import (
+    Extract,
+    Extracted,
+    Generate,
+    Generated,
+    RankedTriples,
+    RankTriples,
+    Request,
+    RequestError,
+    Response,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+
+KINDS: Mapping[type, str] = {
+    Retrieve: "retrieve",
+    Extract: "extract",
+    RankTriples: "rank_triples",
+    Generate: "generate",
+}
+
+
+def dump(value: Any) -> str:
+    """One line of JSON; equal values give equal text."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def digest(request_json: str) -> str:
+    """128 bits of the SHA-256 of a request's JSON, in hexadecimal."""
+    return hashlib.sha256(request_json.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def encode_request(request: Request) -> dict[str, Any]:
+    """A request as JSON holds it; everything that decides its response, and nothing else."""
+    match request:
+        case Retrieve():
+            fields: dict[str, Any] = {"query": request.query, "k": request.k}
+        case Extract():
+            fields = {"passages": [passage.id for passage in request.passages]}
+        case RankTriples():
+            triples = [encode_triple(triple) for triple in request.triples]
+            fields = {"query": request.query, "triples": triples, "n": request.n}
+        case Generate():
+            fields = {
+                "role": request.role,
+                "messages": [list(dataclasses.astuple(message)) for message in request.messages],
+                "max_tokens": request.max_tokens,
+                "temperature": request.temperature,
+                "stop": list(request.stop),
+                "continue_final": request.continue_final,
+                "json_schema": request.json_schema,
+            }
+        case _:
+            raise TypeError(f"a method asked for {type(request).__name__}, which is no request")
+    return {"kind": KINDS[type(request)], **fields}
+
+
+def encode_response(request: Request, response: Response | RequestError) -> dict[str, Any]:
+    """A response as JSON holds it.
+
+    Raises:
+      TypeError: it does not answer ``request``.
+    """
+    match request, response:
+        case _, RequestError():
+            return {"error": str(response)}
+        case Retrieve(), Retrieved():
+            ids = [passage.id for passage in response.passages]
+            return {"passages": ids, "scores": list(response.scores)}
+        case Extract(), Extracted():
+            return {
+                "triples": [
+                    None if found is None else [encode_triple(triple) for triple in found]
+                    for found in response.triples
+                ]
+            }
+        case RankTriples(), RankedTriples():
+            place = {triple: index for index, triple in enumerate(request.triples)}
+            order = [place[triple] for triple in response.triples]
+            return {"order": order, "scores": list(response.scores)}
+        case Generate(), Generated():
+            return {
+                "text": response.text,
+                "finish_reason": response.finish_reason,
+                "usage": dataclasses.asdict(response.usage),
+            }
+    names = type(response).__name__, type(request).__name__
+    raise TypeError("a {} does not answer a {}".format(*names))
+
+
+def decode_response(
+    request: Request, data: Mapping[str, Any], passage: Callable[[str], Passage]
+) -> Response | RequestError:
+    """The response that `encode_response` wrote; ``passage`` finds a passage by its id."""
+    if "error" in data:
+        return RequestError(data["error"])
+    match request:
+        case Retrieve():
+            return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
+        case Extract():
+            return Extracted(
+                tuple(
+                    None if found is None else tuple(map(decode_triple, found))
+                    for found in data["triples"]
+                )
+            )
+        case RankTriples():
+            triples = tuple(request.triples[index] for index in data["order"])
+            return RankedTriples(triples, tuple(data["scores"]))
+        case Generate():
+            return Generated(data["text"], data["finish_reason"], Usage(**data["usage"]))
+
+
+def encode_triple(triple: Triple) -> list[Any]:
+    """``[head, relation, tail, passage id, sentence]``."""
+    return [triple.head, triple.relation, triple.tail, triple.passage_id, triple.sentence]
+
+
+def decode_triple(data: list[Any]) -> Triple:
+    """The triple that `encode_triple` wrote."""
+    return Triple(*data)
+
+
+def encode_prediction(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as JSON holds it, field by field; triples as in `encode_triple`."""
+    return {
+        "answer": prediction.answer,
+        "level": prediction.level,
+        "passages": list(prediction.passages),
+        "sentences": [list(pair) for pair in prediction.sentences],
+        "triples": [encode_triple(triple) for triple in prediction.triples],
+        "steps": [
+            {
+                "query": step.query,
+                "passages": list(step.passages),
+                "candidates": [encode_triple(triple) for triple in step.candidates],
+                "scores": list(step.scores),
+                "thought": step.thought,
+                "kept": [encode_triple(triple) for triple in step.kept],
+                "next_query": step.next_query,
+                "response": step.response,
+            }
+            for step in prediction.steps
+        ],
+        "attempts": [dataclasses.asdict(attempt) for attempt in prediction.attempts],
+        "problems": dict(prediction.problems),
+    }
+
+
+def decode_prediction(data: Mapping[str, Any]) -> Prediction:
+    """The prediction that `encode_prediction` wrote."""
+    return Prediction(
+        answer=data["answer"],
+        level=data["level"],
+        passages=tuple(data["passages"]),
+        sentences=tuple((pair[0], pair[1]) for pair in data["sentences"]),
+        triples=tuple(map(decode_triple, data["triples"])),
+        steps=tuple(
+            Step(
+                query=step["query"],
+                passages=tuple(step["passages"]),
+                candidates=tuple(map(decode_triple, step["candidates"])),
+                scores=tuple(step["scores"]),
+                thought=step["thought"],
+                kept=tuple(map(decode_triple, step["kept"])),
+                next_query=step["next_query"],
+                response=step["response"],
+            )
+            for step in data["steps"]
+        ),
+        attempts=tuple(
+            Attempt(**{**attempt, "evidence": tuple(attempt["evidence"])})
+            for attempt in data["attempts"]
+        ),
+        problems=data["problems"],
+    )

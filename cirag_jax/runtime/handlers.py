@@ -1,0 +1,222 @@
+"""What answers each kind of request: one batch for everything that waits."""
+
+import collections
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.graph.normalise import Form, triple_key
+from cirag_jax.llm import types as llm
+from cirag_jax.retrieval.rerank import Reranker
+from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime.requests import (
+    Extract,
+    Extracted,
+    Generate,
+    Generated,
+    RankedTriples,
+    RankTriples,
+    RequestError,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.types import Passage, Triple
+
+# Finds rows for texts: (queries, k, rows each may find) -> row_QK, score_QK.
+Search = Callable[[Sequence[str], int, Sequence[np.ndarray] | None], tuple[np.ndarray, np.ndarray]]
+# Triples of each passage id; None where it was never extracted or failed.
+TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
+
+
+class RetrieveHandler:
+    """Passages by one search for all queries of the same k.
+
+    Args:
+      search: over the rows of ``passages``.
+      passages: the corpus.
+      allowed: rows that each program may find; None: all.
+    """
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(
+        self,
+        search: Search,
+        passages: Sequence[Passage],
+        allowed: Mapping[str, np.ndarray] | None = None,
+    ):
+        self._search = search
+        self._passages = passages
+        self._allowed = allowed
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        by_k: dict[int, list[int]] = collections.defaultdict(list)
+        for index, call in enumerate(calls):
+            request: Retrieve = call.request
+            by_k[request.k].append(index)
+        for k, indices in by_k.items():
+            queries = [calls[index].request.query for index in indices]
+            allowed = None
+            if self._allowed is not None:
+                allowed = [self._allowed[calls[index].key.program] for index in indices]
+            row_QK, score_QK = self._search(queries, k, allowed)
+            for index, rows, scores in zip(indices, row_QK, score_QK, strict=True):
+                found = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
+                passages = tuple(self._passages[row] for row, _ in found)
+                done(index, Retrieved(passages, tuple(score for _, score in found)))
+
+
+class ExtractHandler:
+    """Triples that were extracted before: a triple store's, or a dataset's."""
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, source: TripleSource):
+        self._source = source
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        wanted: dict[str, None] = {}
+        for call in calls:
+            request: Extract = call.request
+            wanted.update(dict.fromkeys(passage.id for passage in request.passages))
+        found = self._source(list(wanted))
+        for index, call in enumerate(calls):
+            done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
+
+
+def tuple_text(triple: Triple, form: Form) -> str:
+    """A triple as the rankers read it: the tuple of its normalised parts (HippoRAG's form)."""
+    return repr(triple_key(triple, form))
+
+
+class RankHandler:
+    """Triples by a reranker's score, best first; ties keep the order they came in.
+
+    Args:
+      reranker: scores texts against queries.
+      form: normalisation of the triples' text.
+    """
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, reranker: Reranker, form: Form):
+        self._reranker = reranker
+        self._form: Form = form
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        requests: list[RankTriples] = [call.request for call in calls]
+        texts = [[tuple_text(triple, self._form) for triple in r.triples] for r in requests]
+        scored = self._reranker.score([request.query for request in requests], texts)
+        for index, (request, scores) in enumerate(zip(requests, scored, strict=True)):
+            order = np.argsort(-np.asarray(scores), kind="stable")[: request.n or None]
+            done(
+                index,
+                RankedTriples(
+                    tuple(request.triples[i] for i in order), tuple(float(scores[i]) for i in order)
+                ),
+            )
+
+
+class GenerateHandler:
+    """Texts by one language model, for one role or for several that share it.
+
+    Args:
+      backend: the model.
+      max_tokens: of each role, where a request names none.
+      seed: of sampled requests; each has its own stream, by its place in its program.
+      cache: responses of earlier runs to the same request; None: none.
+      identity: what decides the model's texts, for the cache.
+    """
+
+    is_slow = True
+
+    def __init__(
+        self,
+        backend: llm.Backend,
+        max_tokens: Mapping[str, int],
+        *,
+        seed: int = 0,
+        cache: ResponseCache | None = None,
+        identity: Any = None,
+    ):
+        self._backend: Any = backend
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._cache = cache
+        self._identity = identity
+        self.on_tokens: Callable[[int], Any] = lambda tokens: None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the backend's budget has ended."""
+        return bool(getattr(self._backend, "budget_exhausted", False))
+
+    @property
+    def backend(self) -> llm.Backend:
+        """The model."""
+        return self._backend
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`; a backend that reports responses one by one has them journalled so."""
+        requests = {}
+        index_of: dict[str, int] = {}
+        for index, call in enumerate(calls):
+            request = self.request(call)
+            found = self._cache.find(self._identity, request) if self._cache else None
+            if found is not None:
+                done(index, found)
+            else:
+                requests[index], index_of[request.id] = request, index
+        if not requests:
+            return
+        pending = set(requests)
+
+        def receive(response: llm.Response) -> None:
+            index = index_of[response.id]
+            pending.remove(index)
+            if response.error is not None:
+                done(index, RequestError(response.error))
+                return
+            generated = Generated(response.text, response.finish_reason, response.usage)
+            if self._cache is not None:
+                self._cache.keep(self._identity, requests[index], generated)
+            done(index, generated)
+
+        reports = hasattr(self._backend, "on_response")
+        if reports:
+            self._backend.on_response = receive
+        try:
+            responses = self._backend.generate(
+                list(requests.values()), lambda rows, tokens: self.on_tokens(tokens)
+            )
+        finally:
+            if reports:
+                self._backend.on_response = None
+        for response in responses:
+            if index_of[response.id] in pending:
+                receive(response)
+
+    def request(self, call: Call) -> llm.Request:
+        """The backend's request of a call; its id is the call's place, its seed derived from it."""
+        asked: Generate = call.request
+        name = f"{call.key.program}/{call.key.ordinal}.{call.key.part}"
+        bits = hashlib.sha256(f"{self._seed}/{name}".encode("utf-8", "surrogatepass")).digest()
+        return llm.Request(
+            name,
+            asked.messages,
+            max_tokens=asked.max_tokens or self._max_tokens[asked.role],
+            temperature=asked.temperature,
+            seed=int.from_bytes(bits[:4], "little") >> 1 if asked.temperature else 0,
+            stop=asked.stop,
+            continue_final=asked.continue_final,
+            json_schema=asked.json_schema,
+        )

@@ -1,0 +1,369 @@
+"""The journal: every response, recorded in SQLite before the program that asked for it sees it.
+
+A response is found again by (program id, ordinal, part) and the hash of its request, so a run that
+was killed replays what it has and repeats nothing. The same file is the trace that the viewer shows
+and the trajectory that distillation trains on.
+"""
+
+import dataclasses
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Usage
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
+from cirag_jax.types import Passage
+
+FORMAT = 1
+FILE = "journal.sqlite"
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE passages (id TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE programs (
+  id TEXT PRIMARY KEY, place INTEGER NOT NULL, input TEXT NOT NULL,
+  outcome TEXT, error TEXT, seconds REAL NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE responses (
+  program TEXT NOT NULL, ordinal INTEGER NOT NULL, part INTEGER NOT NULL,
+  request_hash TEXT NOT NULL, request TEXT NOT NULL, response TEXT NOT NULL,
+  PRIMARY KEY (program, ordinal, part)) WITHOUT ROWID;
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """Which request: the ``ordinal``-th yield of ``program``, its ``part``-th where a list."""
+
+    program: str
+    ordinal: int
+    part: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """What the journal knows of one program.
+
+    Attributes:
+      id: of the program (a question's, a passage's).
+      input: what it was given, as JSON.
+      outcome: its result as JSON, or None while it runs or after it failed.
+      error: why it failed, or None.
+      seconds: wall time from its start to its end, over all runs.
+      usage: language-model tokens of all its responses.
+      calls: responses of each kind of request.
+    """
+
+    id: str
+    input: Any
+    outcome: Any
+    error: str | None
+    seconds: float
+    usage: Usage
+    calls: Mapping[str, int]
+
+
+class Journal:
+    """An open journal; a context manager. One process writes it at a time."""
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
+        """Opens or begins the journal of a run.
+
+        Args:
+          path: the file.
+          settings: everything that decides what a program gets to see, as JSON.
+
+        Raises:
+          UserError: it was begun with other settings, another process writes it, or it cannot be
+            read or written.
+        """
+        self.path = Path(path)
+        self._passages: dict[str, Passage] = {}
+        self._known: set[str] = set()
+        try:
+            self._db = _connect(self.path)
+            self._begin(json.loads(codec.dump(settings)))
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from None
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    def _begin(self, settings: dict[str, Any]) -> None:
+        # Held until the process ends: two runs on one workdir would each repeat the other's work.
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing, a power cut little
+        self._db.execute("BEGIN IMMEDIATE")
+        if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            rows = [("format", str(FORMAT)), ("settings", codec.dump(settings))]
+            self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self._db.execute("COMMIT")
+        meta = _read_meta(self._db, self.path)
+        if not self._db.execute("SELECT 1 FROM responses").fetchone():
+            self._set("settings", codec.dump(settings))  # nothing recorded binds nobody
+        else:
+            _check_settings(self.path, json.loads(meta["settings"]), settings)
+
+    def _set(self, key: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    # ---------------------------------------------------------------------------------- programs
+
+    def open_program(self, program: str, place: int, input: Any) -> None:
+        """Notes a program before its first request; what failed in it before is forgotten.
+
+        Raises:
+          UserError: it is known with another input.
+        """
+        text = codec.dump(input)
+        row = self._db.execute(
+            "SELECT input, error FROM programs WHERE id = ?", (program,)
+        ).fetchone()
+        if row is None:
+            self._write(
+                "INSERT INTO programs (id, place, input) VALUES (?, ?, ?)", (program, place, text)
+            )
+            return
+        if row[0] != text:
+            raise UserError(
+                f"{self.path} knows {program!r} with another input; use another --workdir or "
+                f"remove {self.path.name}."
+            )
+        if row[1] is not None:
+            self._write("UPDATE programs SET error = NULL WHERE id = ?", (program,))
+            self._write(
+                "DELETE FROM responses WHERE program = ? AND ordinal >= (SELECT MIN(ordinal) FROM "
+                "responses WHERE program = ? AND json_extract(response, '$.error') IS NOT NULL)",
+                (program, program),
+            )
+
+    def close_program(
+        self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
+    ) -> None:
+        """Records a program's result, or why it failed."""
+        text = None if error is not None else codec.dump(outcome)
+        self._write(
+            "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
+            (text, error, seconds, program),
+        )
+
+    def outcomes(self) -> dict[str, Any]:
+        """Results of the programs that have one, by id."""
+        rows = self._db.execute("SELECT id, outcome FROM programs WHERE outcome IS NOT NULL")
+        return {program: json.loads(outcome) for program, outcome in rows}
+
+    def records(self) -> Iterator[Record]:
+        """What is known of every program, in the order of their places."""
+        return _records(self._db)
+
+    def forget(self, programs: Sequence[str]) -> None:
+        """Drops programs whose results are kept elsewhere by now."""
+        rows = [(program,) for program in programs]
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("DELETE FROM responses WHERE program = ?", rows)
+            self._db.executemany("DELETE FROM programs WHERE id = ?", rows)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from None
+
+    # --------------------------------------------------------------------------------- responses
+
+    def replay(self, key: Key, request: Request) -> Response | RequestError | None:
+        """The recorded response to this very request, or None.
+
+        Raises:
+          UserError: another request is recorded in its place: the method has changed since.
+        """
+        row = self._db.execute(
+            "SELECT request_hash, response FROM responses "
+            "WHERE program = ? AND ordinal = ? AND part = ?",
+            (key.program, key.ordinal, key.part),
+        ).fetchone()
+        if row is None:
+            return None
+        if row[0] != codec.digest(codec.dump(codec.encode_request(request))):
+            raise UserError(
+                f"{self.path} records another request {key.ordinal} of {key.program!r}: the method "
+                "or its prompts changed since; use another --workdir."
+            )
+        return codec.decode_response(request, json.loads(row[1]), self.passage)
+
+    def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
+        """Writes a response; it is durable against a kill when this returns."""
+        text = codec.dump(codec.encode_request(request))
+        answer = codec.dump(codec.encode_response(request, response))
+        statement = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)"
+        row = (key.program, key.ordinal, key.part, codec.digest(text), text, answer)
+        if isinstance(response, Retrieved):
+            new = [p for p in response.passages if p.id not in self._known]
+            if new:
+                self._record_passages(new, statement, row)
+                return
+        self._write(statement, row)
+
+    def _record_passages(self, passages: list[Passage], statement: str, row: Any) -> None:
+        records = [(p.id, codec.dump(dataclasses.asdict(p))) for p in passages]
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?)", records)
+            self._db.execute(statement, row)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from None
+        self._known.update(p.id for p in passages)
+
+    def add_seconds(self, seconds: float) -> float:
+        """Adds to the wall time of this run's earlier parts; returns the sum."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'seconds'").fetchone()
+        total = seconds + (float(row[0]) if row else 0.0)
+        self._write("INSERT OR REPLACE INTO meta VALUES ('seconds', ?)", (repr(total),))
+        return total
+
+    def all_passages(self) -> dict[str, Passage]:
+        """All passages that recorded responses hold, by id."""
+        rows = self._db.execute("SELECT record FROM passages ORDER BY id")
+        return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
+
+    def _write(self, statement: str, values: Sequence[Any]) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from None
+
+    def passage(self, passage_id: str) -> Passage:
+        """A passage that a recorded response holds.
+
+        Raises:
+          KeyError: none does.
+        """
+        if passage_id not in self._passages:
+            row = self._db.execute(
+                "SELECT record FROM passages WHERE id = ?", (passage_id,)
+            ).fetchone()
+            if row is None:
+                raise KeyError(passage_id)
+            self._passages[passage_id] = _passage(row[0])
+        return self._passages[passage_id]
+
+
+# --------------------------------------------------------------------------- reading what was left
+
+
+def read_records(path: str | os.PathLike[str]) -> list[Record]:
+    """What a journal knows of every program; the file is not changed.
+
+    Raises:
+      UserError: there is no journal, or a run is writing it.
+    """
+    with _reading(Path(path)) as db:
+        return list(_records(db))
+
+
+def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
+    """All passages that the responses of a journal hold, by id; as `read_records`."""
+    with _reading(Path(path)) as db:
+        rows = db.execute("SELECT record FROM passages ORDER BY id")
+        return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings with which a journal was begun; as `read_records`."""
+    with _reading(Path(path)) as db:
+        return json.loads(_read_meta(db, Path(path))["settings"])
+
+
+class _reading:
+    """A read-only connection; SQLite's own errors become one sentence."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __enter__(self) -> sqlite3.Connection:
+        if not self._path.is_file():
+            raise UserError(f"{self._path} does not exist; the journal of a run is {FILE}.")
+        try:
+            self._db = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True)
+            _read_meta(self._db, self._path)
+        except sqlite3.Error as error:
+            raise _unusable(self._path, error) from None
+        return self._db
+
+    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
+        self._db.close()
+        if isinstance(error, sqlite3.Error):
+            raise _unusable(self._path, error) from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Transactions are begun by hand; a second writer is refused after a second, not waited for.
+    return sqlite3.connect(path, isolation_level=None, timeout=1.0)
+
+
+def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
+    meta = dict(db.execute("SELECT key, value FROM meta"))
+    if meta.get("format") != str(FORMAT):
+        raise UserError(f"{path} has format {meta.get('format')}, this program reads {FORMAT}.")
+    return meta
+
+
+def _records(db: sqlite3.Connection) -> Iterator[Record]:
+    programs = db.execute(
+        "SELECT id, input, outcome, error, seconds FROM programs ORDER BY place, id"
+    )
+    for program, given, outcome, error, seconds in programs:
+        usage, calls = Usage(), dict.fromkeys(codec.KINDS.values(), 0)
+        rows = db.execute(
+            "SELECT json_extract(request, '$.kind'), response FROM responses WHERE program = ?",
+            (program,),
+        )
+        for kind, response in rows:
+            calls[kind] += 1
+            if kind == "generate":
+                usage += Usage(**json.loads(response).get("usage", {}))
+        result = None if outcome is None else json.loads(outcome)
+        yield Record(program, json.loads(given), result, error, seconds, usage, calls)
+
+
+def _passage(text: str) -> Passage:
+    data = json.loads(text)
+    if data["sentences"] is not None:
+        data["sentences"] = tuple(data["sentences"])
+    return Passage(**data)
+
+
+def _check_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for name in dict.fromkeys((*old, *new)):
+        if old.get(name) != new.get(name):
+            raise UserError(
+                f"{path} was begun with {name}={_short(old.get(name))}, not "
+                f"{_short(new.get(name))}; use another --workdir or remove it to begin anew."
+            )
+
+
+def _short(value: Any) -> str:
+    text = codec.dump(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> UserError:
+    text = str(error)
+    if "locked" in text:
+        return UserError(f"{path} is in use by another run on the same workdir.")
+    if "full" in text:
+        return UserError(f"{path} cannot be written: the disk is full; what is recorded is kept.")
+    return UserError(f"{path} cannot be used: {text}.")

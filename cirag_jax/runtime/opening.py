@@ -1,0 +1,138 @@
+"""From a method's config to the handlers that answer its requests."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.errors import UserError
+from cirag_jax.llm import backends, generate
+from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.index import open_retriever
+from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
+from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime.handlers import (
+    ExtractHandler,
+    GenerateHandler,
+    RankHandler,
+    RetrieveHandler,
+    TripleSource,
+)
+from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
+from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.types import Config, Dataset
+
+ONLINE = "online"
+
+__all__ = ["ONLINE", "GenerateHandler", "open_handlers", "roles_of"]
+
+
+def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:
+    """The language models a run needs: the method's, and the extractor where it works online."""
+    return (*roles, "extractor") if config.get("triples") == ONLINE else tuple(roles)
+
+
+def open_handlers(
+    config: Config, method: Any, dataset: Dataset, corpus: Corpus, stack: contextlib.ExitStack
+) -> dict[type | str, Handler]:
+    """Opens whatever a run needs.
+
+    Args:
+      config: of configs/methods.
+      method: with ``roles``, ``uses_triples`` and ``config``.
+      dataset: with the triples of its passages.
+      corpus: the passages to search.
+      stack: closes what was opened.
+
+    Raises:
+      UserError: something cannot be opened, or does not fit the rest.
+    """
+    handlers: dict[type | str, Handler] = {}
+    handlers |= _open_models(config, roles_of(config, method.roles), stack)
+    encoder = None
+    if config.retriever.kind != "bm25" or method.uses_triples:
+        encoder = open_encoder_for(config.encoder)
+    _say(f"{len(corpus.passages):,} passages")
+    index = open_retriever(config.retriever, corpus.passages, encoder)
+    handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    if method.uses_triples:
+        form = config[config.method].form
+        handlers[Extract] = _open_triples(config, dataset, corpus)
+        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
+    return handlers
+
+
+def _open_models(
+    config: Config, roles: Sequence[str], stack: contextlib.ExitStack
+) -> dict[type | str, Handler]:
+    """One handler a model: roles with equal configs share it."""
+    cache = None
+    if config.cache:
+        cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
+    shared: dict[str, list[str]] = {}
+    for role in roles:
+        block = config[role].to_dict()
+        if block.pop("max_tokens") < 1:
+            raise UserError(f"config.{role}.max_tokens must be at least 1.")
+        shared.setdefault(json.dumps(block, sort_keys=True, default=str), []).append(role)
+    handlers: dict[type | str, Handler] = {}
+    for names in shared.values():
+        block = config[names[0]]
+        backend = stack.enter_context(contextlib.closing(backends.open_backend(block)))
+        handler = GenerateHandler(
+            backend,
+            {role: config[role].max_tokens for role in names},
+            seed=config.seed,
+            cache=cache,
+            identity=generate.settings(block),
+        )
+        handlers |= dict.fromkeys(names, handler)
+    return handlers
+
+
+def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
+    if config.triples is None:
+        known = sum(passage.id in dataset.triples for passage in corpus.passages)
+        if not known:
+            raise UserError(
+                f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and "
+                "name the store with --config.triples=FOLDER."
+            )
+        _say(f"{known:,} of them have triples")
+        return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
+    return ExtractHandler(_open_store(config.triples, corpus))
+
+
+def _open_store(folder: str, corpus: Corpus) -> TripleSource:
+    from cirag_jax.graph.store import TripleStore
+
+    store = TripleStore.open(folder)
+    store.check_corpus(corpus.passages)
+    return store.triples
+
+
+def _open_reranker(config: Config, encoder: Encoder | None) -> Reranker:
+    kind, model = config.reranker.kind, config.reranker.model
+    if kind == "cross_encoder":
+        from cirag_jax.retrieval.rerank import CrossEncoderReranker
+
+        if not model:
+            raise UserError("config.reranker.kind=cross_encoder needs config.reranker.model.")
+        return CrossEncoderReranker.open(model)
+    if kind != "bi_encoder":
+        raise UserError(
+            f"config.reranker.kind={kind!r} is unknown; there are bi_encoder and cross_encoder."
+        )
+    if model:
+        block = config.encoder.copy_and_resolve_references()
+        block.model = model
+        encoder = open_encoder_for(block)
+    if encoder is None:
+        raise UserError("config.reranker.kind=bi_encoder needs an encoder.")
+    return BiEncoderReranker(encoder)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,286 @@
+"""The scheduler: many programs advance together, their requests run as batches.
+
+Programs are started until ``in_flight`` of them run. What they wait for is grouped by the handler
+that answers it; cheap groups (retrieval, ranking) go first, so that by the time a language model is
+asked, everyone who can be waiting for it is. Every response is journalled, then sent on.
+"""
+
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cirag_jax.errors import UserError
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.requests import Generate, Program, Request, RequestError, Response
+
+log = logging.getLogger(__name__)
+
+# How a handler gives back a response: the index of its call, and the response.
+Done = Callable[[int, Response | RequestError], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A request with the place it has in its program."""
+
+    key: Key
+    request: Any
+
+
+class Handler(Protocol):
+    """Answers requests of one kind, many at a time.
+
+    Attributes:
+      is_slow: whether it pays to let others go first and ask it once, with more.
+      is_exhausted: whether a budget has ended; what it refuses then is not the program's failure.
+    """
+
+    is_slow: bool
+
+    @property
+    def is_exhausted(self) -> bool:
+        """See the class."""
+        ...
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """Calls ``done(index, response)`` once for every call, as soon as it is known."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A program to run: ``start()`` begins it, ``input`` (JSON) says in the journal what it is."""
+
+    id: str
+    input: Any
+    start: Callable[[], Program[Any]]
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run stands; the same object is updated and shown.
+
+    Attributes:
+      total: programs in all.
+      done: programs that ended, failures included.
+      failed: programs that ended with an error.
+      replayed: responses taken from the journal.
+      calls: responses of handlers.
+      generated: language-model responses among them.
+      prompt_tokens: of these.
+      generated_tokens: of these.
+      cost: of these, in the currency of the prices.
+    """
+
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    replayed: int = 0
+    calls: int = 0
+    generated: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float = 0.0
+
+
+@dataclasses.dataclass
+class _Running:
+    job: Job
+    program: Program[Any]
+    started: float
+    ordinal: int = -1
+    is_list: bool = False
+    requests: tuple[Request, ...] = ()
+    responses: dict[int, Response | RequestError] = dataclasses.field(default_factory=dict)
+
+
+class Scheduler:
+    """Runs programs over handlers, recording in a journal.
+
+    Args:
+      handlers: by request type, and for `Generate` by role; one handler may serve several.
+      journal: where responses are recorded.
+      in_flight: programs that run at once.
+      encode: a program's result as JSON.
+      on_progress: called with the `Progress` after every response and every ended program.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[type | str, Handler],
+        journal: Journal,
+        *,
+        in_flight: int = 64,
+        encode: Callable[[Any], Any] = lambda result: result,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ):
+        if in_flight < 1:
+            raise UserError("in_flight must be at least 1.")
+        self._handlers = handlers
+        self._journal = journal
+        self._in_flight = in_flight
+        self._encode = encode
+        self._on_progress = on_progress
+        self._running: dict[str, _Running] = {}
+        self._waiting: dict[int, list[Call]] = {}
+        self.progress = Progress()
+
+    def run(self, jobs: Iterable[Job], *, deadline: float | None = None) -> bool:
+        """Runs all jobs to their ends; those that have a result already are not begun.
+
+        Args:
+          jobs: with distinct ids; begun in this order.
+          deadline: `time.monotonic()` after which no further batch is begun.
+
+        Returns:
+          Whether all have ended; False after the deadline or when a budget is exhausted.
+
+        Raises:
+          UserError: the journal belongs to another run, or a handler cannot work at all.
+        """
+        jobs = list(jobs)
+        known = self._journal.outcomes()
+        todo = collections.deque((p, job) for p, job in enumerate(jobs) if job.id not in known)
+        self.progress = Progress(total=len(jobs), done=len(jobs) - len(todo))
+        self._running, self._waiting = {}, {}
+        try:
+            return self._run(todo, deadline)
+        finally:
+            for running in self._running.values():
+                running.program.close()
+
+    def _run(self, todo: collections.deque[tuple[int, Job]], deadline: float | None) -> bool:
+        while todo or self._running:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            while todo and len(self._running) < self._in_flight:
+                self._begin(*todo.popleft())
+            if not self._running:
+                continue
+            handler, calls = self._next_batch()
+            self._answer(handler, calls)
+            if handler.is_exhausted and any(c.key.program in self._running for c in calls):
+                return False
+        return True
+
+    def _next_batch(self) -> tuple[Handler, list[Call]]:
+        """The largest group, a slow one only when nothing else waits."""
+        handlers = {id(handler): handler for handler in self._handlers.values()}
+
+        def rank(key: int) -> tuple[bool, int]:
+            return (not handlers[key].is_slow, len(self._waiting[key]))
+
+        best = max(self._waiting, key=rank)
+        return handlers[best], self._waiting.pop(best)
+
+    def _answer(self, handler: Handler, calls: list[Call]) -> None:
+        left = set(range(len(calls)))
+
+        def done(index: int, response: Response | RequestError) -> None:
+            left.remove(index)
+            if isinstance(response, RequestError) and handler.is_exhausted:
+                return  # not asked: the budget ended before; a later run asks again
+            call = calls[index]
+            self._journal.record(call.key, call.request, response)
+            self._count(call, response)
+            running = self._running[call.key.program]
+            running.responses[call.key.part] = response
+            self._on_progress(self.progress)
+
+        handler(calls, done)
+        if left:
+            raise RuntimeError(f"{handler!r} left {len(left)} of {len(calls)} calls unanswered")
+        # Programs go on only now: what they ask next then waits with everybody else's.
+        for program in dict.fromkeys(call.key.program for call in calls):
+            self._go_on(self._running[program])
+
+    def _count(self, call: Call, response: Response | RequestError) -> None:
+        self.progress.calls += 1
+        usage = getattr(response, "usage", None)
+        if isinstance(call.request, Generate):
+            self.progress.generated += 1
+        if usage is not None:
+            self.progress.prompt_tokens += usage.prompt_tokens
+            self.progress.generated_tokens += usage.generated_tokens
+            self.progress.cost += usage.cost
+
+    # ---------------------------------------------------------------------------- one program
+
+    def _begin(self, place: int, job: Job) -> None:
+        if job.id in self._running:
+            raise ValueError(f"two jobs have the id {job.id!r}")
+        self._journal.open_program(job.id, place, job.input)
+        running = _Running(job, job.start(), time.monotonic())
+        self._running[job.id] = running
+        self._advance(running, None)
+
+    def _go_on(self, running: _Running) -> None:
+        """Sends a program its responses, if it has all of them."""
+        if len(running.responses) == len(running.requests):
+            responses = [running.responses[part] for part in range(len(running.requests))]
+            self._advance(running, responses)
+
+    def _advance(self, running: _Running, responses: list[Response | RequestError] | None) -> None:
+        """Runs a program to its next request that the journal cannot answer, or to its end."""
+        while True:
+            try:
+                asked = _resume(running, responses)
+            except StopIteration as end:
+                self._end(running, end.value, None)
+                return
+            except UserError:
+                raise
+            except Exception as error:  # isolated: the other questions finish
+                if not isinstance(error, RequestError):
+                    log.warning("%s failed", running.job.id, exc_info=True)
+                self._end(running, None, _cause(error))
+                return
+            running.ordinal += 1
+            running.is_list = isinstance(asked, Sequence)
+            running.requests = tuple(asked) if isinstance(asked, Sequence) else (asked,)
+            running.responses = {}
+            self._ask(running)
+            if len(running.responses) < len(running.requests):
+                return
+            responses = [running.responses[part] for part in range(len(running.requests))]
+
+    def _ask(self, running: _Running) -> None:
+        for part, request in enumerate(running.requests):
+            key = Key(running.job.id, running.ordinal, part)
+            found = self._journal.replay(key, request)
+            if found is not None:
+                running.responses[part] = found
+                self.progress.replayed += 1
+                continue
+            handler = self._handlers[
+                request.role if isinstance(request, Generate) else type(request)
+            ]
+            self._waiting.setdefault(id(handler), []).append(Call(key, request))
+
+    def _end(self, running: _Running, result: Any, error: str | None) -> None:
+        outcome = None if error is not None else self._encode(result)
+        seconds = time.monotonic() - running.started
+        self._journal.close_program(running.job.id, outcome, error, seconds)
+        del self._running[running.job.id]
+        self.progress.done += 1
+        self.progress.failed += error is not None
+        self._on_progress(self.progress)
+
+
+def _resume(running: _Running, responses: list[Response | RequestError] | None) -> Any:
+    if responses is None:
+        return next(running.program)
+    for response in responses:
+        if isinstance(response, RequestError):
+            return running.program.throw(response)
+    return running.program.send(responses if running.is_list else responses[0])
+
+
+def _cause(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, RequestError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
