@@ -53,11 +53,32 @@ def read_dataset(folder: str | os.PathLike[str]) -> Dataset:
     for name in (QUESTIONS, CORPUS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} does not exist; {_CONTENTS}.")
-    corpus = _read_corpus(folder / CORPUS)
+    corpus = read_corpus(folder)
     questions = _read_questions(folder / QUESTIONS, corpus)
     openie = folder / OPENIE
     triples = _read_openie(openie, corpus) if openie.exists() else {}
     return Dataset(folder.resolve().name, questions, corpus, triples)
+
+
+def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
+    """The passages of a dataset folder by id, in file order; it needs no questions.
+
+    Raises:
+        UserError: As `read_dataset`.
+    """
+    path = Path(folder) / CORPUS
+    corpus: dict[str, Passage] = {}
+    for row in read_lines(path):
+        passage = Passage(
+            id=row.text("id", filled=True),
+            title=row.text("title"),
+            text=row.text("text"),
+            sentences=row.texts("sentences"),
+        )
+        if passage.id in corpus:
+            raise row.error("id", f"repeats the id {passage.id!r} of an earlier line")
+        corpus[passage.id] = passage
+    return corpus
 
 
 def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
@@ -88,21 +109,6 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
 
 
 # ---------------------------------------------------------------------------------- the three files
-
-
-def _read_corpus(path: Path) -> dict[str, Passage]:
-    corpus: dict[str, Passage] = {}
-    for row in read_lines(path):
-        passage = Passage(
-            id=row.text("id", filled=True),
-            title=row.text("title"),
-            text=row.text("text"),
-            sentences=row.texts("sentences"),
-        )
-        if passage.id in corpus:
-            raise row.error("id", f"repeats the id {passage.id!r} of an earlier line")
-        corpus[passage.id] = passage
-    return corpus
 
 
 def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question, ...]:

@@ -75,7 +75,7 @@ class PassageIndex:
         if kind == "bm25":
             search: ExactIndex | FaissIndex | BM25 = BM25(texts)
         else:
-            vectors_ND = _needed(encoder, kind).encode(texts, "passage", progress)
+            vectors_ND = needed(encoder, kind).encode(texts, "passage", progress)
             search = make_search(vectors_ND, kind, options or IndexOptions(), mesh)
         ids = tuple(passage.id for passage in passages)
         return cls(ids, kind, hash_corpus(passages), search, encoder)
@@ -108,9 +108,9 @@ class PassageIndex:
         if kind == "bm25":
             search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
         else:
-            check_encoder(folder, manifest["encoder"], _needed(encoder, kind).identity)
+            check_encoder(folder, manifest["encoder"], needed(encoder, kind).identity)
             if kind == "exact":
-                search = make_search(_Shards(folder, manifest), kind, options, mesh)
+                search = make_search(Shards(folder, manifest), kind, options, mesh)
             else:
                 search = FaissIndex.load(folder / "index.faiss", kind, options)
         if len(search) != len(ids):
@@ -147,7 +147,7 @@ class PassageIndex:
         """
         if isinstance(self._search, BM25):
             return self._search.search_scored(queries, k, allowed)
-        query_QD = _needed(self._encoder, self.kind).encode(list(queries), "query")
+        query_QD = needed(self._encoder, self.kind).encode(list(queries), "query")
         return self._search.search(query_QD, k, allowed)
 
 
@@ -195,7 +195,8 @@ def check_kind(kind: str) -> None:
         raise UserError(f"config.retriever.kind is {kind!r}; it must be one of {', '.join(KINDS)}")
 
 
-def _needed(encoder: Encoder | None, kind: str) -> Encoder:
+def needed(encoder: Encoder | None, kind: str) -> Encoder:
+    """``encoder``, or UserError where an index of this kind has none."""
     if encoder is None:
         raise UserError(f"an index of kind {kind} needs an encoder")
     return encoder
@@ -269,7 +270,7 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
     return ids
 
 
-class _Shards:
+class Shards:
     """The rows of a folder's ``vectors-*.npy`` as one matrix; rows are read when sliced."""
 
     def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):
@@ -310,3 +311,10 @@ def open_shard(file: pathlib.Path, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return array.view(jax.numpy.bfloat16)
     return array
+
+
+def to_stored(vectors_ND: np.ndarray, dtype: str) -> np.ndarray:
+    """The array that a shard's file holds; see `open_shard`."""
+    if dtype == "bfloat16":
+        return vectors_ND.astype(jax.numpy.bfloat16).view(np.uint16)
+    return vectors_ND.astype(np.float32, copy=False)

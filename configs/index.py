@@ -1,0 +1,26 @@
+"""Builds an index over the passages of a dataset folder (docs/retrieval.md).
+
+python launch/index.py --config.data.dir=../shared/data/musique --workdir=W    # leaves W/index
+
+Run again with the same workdir, it goes on where it was stopped.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import common, retrievers
+
+
+def get_config() -> Any:
+    """Every passage of the corpus, embedded by MiniLM-L6, for exact search."""
+    config: Any = ConfigDict()
+    config.data = ConfigDict()
+    config.data.dir = placeholder(str)  # A dataset folder; null: the embedded dataset.
+    config.encoder = retrievers.encoder()
+    config.retriever = retrievers.retriever()
+    del config.retriever.folder  # It is W/index.
+    config.shard_rows = 2048  # Passages between two saves.
+    config.mesh = common.mesh()
+    return config
