@@ -52,8 +52,9 @@ class CiragConfig:
       match_cutoff: least similarity at which a fact that is no candidate is taken for one.
       retry: ask once more for a missing question section.
       stop_on_repeat: end when a query was asked before.
-      prefill: begin the model's turn with the first header; small models then keep the format. A
-        server must support it.
+      guided: write the headers for the integrator and have it fill the sections one by one; small
+        models then keep the format. A server must support continuing an assistant's turn.
+      example: show the integrator a worked example, which the paper's prompt has not.
       decision_tokens: most tokens of an integration response; 0: the role's.
       answer_tokens: most tokens of an answer; 0: the role's.
     """
@@ -70,7 +71,8 @@ class CiragConfig:
     match_cutoff: float = 0.8
     retry: bool = True
     stop_on_repeat: bool = False
-    prefill: bool = False
+    guided: bool = False
+    example: bool = False
     decision_tokens: int = 0
     answer_tokens: int = 0
 
@@ -145,57 +147,53 @@ def integrate(
 ) -> Program[tuple[prompts.Decision, str]]:
     """K_D(x, T^, I, H): thought, core triples T~_t and the next query a_{t+1}."""
     messages = prompts.integration_messages(
-        question, steps, candidates, form=config.form, rendering=config.rendering
+        question,
+        steps,
+        candidates,
+        form=config.form,
+        rendering=config.rendering,
+        example=config.example,
     )
-    text, was_cut = yield from _decide(messages, config)
+    if config.guided:
+        text, was_cut = yield from _fill_sections(messages, config)
+    else:
+        response: Generated = yield Generate(
+            messages,
+            "integrator",
+            max_tokens=config.decision_tokens or None,
+            stop=prompts.INTEGRATION_STOP,
+        )
+        text, was_cut = response.text, response.finish_reason == "length"
     decision = prompts.parse_decision(
         text, candidates, form=config.form, cutoff=config.match_cutoff, was_cut=was_cut
     )
     if not decision.has_question and text.strip() and config.retry:
-        asked_again = yield from _ask_again(messages, text, config)
+        again: Generated = yield Generate(
+            prompts.ask_for_question(messages, text), "integrator", max_tokens=64
+        )
         decision = dataclasses.replace(
-            decision, next_query=asked_again, has_question=asked_again is not None
+            decision, next_query=prompts.parse_decision(again.text, ()).next_query
         )
         problems["asked_again"] += 1
     problems.update(decision.problems)
     return decision, text
 
 
-def _decide(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
-    """One integration response, and whether it was cut off.
-
-    With ``prefill`` the header that was written for the model is put back in front.
-    """
-    start = prompts.header("thought") if config.prefill else ""
-    if start:
-        messages = (*messages, Message("assistant", start))
-    response: Generated = yield Generate(
-        messages,
-        "integrator",
-        max_tokens=config.decision_tokens or None,
-        stop=prompts.INTEGRATION_STOP,
-        continue_final=bool(start),
-    )
-    return start + response.text, response.finish_reason == "length"
-
-
-def _ask_again(
-    messages: tuple[Message, ...], text: str, config: CiragConfig
-) -> Program[str | None]:
-    """The next query after a response without a question section; None ends the collection."""
-    if config.prefill:  # the model goes on with its own turn
-        text = text.rstrip() + "\n\n" + prompts.header("question")
+def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
+    """An integration response written section by section, and whether a section was cut off."""
+    text, was_cut = "", False
+    for section in prompts.SECTIONS:
+        text += section.opening
         response: Generated = yield Generate(
             (*messages, Message("assistant", text)),
             "integrator",
-            max_tokens=48,
-            stop=("[[##", "\n\n"),
+            max_tokens=config.decision_tokens or section.max_tokens,
+            stop=section.stop,
             continue_final=True,
         )
-        return prompts.parse_question(response.text)
-    response = yield Generate(prompts.ask_for_question(messages, text), "integrator", max_tokens=64)
-    again = prompts.parse_decision(response.text, ())
-    return again.next_query if again.has_question else None
+        text += response.text.rstrip() + section.closing
+        was_cut |= response.finish_reason == "length"
+    return text, was_cut
 
 
 def _step(

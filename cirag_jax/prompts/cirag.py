@@ -54,6 +54,7 @@ def integration_messages(
     *,
     form: Form = "ascii",
     rendering: str = "multi_turn",
+    example: bool = False,
 ) -> tuple[Message, ...]:
     """The integrator's conversation before it decides on ``candidates``.
 
@@ -64,9 +65,17 @@ def integration_messages(
       form: normalisation of the facts' surface.
       rendering: ``multi_turn`` alternates observations and decisions, so that a step extends the
         last one's prompt; ``paper`` is the single turn of Fig. 11, the history last.
+      example: put a worked example in front (the paper has none).
     """
+    shown = _example(rendering, form) if example else ()
     if rendering == "paper":
-        return _single_turn(question, steps, candidates, form)
+        return (*shown, *_single_turn(question, steps, candidates, form)[bool(shown) :])
+    return (*shown, *_turns(question, steps, candidates, form)[bool(shown) :])
+
+
+def _turns(
+    question: str, steps: Sequence[Step], candidates: Facts, form: Form
+) -> tuple[Message, ...]:
     messages = [Message("system", _INSTRUCTION)]
     for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
         head = f"[[## Original Query ##]]\n{question}\n\n" if index == 0 else ""
@@ -86,6 +95,16 @@ def _single_turn(
     history = f"[[## historical_context ##]]\n{past}"
     # Truncation may drop an observation: the current facts and the history, never the query.
     return (Message("system", _INSTRUCTION), Message("user", query, facts + history))
+
+
+def _example(rendering: str, form: Form) -> tuple[Message, ...]:
+    """The conversation about `_EXAMPLE_QUERY`, from the instruction to its last decision."""
+    first, last = _EXAMPLE_STEPS
+    if rendering == "paper":
+        turns = _single_turn(_EXAMPLE_QUERY, [first], last.candidates, form)
+    else:
+        turns = _turns(_EXAMPLE_QUERY, [first], last.candidates, form)
+    return (*turns, Message("assistant", render_decision(last, form)))
 
 
 def render_facts(triples: Iterable[Triple], form: Form) -> str:
@@ -113,9 +132,28 @@ def render_decision(step: Step, form: Form) -> str:
     )
 
 
-def header(name: str) -> str:
-    """A section's header, as the start of an assistant turn that the model goes on with."""
-    return f"[[## {name} ##]]\n"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """A section of the response, for a model that is led through it.
+
+    Attributes:
+      opening: written for the model, its header first.
+      stop: ends the model's part.
+      closing: written after it.
+      max_tokens: most tokens of the model's part.
+    """
+
+    opening: str
+    stop: tuple[str, ...]
+    closing: str
+    max_tokens: int
+
+
+SECTIONS = (
+    Section("[[## thought ##]]\n", ("\n", "[["), "\n\n", 64),
+    Section('[[## fact_after_filter ##]]\n{"fact": [', ("\n", "]]", "##"), "]]}\n\n", 96),
+    Section("[[## question ##]]\n", ("\n", "[["), "", 40),
+)
 
 
 def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
@@ -287,6 +325,32 @@ _EXAMPLE_EVIDENCE = {
 _EXAMPLE_ANSWER = (
     "Thought: Mira Solheim was born in Lindvik, and Lindvik is a town in Norway. So the town of "
     "her birth is in Norway.\nAnswer: Norway"
+)
+_EXAMPLE_STEPS = (
+    Step(
+        _EXAMPLE_QUERY,
+        candidates=(
+            Triple("Mira Solheim", "profession", "cellist"),
+            Triple("Mira Solheim", "born in", "Lindvik"),
+            Triple("Solheim Prize", "awarded in", "spring"),
+        ),
+        thought=(
+            "The second fact names the town of her birth, Lindvik. The country of Lindvik is still "
+            "missing."
+        ),
+        kept=(Triple("Mira Solheim", "born in", "Lindvik"),),
+        next_query="In which country is Lindvik?",
+    ),
+    Step(
+        "In which country is Lindvik?",
+        candidates=(
+            Triple("Lindvik", "town in", "Norway"),
+            Triple("Lindvik", "known for", "fishing"),
+        ),
+        thought="The first fact places Lindvik in Norway. The query can be answered now.",
+        kept=(Triple("Lindvik", "town in", "Norway"),),
+        next_query=None,
+    ),
 )
 _WIDE_REFUSAL = re.compile(
     r"unanswerable|cannot be (answered|determined)|can't be (answered|determined)|unknown|"

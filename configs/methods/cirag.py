@@ -23,8 +23,7 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.cirag.max_steps = 2
         config.cirag.num_candidates = 15
-        config.cirag.prefill = True
-        config.integrator.max_tokens = 160
+        config.cirag.guided = config.cirag.example = True
         config.reader.max_tokens = 96
     elif preset == "paper":
         config.integrator.model = config.reader.model = "Qwen/Qwen2.5-7B-Instruct"
