@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tqdm
-from ml_collections import ConfigDict
 
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
@@ -60,9 +59,9 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     dataset, questions, corpus = _task(config)
     jobs = [_job(method, question, settings) for question in questions]
     with Journal(workdir / journal.FILE, _settings(config, method, corpus)) as book:
-        complete = True
+        complete, load_seconds = True, 0.0
         if any(job.id not in book.outcomes() for job in jobs):
-            complete = _run(config, method, dataset, corpus, jobs, book, begun)
+            complete, load_seconds = _run(config, method, dataset, corpus, jobs, book, begun)
         seconds = book.add_seconds(time.monotonic() - begun)
         wanted = {job.id for job in jobs}
         records = {record.id: record for record in book.records() if record.id in wanted}
@@ -72,7 +71,8 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
     if config.question is not None:
         _show(records.get(questions[0].id), passages)
-    return _result(rows, config.profile, complete, seconds)
+    result = _result(rows, config.profile, complete, seconds)
+    return {**result, "load_seconds": load_seconds}
 
 
 # ------------------------------------------------------------------------------------- the task
@@ -87,7 +87,7 @@ def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
             raise UserError("config.question is empty.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
         return dataset, (question,), build_corpus(dataset, (), "ircot_full")
-    data = ConfigDict(config.data)
+    data = config.data.copy_and_resolve_references()
     if not data.dir and not data.split:
         data.split = "test"
     questions = load.select_questions(dataset, data)
@@ -137,8 +137,8 @@ def _run(
     jobs: Sequence[Job],
     book: Journal,
     begun: float,
-) -> bool:
-    """Runs what is left; returns whether everything ended."""
+) -> tuple[bool, float]:
+    """Runs what is left; whether everything ended, and the seconds until the first request."""
     deadline = None
     if config.stop_after_minutes < 0:
         raise UserError("config.stop_after_minutes must not be negative.")
@@ -157,7 +157,8 @@ def _run(
             for handler in set(handlers.values()):
                 if isinstance(handler, opening.GenerateHandler):
                     handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
-            return scheduler.run(jobs, deadline=deadline)
+            load_seconds = time.monotonic() - begun
+            return scheduler.run(jobs, deadline=deadline), load_seconds
 
 
 @contextlib.contextmanager

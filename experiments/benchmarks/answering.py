@@ -1,0 +1,251 @@
+"""CIRAG through the scheduler against one question at a time, as public implementations loop.
+
+Four sides answer the same questions with the same model (SmolLM2-135M-Instruct, fp32), the same
+prompts (configs/methods/cirag.py:small) and the same retrieval, each in a process of its own, after
+a run on other questions that compiles everything:
+
+- ``transformers``: one question at a time, ``transformers.generate``, one request at a time.
+- ``one at a time``: the same loop with our engine, one row.
+- ``together``: all questions through the scheduler, 64 in flight.
+- ``no reuse``: the same without prefix reuse.
+
+``--serial`` questions of the set are answered by the first two, all by the others; times are per
+question, without loading and embedding the corpus. An answer differs where the text does; for the
+first request of a question on which two sides part, the gap between the two most probable tokens at
+the first token that differs is measured (``tie``, nats): floating-point noise can turn gaps of
+about 1e-4 and less, and nothing above.
+
+``--mode=overhead`` runs 1,000 programs of eight requests each, answered at once by a handler that
+does nothing: what scheduler and journal cost themselves.
+
+Results
+  See README.md; CPU only. GPU: not measured (no device at hand).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+SIDES: dict[str, dict[str, Any]] = {
+    "transformers": {"backend": "transformers", "batch_size": 1, "in_flight": 1},
+    "one at a time": {"backend": "jax", "batch_size": 1, "in_flight": 1},
+    "together": {"backend": "jax", "in_flight": 64},
+    "no reuse": {"backend": "jax", "in_flight": 64, "prefix_tokens": 0},
+}
+SERIAL = ("transformers", "one at a time")
+
+
+def config_of(side: str, questions: int, split: str) -> Any:
+    """The small preset on the embedded data set's first questions."""
+    from cirag_jax import cli
+
+    settings = dict(SIDES[side])
+    overrides = [f"--config.in_flight={settings.pop('in_flight')}"]
+    for role in ("reader", "integrator"):
+        overrides += [f"--config.{role}.{name}={value}" for name, value in settings.items()]
+        overrides.append(f"--config.{role}.dtype=float32")
+    overrides += [f"--config.data.split={split}", f"--config.data.limit={questions}"]
+    return cli.load_config("configs/methods/cirag.py:small", overrides)
+
+
+def answer_in_process(side: str, questions: int, workdir: str) -> dict[str, Any]:
+    """One side's run, in this process."""
+    from cirag_jax import answer
+
+    with tempfile.TemporaryDirectory() as warm:
+        answer.answer(config_of(side, 2 if side in SERIAL else 8, "dev"), pathlib.Path(warm))
+    start = time.process_time()
+    result = answer.answer(config_of(side, questions, "test"), pathlib.Path(workdir))
+    return {**result, "processor": time.process_time() - start}
+
+
+def measure(side: str, questions: int, workdir: pathlib.Path) -> dict[str, Any]:
+    """One side's run, in a process of its own."""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, __file__, "--worker", side, str(questions), str(workdir)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ------------------------------------------------------------------------------ where sides part
+
+
+def responses(workdir: pathlib.Path) -> dict[str, list[tuple[str, dict[str, Any], str]]]:
+    """For each question, (hash, request, text) of its generations, in order."""
+    import sqlite3
+
+    with sqlite3.connect(workdir / "journal.sqlite") as db:
+        rows = db.execute(
+            "SELECT program, request_hash, request, response FROM responses WHERE "
+            "json_extract(request, '$.kind') = 'generate' ORDER BY program, ordinal, part"
+        ).fetchall()
+    found: dict[str, list[tuple[str, dict[str, Any], str]]] = {}
+    for program, digest, request, response in rows:
+        found.setdefault(program, []).append(
+            (digest, json.loads(request), json.loads(response)["text"])
+        )
+    return found
+
+
+def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
+    """For each question whose texts part, the gap (nats) at the first token that differs."""
+    from cirag_jax.llm.engine import Engine
+    from cirag_jax.llm.types import Message, Request
+
+    pairs = []
+    a, b = responses(ours), responses(theirs)
+    for question in a.keys() & b.keys():
+        for (hash_a, request, text_a), (hash_b, _, text_b) in zip(
+            a[question], b[question], strict=False
+        ):
+            if hash_a != hash_b:
+                break
+            if text_a != text_b:
+                pairs.append((request, text_a, text_b))
+                break
+    if not pairs:
+        return []
+    engine = Engine.open(dtype="float32")
+    gaps = []
+    for number, (request, text_a, text_b) in enumerate(pairs):
+        messages = tuple(Message(*message) for message in request["messages"])
+        response = engine.generate(
+            [
+                Request(
+                    str(number),
+                    messages,
+                    max_tokens=request["max_tokens"] or 96,
+                    stop=tuple(request["stop"]),
+                    continue_final=request["continue_final"],
+                    top_logprobs=2,
+                )
+            ]
+        )[0]
+        shared = len(os.path.commonprefix([text_a, text_b]))
+        seen = 0
+        for token in response.tokens or ():
+            seen += len(token.text)
+            if seen > shared:
+                gaps.append(token.top[0][2] - token.top[1][2])
+                break
+        else:
+            gaps.append(0.0)  # one side ended where the other went on
+    return gaps
+
+
+# --------------------------------------------------------------------------------------- compare
+
+
+def compare(questions: int, serial: int, folder: pathlib.Path) -> list[dict[str, Any]]:
+    """All sides; prints the table."""
+    found, rows = {}, []
+    print(f"{'side':14} {'questions':>9} {'s/question':>10} {'times':>6} {'cpu':>6}", end=" ")
+    print(f"{'prefilled':>9} {'cached':>8} {'generated':>9} {'differ':>6} {'tie':>8}", flush=True)
+    for side in SIDES:
+        count = serial if side in SERIAL else questions
+        workdir = folder / side.replace(" ", "_")
+        workdir.mkdir()
+        run = found[side] = measure(side, count, workdir)
+        base = found["transformers"]
+        seconds = (run["seconds"] - run["load_seconds"]) / count
+        base_seconds = (base["seconds"] - base["load_seconds"]) / serial
+        differ, gaps = 0, [0.0]
+        if side != "transformers":
+            texts = [
+                {row["id"]: row["answer"] for row in map(json.loads, path.open(encoding="utf-8"))}
+                for path in (
+                    workdir / "predictions.jsonl",
+                    folder / "transformers/predictions.jsonl",
+                )
+            ]
+            differ = sum(texts[0][name] != answer for name, answer in texts[1].items())
+            gaps = ties(workdir, folder / "transformers") or [0.0]
+        row = {
+            "side": side,
+            "questions": count,
+            "seconds_per_question": round(seconds, 2),
+            "times_transformers": round(base_seconds / seconds, 2),
+            "times_transformers_processor": round(
+                base["processor"] / serial / (run["processor"] / count), 2
+            ),
+            "prefilled_per_question": round((run["prompt_tokens"] - run["cached_tokens"]) / count),
+            "cached_per_question": round(run["cached_tokens"] / count),
+            "generated_per_question": round(run["generated_tokens"] / count),
+            "answers_that_differ": differ,
+            "largest_tie": max(gaps),
+        }
+        rows.append(row)
+        print(
+            f"{side:14} {count:9d} {seconds:10.2f} {row['times_transformers']:6.2f} "
+            f"{row['times_transformers_processor']:6.2f} {row['prefilled_per_question']:9d} "
+            f"{row['cached_per_question']:8d} {row['generated_per_question']:9d} {differ:6d} "
+            f"{row['largest_tie']:8.1e}",
+            flush=True,
+        )
+    return rows
+
+
+def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
+    """Milliseconds that scheduler and journal take a request."""
+    from cirag_jax.llm.types import Message
+    from cirag_jax.runtime.journal import Journal
+    from cirag_jax.runtime.requests import Generate, Generated
+    from cirag_jax.runtime.scheduler import Job, Scheduler
+
+    class Instant:
+        is_slow = True
+        is_exhausted = False
+
+        def __call__(self, calls: Any, done: Any) -> None:
+            for index in range(len(calls)):
+                done(index, Generated("text " * 50, "stop"))
+
+    def program(name: int) -> Any:
+        prompt = f"{name} " + "fact " * 500
+        for step in range(requests):
+            yield Generate((Message("user", f"{prompt}{step}"),), "reader")
+        return "done"
+
+    jobs = [Job(str(i), i, lambda i=i: program(i)) for i in range(programs)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Journal(pathlib.Path(folder) / "journal.sqlite", {}) as journal,
+    ):
+        start = time.perf_counter()
+        complete = Scheduler({"reader": Instant()}, journal).run(jobs)
+        seconds = time.perf_counter() - start
+    assert complete
+    count = programs * requests
+    return {"requests": count, "milliseconds_per_request": round(1e3 * seconds / count, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mode", choices=("compare", "overhead"), default="compare")
+    parser.add_argument("--questions", type=int, default=64, help="answered together")
+    parser.add_argument("--serial", type=int, default=8, help="answered one at a time")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        side, questions, workdir = arguments.worker
+        print(json.dumps(answer_in_process(side, int(questions), workdir)))
+        return
+    if arguments.mode == "overhead":
+        print(json.dumps(overhead()))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rows = compare(arguments.questions, arguments.serial, pathlib.Path(folder))
+    print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
