@@ -13,7 +13,7 @@ BENCH ?= aligner
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-quickstart: env  ## train, evaluate and export the aligner on the embedded data set, print a table
+quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, on the embedded data set
 	@$(python) launch/quickstart.py $(ARGS)
 
 test: lint  ## environment, lint, types, every test that needs no cluster
@@ -24,7 +24,7 @@ lint: dev  ## ruff and pyright
 	@$(python) -m ruff format --check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(python) -m pyright --pythonpath $(python)
 
-bench: dev  ## side by side with the usual libraries; BENCH=aligner, generation or lora_step
+bench: dev  ## side by side with the usual libraries; BENCH=NAME of a file in experiments/benchmarks
 	@$(python) experiments/benchmarks/$(BENCH).py $(ARGS)
 
 format: dev  ## reformat the code

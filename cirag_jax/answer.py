@@ -19,8 +19,9 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import evidence_recall
 from cirag_jax.files import write_lines
+from cirag_jax.llm.types import Usage
 from cirag_jax.methods.registry import Method, find_method
-from cirag_jax.runtime import codec, journal, opening
+from cirag_jax.runtime import codec, journal, online, opening
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Job, Progress, Scheduler
 from cirag_jax.types import Config, Dataset, Prediction, Question
@@ -61,7 +62,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     with Journal(workdir / journal.FILE, _settings(config, method, corpus)) as book:
         complete, load_seconds = True, 0.0
         if any(job.id not in book.outcomes() for job in jobs):
-            complete, load_seconds = _run(config, method, dataset, corpus, jobs, book, begun)
+            complete, load_seconds = _run(config, method, dataset, corpus, jobs, book)
         seconds = book.add_seconds(time.monotonic() - begun)
         wanted = {job.id for job in jobs}
         records = {record.id: record for record in book.records() if record.id in wanted}
@@ -72,7 +73,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.question is not None:
         _show(records.get(questions[0].id), passages)
     result = _result(rows, config.profile, complete, seconds)
-    return {**result, "load_seconds": load_seconds}
+    return {**result, **_extraction(workdir), "load_seconds": load_seconds}
 
 
 # ------------------------------------------------------------------------------------- the task
@@ -136,16 +137,15 @@ def _run(
     corpus: Corpus,
     jobs: Sequence[Job],
     book: Journal,
-    begun: float,
 ) -> tuple[bool, float]:
     """Runs what is left; whether everything ended, and the seconds until the first request."""
-    deadline = None
+    begun, deadline = time.monotonic(), None
     if config.stop_after_minutes < 0:
         raise UserError("config.stop_after_minutes must not be negative.")
     if config.stop_after_minutes:
         deadline = begun + 60 * config.stop_after_minutes
     with contextlib.ExitStack() as stack:
-        handlers = opening.open_handlers(config, method, dataset, corpus, stack)
+        handlers = opening.open_handlers(config, method, dataset, corpus, book.path.parent, stack)
         with _progress_bar(len(jobs)) as show:
             scheduler = Scheduler(
                 handlers,
@@ -254,6 +254,23 @@ def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -
 
 
 _EMPTY: collections.Counter[str] = collections.Counter()
+
+
+def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
+    """What extraction online took, which no single question is charged for."""
+    path = workdir / online.FILE
+    if not path.exists():
+        return {}
+    records = journal.read_records(path)
+    usage = sum((record.usage for record in records), start=Usage())
+    extraction = {
+        "passages": len(records),
+        "failures": sum(r.outcome is None or r.outcome["status"] == "failed" for r in records),
+        "prompt_tokens": usage.prompt_tokens,
+        "generated_tokens": usage.generated_tokens,
+        "cost": usage.cost,
+    }
+    return {"extraction": extraction}
 
 
 def _levels(found: Iterable[Prediction | None]) -> dict[str, int]:

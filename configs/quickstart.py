@@ -1,4 +1,4 @@
-"""The embedded job of ``make quickstart``: train, evaluate and export the aligner, no download.
+"""The embedded job of ``make quickstart``: train, evaluate, export, answer; no download.
 
 python launch/quickstart.py
 
@@ -12,11 +12,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import aligner, retrieval
+from configs.methods import cirag
 
 
 def get_config() -> Any:
     """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in
-    configs/retrieval.py.
+    configs/retrieval.py, ``config.answer`` as in configs/methods/cirag.py:small.
     """
     config: Any = ConfigDict()
     config.train = aligner.quick()
@@ -25,4 +26,7 @@ def get_config() -> Any:
     config.train.num_steps = 80
     config.train.eval_every = 40
     config.evaluate = retrieval.get_config()
+    config.answer = cirag.get_config("small")
+    config.answer.data.split = "test"
+    config.answer.data.limit = 20
     return config

@@ -1,4 +1,4 @@
-"""Trains, evaluates and exports the aligner on the embedded dataset: ``make quickstart``."""
+"""Trains, evaluates and exports the aligner, then answers with CIRAG: ``make quickstart``."""
 
 import pathlib
 import sys
@@ -10,9 +10,11 @@ from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Runs the three jobs one after the other; a second run goes on where the first stopped."""
+    """Runs the jobs one after the other; a second run goes on where the first stopped."""
+    from cirag_jax import answer
     from cirag_jax.evaluation import retrieval
     from cirag_jax.models.export import export_sentence_transformers
+    from cirag_jax.reports import trace
     from cirag_jax.training import aligner
     from cirag_jax.training.trained import open_encoder
 
@@ -23,7 +25,18 @@ def main(config, workdir):
     result = retrieval.evaluate(config.evaluate, workdir)
     encoder, _ = open_encoder(str(checkpoint))
     export_sentence_transformers(encoder, encoder.state, workdir / "model")
-    return {**result, "training": trained, "model": str(workdir / "model")}
+    questions = workdir / "answers"
+    questions.mkdir(exist_ok=True)
+    config.answer.reranker.model = str(checkpoint)
+    answered = answer.answer(config.answer, questions)
+    trace.write_trace(questions, workdir / "trace.html", "CIRAG on the embedded data set")
+    return {
+        **result,
+        "training": trained,
+        "model": str(workdir / "model"),
+        "cirag": answered,
+        "trace": str(workdir / "trace.html"),
+    }
 
 
 if __name__ == "__main__":

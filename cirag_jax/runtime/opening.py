@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,12 @@ def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:
 
 
 def open_handlers(
-    config: Config, method: Any, dataset: Dataset, corpus: Corpus, stack: contextlib.ExitStack
+    config: Config,
+    method: Any,
+    dataset: Dataset,
+    corpus: Corpus,
+    workdir: pathlib.Path,
+    stack: contextlib.ExitStack,
 ) -> dict[type | str, Handler]:
     """Opens whatever a run needs.
 
@@ -44,6 +50,7 @@ def open_handlers(
       method: with ``roles``, ``uses_triples`` and ``config``.
       dataset: with the triples of its passages.
       corpus: the passages to search.
+      workdir: keeps what is extracted online.
       stack: closes what was opened.
 
     Raises:
@@ -59,7 +66,10 @@ def open_handlers(
     handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     if method.uses_triples:
         form = config[config.method].form
-        handlers[Extract] = _open_triples(config, dataset, corpus)
+        if config.triples == ONLINE:
+            handlers[Extract] = _open_online(config, handlers["extractor"], workdir, stack)
+        else:
+            handlers[Extract] = _open_triples(config, dataset, corpus)
         handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
     return handlers
 
@@ -103,6 +113,19 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
         _say(f"{known:,} of them have triples")
         return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
     return ExtractHandler(_open_store(config.triples, corpus))
+
+
+def _open_online(
+    config: Config, model: Any, workdir: pathlib.Path, stack: contextlib.ExitStack
+) -> Handler:
+    from cirag_jax.graph.extraction import ExtractionSettings
+    from cirag_jax.runtime import online
+    from cirag_jax.runtime.journal import Journal
+
+    settings = {"extractor": generate.settings(config.extractor)}
+    journal = stack.enter_context(Journal(workdir / online.FILE, settings))
+    how = ExtractionSettings(triple_tokens=config.extractor.max_tokens)
+    return online.OnlineExtractHandler(model, journal, how)
 
 
 def _open_store(folder: str, corpus: Corpus) -> TripleSource:
