@@ -186,6 +186,7 @@ class Encoder(nnx.Module):
         tokens_BT: jax.Array,
         mask_BT: jax.Array,
         *,
+        types_BT: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Hidden states of the last layer, ``hidden_BTD`` in the compute dtype.
@@ -193,6 +194,7 @@ class Encoder(nnx.Module):
         Args:
           tokens_BT: int32 token ids, padded on the right.
           mask_BT: 1 or True at real tokens.
+          types_BT: int32 token types, of the first or second text of a pair; None: all 0.
           dropout_key: one `jax.random` key; the same key drops the same units. None: no dropout.
         """
         config = self.config
@@ -202,7 +204,7 @@ class Encoder(nnx.Module):
         if dropout_key is not None:
             dropout_key, keys = jax.random.split(dropout_key)
             keys = jax.random.split(keys, config.num_layers)
-        hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, dropout_key)
+        hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, types_BT, dropout_key)
 
         def layer(params, hidden_BTD, key):
             return _layer(config, params, hidden_BTD, mask_BT, key)
@@ -222,7 +224,8 @@ class Encoder(nnx.Module):
         return hidden_BTD
 
 
-def _dropout(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
+def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
+    """Dropout with its usual scaling; without a key, ``x`` as it is."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -348,6 +351,7 @@ def _embed_tokens(
     params: dict[str, jax.Array],
     tokens_BT: jax.Array,
     mask_BT: jax.Array,
+    types_BT: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
     """Sum of token, position and type embeddings, normed: ``hidden_BTD``."""
@@ -357,7 +361,8 @@ def _embed_tokens(
             f"a batch of {length} tokens is longer than the {config.max_length} positions of "
             "the encoder."
         )
-    hidden_BTD = params["token_embedding"][tokens_BT] + params["type_embedding"][0]
+    hidden_BTD = params["token_embedding"][tokens_BT]
+    hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
     if config.position_offset == 0:
         hidden_BTD += params["position_embedding"][:length]
     else:  # XLM-R counts real tokens only; padding has the position just before the first.
@@ -369,7 +374,7 @@ def _embed_tokens(
         params["embedding_norm_bias"],
         config.layer_norm_eps,
     )
-    hidden_BTD = _dropout(hidden_BTD, config.hidden_dropout, key)
+    hidden_BTD = drop_units(hidden_BTD, config.hidden_dropout, key)
     hidden_BTD = hidden_BTD.astype(config.dtype)
     return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
 
@@ -387,7 +392,7 @@ def _layer(
         attention_key, out_key, down_key = jax.random.split(key, 3)
     p = params
     mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, attention_key)
-    mixed_BTD = _dropout(mixed_BTD, config.hidden_dropout, out_key)
+    mixed_BTD = drop_units(mixed_BTD, config.hidden_dropout, out_key)
     hidden_BTD = _layer_norm(
         hidden_BTD + mixed_BTD,
         p["attention_norm_scale"],
@@ -403,7 +408,7 @@ def _layer(
         p["down_kernel"],
         p["down_bias"],
     )
-    down_BTD = _dropout(down_BTD, config.hidden_dropout, down_key)
+    down_BTD = drop_units(down_BTD, config.hidden_dropout, down_key)
     hidden_BTD = _layer_norm(
         hidden_BTD + down_BTD,
         p["output_norm_scale"],
@@ -469,7 +474,7 @@ def _attend_transposed(
     ).astype(jnp.float32)
     scores_BNTS += jnp.where(mask_BT, 0.0, _MASKED)[:, None, None, :]
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(v_BNSH.dtype)
-    probs_BNTS = _dropout(probs_BNTS, config.attention_dropout, key)
+    probs_BNTS = drop_units(probs_BNTS, config.attention_dropout, key)
     mixed_BNTH = jax.lax.dot_general(probs_BNTS, v_BNSH, (((3,), (2,)), ((0, 1), (0, 1))))
     return mixed_BNTH.transpose(0, 2, 1, 3)
 

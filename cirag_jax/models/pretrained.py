@@ -280,7 +280,7 @@ def _prefixes(folder: Path, name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
+def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
     """The folder's Rust tokenizer with padding off; a slow one is converted by transformers."""
     file = folder / "tokenizer.json"
     try:
@@ -299,7 +299,8 @@ def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _max_length(folder: Path, config: EncoderConfig) -> int:
+def read_max_length(folder: Path, config: EncoderConfig) -> int:
+    """Tokens of a text by the folder's own files, at most the encoder's positions."""
     limits = [
         (read_json(folder / "sentence_bert_config.json", {}) or {}).get("max_seq_length"),
         (read_json(folder / "tokenizer_config.json", {}) or {}).get("model_max_length"),
@@ -381,10 +382,10 @@ def load_encoder(
         graphdef=graphdef,
         state=state,
         config=config,
-        tokenizer=_tokenizer(folder),
+        tokenizer=read_tokenizer(folder),
         query_prefix=prefixes[0] if query_prefix is None else query_prefix,
         passage_prefix=prefixes[1] if passage_prefix is None else passage_prefix,
-        max_length=_max_length(folder, config),
+        max_length=read_max_length(folder, config),
         model_type=model_type,
         source=name or spec,
         folder=folder,

@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ def _strip_prefix(name: str) -> str:
 
 
 def _match(
-    folder: Path, places: Mapping[str, _Place]
+    folder: Path, places: Mapping[str, _Place], ignored: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
     """Tensors by stripped name, the unmapped names, and the doubly mapped ones."""
     found: dict[str, np.ndarray] = {}
@@ -151,7 +151,7 @@ def _match(
     for name, _, array in read_tensors(folder):
         short = _strip_prefix(name)
         if short not in places:
-            if not any(fnmatch.fnmatchcase(short, pattern) for pattern in IGNORED):
+            if not any(fnmatch.fnmatchcase(short, pattern) for pattern in ignored):
                 unmapped.append(name)
         elif short in found:
             doubled.append(name)
@@ -171,8 +171,11 @@ def load_state(
     family: str = "bert",
     *,
     mesh: jax.sharding.Mesh | None = None,
+    ignored: Sequence[str] = IGNORED,
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """Split `Encoder` with the weights of ``folder``, in fp32, placed on ``mesh`` if given.
+
+    ``ignored`` are patterns of tensors that the encoder does not use.
 
     Raises:
       UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
@@ -180,7 +183,7 @@ def load_state(
     """
     folder = Path(folder)
     places = _places(config, family)
-    found, unmapped, doubled = _match(folder, places)
+    found, unmapped, doubled = _match(folder, places, ignored)
     unfilled = [name for name in places if name not in found]
     problems = misfits(unmapped, doubled, unfilled)
     if problems:

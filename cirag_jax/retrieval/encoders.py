@@ -195,11 +195,11 @@ def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> E
 
 
 def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
-    from cirag_jax.training.trained import open_encoder
+    from cirag_jax.training.trained import hash_arrays, open_encoder
 
     encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
     if meta:  # Two trainings may end on the same step: what was learnt tells them apart.
-        encoder = dataclasses.replace(encoder, revision=f"sha256:{_hash_arrays(encoder.state)}")
+        encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
     prefixes = {
         name: config[name]
         for name in ("query_prefix", "passage_prefix")
@@ -267,11 +267,3 @@ def _torch_revision(model: Any) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().float().cpu().numpy().tobytes())
     return f"sha256:{digest.hexdigest()}"
-
-
-def _hash_arrays(tree: Any) -> str:
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
-    return digest.hexdigest()

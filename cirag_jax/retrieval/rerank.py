@@ -1,11 +1,14 @@
 """Scoring texts against queries: by the bi-encoder, or by a cross-encoder."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+from jax.sharding import Mesh
 
+from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.pairs import score_pairs
 
 
 class Reranker(Protocol):
@@ -53,3 +56,54 @@ class BiEncoderReranker:
             self._vectors_ND = grown
         self._vectors_ND[used : used + len(new)] = self._encoder.encode(new, "passage")
         self._row.update((text, used + offset) for offset, text in enumerate(new))
+
+
+class CrossEncoderReranker:
+    """Logits of a cross-encoder; above 0 it takes a text for more likely relevant than not.
+
+    Args:
+      model: the cross-encoder.
+      max_length: tokens kept of a pair; None: the model's own limit.
+      mesh: batches are split over it; None: one device.
+    """
+
+    def __init__(self, model: PairEncoder, max_length: int | None = None, mesh: Mesh | None = None):
+        self._model = model
+        self._max_length = max_length
+        self._mesh = mesh
+        self.identity: Mapping[str, Any] = {
+            "model": model.source,
+            "revision": model.revision,
+            "dtype": model.config.dtype,
+            "max_length": max_length or model.max_length,
+        }
+
+    @classmethod
+    def open(
+        cls,
+        spec: str,
+        *,
+        dtype: str = "float32",
+        max_length: int | None = None,
+        mesh: Mesh | None = None,
+    ) -> "CrossEncoderReranker":
+        """Opens a training workdir (its best checkpoint), a model folder or a hub id.
+
+        Raises:
+          UserError: it cannot be opened, or is no cross-encoder.
+        """
+        from cirag_jax.training.trained import open_cross_encoder
+
+        model, _ = open_cross_encoder(spec, dtype=dtype, mesh=mesh)
+        return cls(model, max_length, mesh)
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Raw logits: for each query, float32 scores in the order of its texts."""
+        pairs = [
+            (query, text) for query, group in zip(queries, texts, strict=True) for text in group
+        ]
+        logit_N = score_pairs(
+            self._model, None, pairs, max_length=self._max_length, mesh=self._mesh
+        )
+        ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
+        return np.split(logit_N, ends)[: len(texts)]

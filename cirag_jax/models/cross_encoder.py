@@ -1,0 +1,287 @@
+"""Cross-encoders in Flax NNX: an encoder over a pair of texts, and a head that scores it.
+
+The head is that of Hugging Face's models for sequence classification with one label. BERT's
+(pooler, then classifier) and XLM-RoBERTa's (``classifier.dense``, ``classifier.out_proj``; of
+``bge-reranker-v2-m3``) are the same arithmetic under other names: the first token's state, a dense
+layer, tanh, an inner product. The score is a logit: trained with binary cross-entropy, 0 means p =
+0.5.
+"""
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import pretrained, weights
+from cirag_jax.models.encoder import Encoder, EncoderConfig, choose_attention, drop_units
+from cirag_jax.models.tensor_files import fetch, read_tensors
+
+# Parameter of the head -> its tensor, by model_type; kernels of torch are (out, in).
+_BERT_HEAD = {
+    "dense_kernel": "pooler.dense.weight",
+    "dense_bias": "pooler.dense.bias",
+    "score_kernel": "classifier.weight",
+    "score_bias": "classifier.bias",
+}
+_ROBERTA_HEAD = {
+    "dense_kernel": "classifier.dense.weight",
+    "dense_bias": "classifier.dense.bias",
+    "score_kernel": "classifier.out_proj.weight",
+    "score_bias": "classifier.out_proj.bias",
+}
+HEADS: Mapping[str, Mapping[str, str]] = {
+    "bert": _BERT_HEAD,
+    "roberta": _ROBERTA_HEAD,
+    "xlm-roberta": _ROBERTA_HEAD,
+    "camembert": _ROBERTA_HEAD,
+}
+ARCHITECTURES = {
+    "bert": "BertForSequenceClassification",
+    "roberta": "RobertaForSequenceClassification",
+    "xlm-roberta": "XLMRobertaForSequenceClassification",
+    "camembert": "CamembertForSequenceClassification",
+}
+
+
+def head_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """Shape and logical axes of each parameter of the head."""
+    d = config.d_model
+    # The head is small: replicated, whatever the mesh.
+    return {
+        "dense_kernel": ((d, d), (None, None)),
+        "dense_bias": ((d,), (None,)),
+        "score_kernel": ((d,), (None,)),
+        "score_bias": ((1,), (None,)),
+    }
+
+
+class CrossEncoder(nnx.Module):
+    """An `Encoder` and the head."""
+
+    dense_kernel: nnx.Param
+    dense_bias: nnx.Param
+    score_kernel: nnx.Param
+    score_bias: nnx.Param
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
+        """Random parameters: normal of ``initializer_range`` for kernels, zero biases."""
+        self.config = config
+        self.encoder = Encoder(config, rngs=rngs)
+        for name, (shape, axes) in head_parameters(config).items():
+            if name.endswith("bias"):
+                value = jnp.zeros(shape, jnp.float32)
+            else:
+                noise = jax.random.normal(rngs.params(), shape, jnp.float32)
+                value = config.initializer_range * noise
+            setattr(self, name, nnx.Param(value, logical_axes=axes))
+
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        mask_BT: jax.Array,
+        types_BT: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """``logit_B`` in fp32 of a padded batch of pairs; see `Encoder.__call__`."""
+        encoder_key = first_key = second_key = None
+        if dropout_key is not None:
+            encoder_key, first_key, second_key = jax.random.split(dropout_key, 3)
+        rate = self.config.hidden_dropout
+        hidden_BTD = self.encoder(tokens_BT, mask_BT, types_BT=types_BT, dropout_key=encoder_key)
+        first_BD = hidden_BTD[:, 0].astype(jnp.float32)
+        if self.config.position_offset:  # RoBERTa's head drops units before its dense layer too.
+            first_BD = drop_units(first_BD, rate, first_key)
+        dense_BD = jnp.tanh(first_BD @ self.dense_kernel[...] + self.dense_bias[...])
+        dense_BD = drop_units(dense_BD, rate, second_key)
+        return dense_BD @ self.score_kernel[...] + self.score_bias[...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairEncoder:
+    """A cross-encoder with all that decides what a score means.
+
+    Attributes:
+      graphdef, state: split `CrossEncoder`; ``state`` holds fp32 parameters.
+      config: hyper-parameters of the encoder.
+      tokenizer: the Rust tokenizer, without padding.
+      max_length: default limit of a pair in tokens, special tokens included.
+      model_type: family in `HEADS`.
+      source, folder, revision, hf_config: as in `pretrained.TextEncoder`.
+    """
+
+    graphdef: nnx.GraphDef
+    state: nnx.State
+    config: EncoderConfig
+    tokenizer: tokenizers.Tokenizer
+    max_length: int
+    model_type: str
+    source: str
+    folder: Path
+    revision: str
+    hf_config: dict[str, Any]
+
+
+def apply(
+    graphdef: nnx.GraphDef,
+    state: Any,
+    tokens_BT: jax.Array,
+    mask_BT: jax.Array,
+    types_BT: jax.Array,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """Pure function of split state: ``logit_B`` in fp32."""
+    model = nnx.merge(graphdef, state)
+    return model(tokens_BT, mask_BT, types_BT, dropout_key=dropout_key)
+
+
+def load_cross_encoder(
+    spec: str,
+    *,
+    dtype: str = "float32",
+    mesh: jax.sharding.Mesh | None = None,
+    name: str | None = None,
+    new_head: int | None = None,
+    max_length: int | None = None,
+    dropout: float = 0.0,
+    remat: bool = False,
+) -> PairEncoder:
+    """Opens a cross-encoder, or an encoder to make one of.
+
+    Args:
+      spec: see `pretrained.resolve_model_folder`.
+      dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are fp32 in either case.
+      mesh: parameters are placed on it; None: the default device.
+      name: recorded as ``source`` instead of ``spec``.
+      new_head: seed of what the folder lacks of the head (an encoder's has no classifier); None: it
+        must be whole.
+      max_length: recorded instead of the folder's own limit.
+      dropout: rate, active only where a dropout key is passed.
+      remat: recompute layers in the backward pass.
+
+    Raises:
+      UserError: the model cannot be found, read or mapped, or scores more than one label.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
+    folder = pretrained.resolve_model_folder(spec)
+    config, raw = pretrained.read_config(folder)
+    config = dataclasses.replace(
+        config,
+        dtype=dtype,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        attention=choose_attention(dtype, config.head_dim, dropout=dropout),
+        remat=remat,
+        scan_layers=config.num_layers >= 12,
+    )
+    graphdef, state = _load_state(folder, config, raw["model_type"], mesh, new_head)
+    limit = pretrained.read_max_length(folder, config)
+    return PairEncoder(
+        graphdef=graphdef,
+        state=state,
+        config=config,
+        tokenizer=pretrained.read_tokenizer(folder),
+        max_length=min(max_length or limit, config.max_length),
+        model_type=raw["model_type"],
+        source=name or spec,
+        folder=folder,
+        revision=pretrained.weights_revision(folder),
+        hf_config=raw,
+    )
+
+
+def _load_state(
+    folder: Path,
+    config: EncoderConfig,
+    family: str,
+    mesh: jax.sharding.Mesh | None,
+    new_head: int | None,
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Split `CrossEncoder` with the weights of ``folder``."""
+    head = _read_head(folder, config, family, new_head)
+    _, encoder_state = weights.load_state(
+        folder, config, family, mesh=mesh, ignored=(*weights.IGNORED, "classifier.*")
+    )
+    encoder = {("encoder", *path): v for path, v in nnx.to_flat_state(encoder_state)}
+    abstract = nnx.eval_shape(lambda: CrossEncoder(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(abstract)
+    filled = []
+    for path, variable in nnx.to_flat_state(state):
+        if path in encoder:
+            filled.append((path, encoder[path]))
+            continue
+        value = head[str(path[-1])]
+        if mesh is not None:
+            value = sharding.place(value, sharding.variable_sharding(variable, mesh))
+        filled.append((path, variable.replace(jnp.asarray(value))))
+    return graphdef, nnx.from_flat_state(filled)
+
+
+def _read_head(
+    folder: Path, config: EncoderConfig, family: str, new_head: int | None
+) -> dict[str, np.ndarray]:
+    if family not in HEADS:
+        raise UserError(f"model_type {family!r} has no scoring head; known: {', '.join(HEADS)}.")
+    found = {}
+    for full, _, array in read_tensors(folder):
+        # The encoder's prefix ends before its pooler; the classifier has none.
+        short = next((full[len(p) :] for p in weights.PREFIXES if full.startswith(p)), full)
+        if fnmatch.fnmatchcase(short, "classifier.*") or short.startswith("pooler."):
+            found[short] = array
+    head = {}
+    rng = np.random.default_rng(new_head)
+    for name, (shape, _) in head_parameters(config).items():
+        source = HEADS[family][name]
+        array = found.get(source)
+        if array is None and new_head is None:
+            raise UserError(
+                f"{folder} is no cross-encoder: it has no tensor {source} (an encoder alone cannot "
+                "score pairs; launch/train.py --config=configs/cross_encoder.py makes one of it)."
+            )
+        if array is None:
+            noise = rng.normal(size=shape).astype(np.float32)
+            head[name] = 0 * noise if name.endswith("bias") else config.initializer_range * noise
+            continue
+        if name.startswith("score") and array.shape[0] != 1:
+            raise UserError(f"{folder} scores {array.shape[0]} labels, not one.")
+        array = array.T if name == "dense_kernel" else array
+        if array.size != np.prod(shape):
+            raise UserError(f"{folder}: tensor {source} has shape {array.shape}, not {shape}.")
+        head[name] = np.ascontiguousarray(array.reshape(shape), np.float32)
+    return head
+
+
+def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.ndarray]:
+    """The inverse of loading: Hugging Face's names for sequence classification -> host arrays."""
+    flat: dict[Any, Any] = dict(nnx.to_flat_state(state))
+    encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
+    prefix = "bert." if family == "bert" else "roberta."
+    tensors = {
+        prefix + name: array
+        for name, array in weights.to_tensors(nnx.from_flat_state(encoder), config, family).items()
+    }
+    for name, source in HEADS[family].items():
+        array = np.asarray(fetch(flat[(name,)].get_value()), np.float32)
+        array = array.T if name == "dense_kernel" else array
+        array = array[None] if name == "score_kernel" else array
+        full = prefix + source if source.startswith("pooler.") else source
+        tensors[full] = np.ascontiguousarray(array)
+    return tensors
+
+
+def is_cross_encoder(folder: str | os.PathLike[str]) -> bool:
+    """Whether a model folder says that it scores pairs."""
+    raw = pretrained.read_json(Path(folder) / "config.json", {})
+    names = raw.get("architectures") or () if isinstance(raw, dict) else ()
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
