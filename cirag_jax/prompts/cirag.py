@@ -36,12 +36,25 @@ Write the thought, fact_after_filter and question sections, in this order and wi
 and nothing else."""
 
 _HEADER = re.compile(
-    r"\[{0,2}[ \t]*#{1,3}[ \t]*(thought|fact_after_filter|question)[ \t]*#{1,3}[ \t]*\]{0,2}"
-    r"[ \t]*:?",
+    # Spaces are looked for after a bracket alone: a long run of them must not cost its square.
+    r"(?:\[{1,2}[ \t]*)?#{1,3}[ \t]*(thought|fact_after_filter|question)[ \t]*#{1,3}"
+    r"[ \t]*\]{0,2}[ \t]*:?",
     re.IGNORECASE,
 )
 
+_DOUBLED = re.compile(r"([\[\]#])\1+")
+
 Facts = Sequence[Triple]
+
+MAX_FACTS = 500  # of one response that are looked at; each may cost a search for the closest
+# Every kind of malformed output that `parse_decision` names.
+PROBLEMS = frozenset(
+    {
+        *("empty", "cut_off", "no_header", "no_facts", "no_question", "repeated_header"),
+        *("facts_no_json", "facts_broken_json", "facts_loose_json", "facts_cut"),
+        *("facts_wrong_shape", "too_many_facts", "not_a_triple", "not_a_candidate"),
+    }
+)
 
 
 # ------------------------------------------------------------------------------------- integration
@@ -110,16 +123,21 @@ def _example(rendering: str, form: Form) -> tuple[Message, ...]:
 def render_facts(triples: Iterable[Triple], form: Form) -> str:
     """Triples as the JSON that the model copies from; normalised text needs no escaping twice."""
     rows = ", ".join(
-        "[" + ", ".join(f'"{_inert(part)}"' for part in triple_key(triple, form)) + "]"
-        for triple in triples
+        "[" + ", ".join(f'"{part}"' for part in _shown(triple, form)) + "]" for triple in triples
     )
     return f'{{"fact": [{rows}]}}'
 
 
+def _shown(triple: Triple, form: Form) -> tuple[str, str, str]:
+    """A triple as the model sees it and copies it; what it copies is brought to the same form."""
+    head, relation, tail = triple_key(triple, form)
+    return _inert(head), _inert(relation), _inert(tail)
+
+
 def _inert(text: str) -> str:
     """Text that neither ends a JSON string nor imitates a header."""
-    text = text.replace("\\", " ").replace('"', "'").replace("[[", "[").replace("]]", "]")
-    return " ".join(text.replace("##", "#").split())
+    text = _DOUBLED.sub(r"\1", text.replace("\\", " ").replace('"', "'"))
+    return " ".join(text.split())
 
 
 def render_decision(step: Step, form: Form) -> str:
@@ -206,9 +224,9 @@ def parse_decision(
       was_cut: whether generation ended at its token limit.
 
     Returns:
-      The decision. Kinds of problems: ``empty``, ``no_header``, ``no_facts``, ``no_question``,
-      ``repeated_header``, ``not_a_triple`` and ``not_a_candidate`` (one each), ``cut_off``, and
-      those of `find_json`, prefixed by ``facts_``.
+      The decision. Kinds of problems, all in `PROBLEMS`: ``empty``, ``no_header``, ``no_facts``,
+      ``no_question``, ``repeated_header``, ``not_a_triple`` and ``not_a_candidate`` (one each),
+      ``cut_off``, ``too_many_facts``, and those of `find_json`, prefixed by ``facts_``.
     """
     problems = ["cut_off"] if was_cut else []
     if not text.strip():
@@ -220,7 +238,7 @@ def parse_decision(
     kept: tuple[Triple, ...] = ()
     if "fact_after_filter" in sections or not sections:
         body = sections.get("fact_after_filter", text)
-        kept, wrong = _facts(body, candidates, form, cutoff)
+        kept, wrong = _facts(body, candidates, form, cutoff, was_cut)
         problems += wrong
     else:
         problems.append("no_facts")
@@ -249,32 +267,40 @@ def _sections(text: str) -> tuple[dict[str, str], int]:
     found: dict[str, str] = {}
     repeated = 0
     marks = list(_HEADER.finditer(text))
-    for mark, after in zip(marks, [*marks[1:], None], strict=True):
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(marks, ends, strict=False):  # no mark at all leaves the one end
         name = mark.group(1).lower()
         if name in found:
             repeated += 1
             continue
-        found[name] = text[mark.end() : after.start() if after else len(text)]
+        found[name] = text[mark.end() : end]
     return found, repeated
 
 
 def _facts(
-    text: str, candidates: Facts, form: Form, cutoff: float
+    text: str, candidates: Facts, form: Form, cutoff: float, was_cut: bool
 ) -> tuple[tuple[Triple, ...], list[str]]:
-    value, problem = find_json(text, "fact", cut=True)
+    value, problem = find_json(text, "fact", cut=was_cut)
+    rows = value["fact"] if isinstance(value, dict) else None
+    if value is None:  # the list alone, without the object around it
+        bare, flaw = find_json(text, cut=was_cut)
+        if isinstance(bare, list):
+            rows, problem = bare, flaw
     problems = [] if problem is None else [f"facts_{problem}"]
-    rows = value.get("fact") if isinstance(value, dict) else value
     if not isinstance(rows, list):
         return (), problems or ["facts_wrong_shape"]
     if len(rows) == 3 and all(isinstance(part, str) for part in rows):
         rows = [rows]  # one fact without the list around it
-    by_key = {triple_key(triple, form): triple for triple in reversed(candidates)}
+    by_key = {_shown(triple, form): triple for triple in reversed(candidates)}
     kept: dict[Triple, None] = {}
-    for row in rows:
+    if len(rows) > MAX_FACTS:
+        problems.append("too_many_facts")
+    for row in rows[:MAX_FACTS]:
         if not (isinstance(row, (list, tuple)) and len(row) == 3):
             problems.append("not_a_triple")
             continue
-        triple = _closest(tuple(normalise(str(part), form) for part in row), by_key, cutoff)
+        head, relation, tail = map(str, row)
+        triple = _closest(_shown(Triple(head, relation, tail), form), by_key, cutoff)
         if triple is None:
             problems.append("not_a_candidate")
         else:
@@ -283,9 +309,9 @@ def _facts(
 
 
 def _closest(
-    key: tuple[str, ...], by_key: dict[tuple[str, str, str], Triple], cutoff: float
+    key: tuple[str, str, str], by_key: dict[tuple[str, str, str], Triple], cutoff: float
 ) -> Triple | None:
-    exact = by_key.get(key)  # type: ignore[arg-type]
+    exact = by_key.get(key)
     if exact is not None:
         return exact
     text = " | ".join(key)[:1000]  # difflib is quadratic: an endless repetition must not be
@@ -400,7 +426,7 @@ def parse_answer(text: str, *, wide: bool = False) -> tuple[str, bool, str | Non
     """
     if not text.strip():
         return "", False, "empty"
-    parts = re.split(r"answer\s*\**\s*:", text, flags=re.IGNORECASE)
+    parts = re.split(r"answer[\s*]*:", text, flags=re.IGNORECASE)
     problem = "no_answer_mark" if len(parts) == 1 else None
     lines = [line.strip(" \t*") for line in parts[-1].splitlines() if line.strip(" \t*")]
     answer = " ".join(parts[-1].split()) if problem else (lines[0] if lines else "")
