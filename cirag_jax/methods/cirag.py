@@ -45,7 +45,8 @@ class CiragConfig:
       num_candidates: N, candidate triples a round.
       use_reranker: without it all triples are candidates, in passage order.
       levels: granularities of the cascade, any subset of triple, sentence, passage, in this order.
-      force_answer: where every level refuses, ask the last one again without letting it refuse.
+      force_answer: where every level refuses, ask the last one again without letting it refuse
+        (the passages, where its pool is empty).
       wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
       rendering: multi_turn, or paper (one turn, history last).
       form: normalisation of triples: ascii (the paper's case study) or unicode.
@@ -242,8 +243,9 @@ def cascade(
         if attempts[-1].sufficient:
             return attempts
     if config.force_answer:
-        level = attempts[-1].level
-        pool = attempts[-1].evidence or _pool("passage", evidence, first)
+        level, pool = attempts[-1].level, attempts[-1].evidence
+        if not pool:
+            level, pool = "passage", _pool("passage", evidence, first)
         attempts.append((yield from _read(question, level, pool, config, problems, False)))
     return attempts
 
