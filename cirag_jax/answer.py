@@ -61,7 +61,8 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     jobs = [_job(method, question, settings) for question in questions]
     with Journal(workdir / journal.FILE, _settings(config, method, corpus)) as book:
         complete, load_seconds = True, 0.0
-        if any(job.id not in book.outcomes() for job in jobs):
+        known = book.outcomes()
+        if any(job.id not in known for job in jobs):
             complete, load_seconds = _run(config, method, dataset, corpus, jobs, book)
         seconds = book.add_seconds(time.monotonic() - begun)
         wanted = {job.id for job in jobs}
@@ -195,6 +196,7 @@ Row = tuple[Question, Record | None]
 def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
     """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
     outcome = record.outcome if record else None
+    has_ended = record is not None and (record.outcome or record.error)
     return {
         "id": question.id,
         "answer": outcome["answer"] if outcome else "",
@@ -207,7 +209,7 @@ def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]
             "prompt": record.usage.prompt_tokens if record else 0,
             "generated": record.usage.generated_tokens if record else 0,
         },
-        "error": record.error if record else "not answered yet",
+        "error": record.error if has_ended else "not answered yet",
     }
 
 
