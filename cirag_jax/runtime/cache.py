@@ -41,9 +41,10 @@ class ResponseCache:
 
     def find(self, identity: Any, request: Request) -> Generated | None:
         """The response to an equal request to an equal model; it took no time and no money."""
-        row = self._db.execute(
+        rows = self._execute(
             "SELECT response FROM responses WHERE key = ?", (_key(identity, request),)
-        ).fetchone()
+        )
+        row = rows.fetchone()
         if row is None:
             return None
         data = json.loads(row[0])
@@ -58,10 +59,16 @@ class ResponseCache:
             "prompt_tokens": response.usage.prompt_tokens,
             "generated_tokens": response.usage.generated_tokens,
         }
-        self._db.execute(
+        self._execute(
             "INSERT OR REPLACE INTO responses VALUES (?, ?)",
             (_key(identity, request), codec.dump(data)),
         )
+
+    def _execute(self, statement: str, values: tuple[str, ...]) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise UserError(f"config.cache={self.path} cannot be used: {error}.") from None
 
     def close(self) -> None:
         """Closes the file."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cirag_jax.errors import UserError
 from cirag_jax.graph.normalise import Form, triple_key
 from cirag_jax.llm import types as llm
 from cirag_jax.retrieval.rerank import Reranker
@@ -198,6 +199,9 @@ class GenerateHandler:
             responses = self._backend.generate(
                 list(requests.values()), lambda rows, tokens: self.on_tokens(tokens)
             )
+        except ExceptionGroup as group:  # a server's tasks wrap what ``done`` raised (a full disk)
+            users = group.subgroup(UserError)
+            raise _first(users or group) from None
         finally:
             if reports:
                 self._backend.on_response = None
@@ -220,3 +224,9 @@ class GenerateHandler:
             continue_final=asked.continue_final,
             json_schema=asked.json_schema,
         )
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
