@@ -281,6 +281,6 @@ def _resume(running: _Running, responses: list[Response | RequestError] | None) 
 
 def _cause(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
