@@ -12,7 +12,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class TripleStore:
         self._load()
 
     @classmethod
-    def open(cls, folder: str | Path) -> "TripleStore":
+    def open(cls, folder: str | Path) -> Self:
         """Opens a store for reading.
 
         Args:
@@ -110,7 +110,7 @@ class TripleStore:
         except sqlite3.Error as error:
             raise damaged(folder / INDEX, error) from None
 
-    def __enter__(self) -> "TripleStore":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cirag_jax.errors import UserError
 from cirag_jax.graph import embeddings
@@ -76,7 +76,7 @@ class StoreWriter(TripleStore):
     """A store that is changed; one process at a time."""
 
     @classmethod
-    def open(cls, folder: str | Path) -> "StoreWriter":
+    def open(cls, folder: str | Path) -> Self:
         """Opens a store for writing; creates it where there is none.
 
         What a killed writer left behind is removed.

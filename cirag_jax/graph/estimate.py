@@ -1,0 +1,137 @@
+"""What an extraction will take, before it starts: tokens, money, time."""
+
+import dataclasses
+from typing import Any
+
+from cirag_jax.graph.extraction import ExtractionSettings
+from cirag_jax.llm.openai_format import estimate_tokens
+from cirag_jax.prompts.extraction import entity_messages, triple_messages
+from cirag_jax.types import Passage
+
+# Assumed where nothing has been measured: bytes/s of memory, operations/s, and a server's tokens/s.
+_MACHINE = {"cpu": (8e9, 1e11), "other": (1e12, 1e14)}
+_ROWS = {"cpu": 16, "other": 64}
+_SERVER_RATE = 40.0
+
+
+@dataclasses.dataclass
+class Workload:
+    """Passages to extract, counted on the high side.
+
+    Attributes:
+        settings: How they are extracted.
+        passages: How many.
+        text_tokens: Of titles and texts; read once for each of the two calls.
+    """
+
+    settings: ExtractionSettings
+    passages: int = 0
+    text_tokens: int = 0
+
+    def add(self, passage: Passage) -> None:
+        """Counts a passage."""
+        self.passages += 1
+        size = len(passage.title.encode("utf-8", "replace"))
+        size += len(passage.text.encode("utf-8", "replace"))
+        self.text_tokens += size // 3 + 1
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of instruction and worked example, of both calls."""
+        nothing = Passage("", "", "")
+        turns = (*entity_messages(nothing), *triple_messages(nothing, ()))
+        return estimate_tokens(turns)
+
+    @property
+    def new_prompt_tokens(self) -> int:
+        """Prompt tokens that no other passage shares: texts twice, entities once."""
+        return 2 * self.text_tokens + self.passages * self.settings.entity_tokens // 2
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All prompt tokens, at most about."""
+        return self.passages * self.shared_tokens + self.new_prompt_tokens
+
+    @property
+    def generated_tokens(self) -> int:
+        """Both answers at their full length."""
+        return self.passages * (self.settings.entity_tokens + self.settings.triple_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Upper bounds, roughly; ``cost`` is None without prices, ``measured`` tells a true rate."""
+
+    passages: int
+    prompt_tokens: int
+    generated_tokens: int
+    cost: float | None
+    seconds: float
+    measured: bool
+
+    def __str__(self) -> str:
+        money = "" if self.cost is None else f", costing at most about {self.cost:.4g}"
+        basis = "at the rate so far" if self.measured else "a guess until a rate is measured"
+        return (
+            f"{self.passages:,} passages: at most about {self.prompt_tokens:,} prompt tokens and "
+            f"{self.generated_tokens:,} generated tokens{money}, in about "
+            f"{duration(self.seconds)} ({basis})"
+        )
+
+
+def estimate(work: Workload, config: Any, weight_bytes: int, rate: float | None) -> Estimate:
+    """What ``work`` takes at most.
+
+    Args:
+        work: The passages.
+        config: Of `configs.common.language_model`.
+        weight_bytes: Of a local model's files; 0 for a server's.
+        rate: Passages per second, measured before; None: estimated from the model's size (every
+            decoding step reads all weights once, for all rows of the batch) or, for a server, from
+            40 tokens per second and request.
+    """
+    if rate is not None:
+        seconds = work.passages / rate
+    elif config.backend == "openai":
+        seconds = work.generated_tokens / (_SERVER_RATE * config.max_concurrency)
+    else:
+        seconds = _local_seconds(work, config, weight_bytes)
+    return Estimate(
+        work.passages,
+        work.prompt_tokens,
+        work.generated_tokens,
+        _cost(work, config),
+        seconds,
+        rate is not None,
+    )
+
+
+def _local_seconds(work: Workload, config: Any, weight_bytes: int) -> float:
+    import jax
+
+    machine = "cpu" if jax.default_backend() == "cpu" else "other"
+    bandwidth, operations = _MACHINE[machine]
+    rows = min(config.batch_size or _ROWS[machine], max(work.passages, 1))
+    decoding = work.generated_tokens / rows * weight_bytes / bandwidth
+    # Two operations a parameter and token; files hold two bytes a parameter, or about that.
+    return decoding + work.new_prompt_tokens * weight_bytes / operations
+
+
+def _cost(work: Workload, config: Any) -> float | None:
+    prices = config.prices
+    if prices.prompt is None or prices.generated is None:
+        return None
+    return (
+        work.prompt_tokens * prices.prompt + work.generated_tokens * prices.generated
+    ) / 1_000_000
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    if seconds < 172_800:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 86_400:.1f} days"

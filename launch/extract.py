@@ -1,0 +1,24 @@
+"""Extracts triples: ``python launch/extract.py --config.data.dir=FOLDER --workdir=W``.
+
+Leaves the triple store ``W/triples``. Run again with the same workdir, it goes on where it was
+stopped, and extracts only what is new or has changed in the corpus.
+"""
+
+import pathlib
+import sys
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from cirag_jax import cli
+
+
+def main(config, workdir):
+    """Extracts what the config describes."""
+    from cirag_jax.graph import extract
+
+    return extract.extract_corpus(config, workdir)
+
+
+if __name__ == "__main__":
+    cli.run(main, "configs/extract.py")
