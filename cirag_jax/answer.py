@@ -196,7 +196,7 @@ Row = tuple[Question, Record | None]
 def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
     """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
     outcome = record.outcome if record else None
-    has_ended = record is not None and (record.outcome or record.error)
+    error = record.error if record and (record.outcome or record.error) else "not answered yet"
     return {
         "id": question.id,
         "answer": outcome["answer"] if outcome else "",
@@ -209,7 +209,7 @@ def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]
             "prompt": record.usage.prompt_tokens if record else 0,
             "generated": record.usage.generated_tokens if record else 0,
         },
-        "error": record.error if has_ended else "not answered yet",
+        "error": error,
     }
 
 
