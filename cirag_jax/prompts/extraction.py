@@ -155,7 +155,7 @@ def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Prob
         return (), problem
     names = [_clean(item) for item in found]
     kept = tuple(dict.fromkeys(name for name in names if name))[:MAX_ITEMS]
-    return kept, problem or _shape(found, sum(bool(name) for name in names))
+    return kept, _problem(problem, found, sum(bool(name) for name in names))
 
 
 def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Problem | None]:
@@ -171,7 +171,7 @@ def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Pro
     kept: dict[Parts, Parts] = {}
     for triple in triples[: 2 * MAX_ITEMS]:
         kept.setdefault(_folded(triple), triple)
-    return tuple(kept.values())[:MAX_ITEMS], problem or _shape(found, len(triples))
+    return tuple(kept.values())[:MAX_ITEMS], _problem(problem, found, len(triples))
 
 
 def is_example(triple: Parts) -> bool:
@@ -179,10 +179,13 @@ def is_example(triple: Parts) -> bool:
     return _folded(triple) in _EXAMPLE_KEYS
 
 
-def _shape(found: Sequence[Any], good: int) -> Problem | None:
+def _problem(problem: Problem | None, found: Sequence[Any], good: int) -> Problem | None:
+    """What to say of a list: that elements are lost counts more than how it was spelt."""
+    if problem in ("cut", "broken_json"):
+        return problem
     if not found:
         return "empty"
-    return None if good == len(found) else "wrong_shape"
+    return problem if good == len(found) else "wrong_shape"
 
 
 def _items(text: str, key: str, finish_reason: str) -> tuple[list[Any] | None, Problem | None]:

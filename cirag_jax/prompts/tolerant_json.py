@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 from typing import Any, Literal
 
 Problem = Literal["no_json", "broken_json", "loose_json", "cut"]
@@ -23,7 +24,7 @@ _BEGIN = re.compile(r"[\[{]")
 _SKIPPED = re.compile(r"[\s,;]*")
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\s,;:\[\]{}()\"'“”‘’]+|.", re.DOTALL)
-_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?([eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,24})?([eE][+-]?\d{1,3})?", re.ASCII)
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
 _STOPS = {
@@ -32,7 +33,7 @@ _STOPS = {
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _AFTER_STRING = ",:;]})"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_HEX = {"u": re.compile(r"[0-9a-fA-F]{4}"), "x": re.compile(r"[0-9a-fA-F]{2}")}
+_HEX = {char: re.compile(f"[0-9a-fA-F]{{{n}}}") for char, n in (("x", 2), ("u", 4), ("U", 8))}
 
 
 def find_json(
@@ -308,5 +309,6 @@ class _Reader:
     def _escape(self, at: int) -> tuple[str, int]:
         char = self._text[at : at + 1]
         if char in _HEX and (code := _HEX[char].match(self._text, at + 1)):
-            return chr(int(code.group(), 16)), code.end()
+            number = int(code.group(), 16)
+            return chr(number) if number <= sys.maxunicode else "\ufffd", code.end()
         return _ESCAPES.get(char, char), at + len(char)
