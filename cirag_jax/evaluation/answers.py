@@ -1,4 +1,4 @@
-"""Exact match, F1 and accuracy of short answers, as each benchmark's or system's scorer counts them.
+"""Exact match, F1 and accuracy of short answers, as each benchmark's scorer counts them.
 
 All scorers normalise alike (SQuAD's rule, Rajpurkar et al. 2016): lower case, without ASCII
 punctuation, without the words a, an, the, single spaces. They differ in what a `Profile` says.

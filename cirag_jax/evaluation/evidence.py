@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.evaluation.recall import recall_at
-from cirag_jax.graph.normalise import normalise
-from cirag_jax.types import Prediction, Question
+from cirag_jax.graph.normalise import triple_key
+from cirag_jax.types import Prediction, Question, Triple
 
 KS = (3, 5)
 
@@ -46,7 +46,8 @@ def evidence_recall(
 
 def endpoints(head: str, tail: str) -> tuple[str, ...]:
     """Head and tail of a triple, normalised and in alphabetical order."""
-    return tuple(sorted((normalise(head, "unicode"), normalise(tail, "unicode"))))
+    head, _, tail = triple_key(Triple(head, "", tail), "unicode")
+    return tuple(sorted((head, tail)))
 
 
 def _recall(

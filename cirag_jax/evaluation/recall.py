@@ -1,11 +1,11 @@
 """Recall@K and its paired bootstrap."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 
 
-def recall_at(ranked: Sequence[str], gold: Collection[str], k: int) -> float:
+def recall_at(ranked: Sequence[Hashable], gold: Collection[Hashable], k: int) -> float:
     """|top-K and gold| / |gold| (spec, section 0); an empty ranking earns 0.
 
     Raises:

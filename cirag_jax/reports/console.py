@@ -1,0 +1,129 @@
+"""One answer with its evidence and its steps, as plain text for a terminal."""
+
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+from cirag_jax.types import Passage, Prediction, Step, Triple
+
+WIDTH = 100  # columns
+# What a step lists of its passages, and an answer of each granularity of its evidence.
+_MOST = 10
+# Joiners that Persian and Indic scripts and emoji need; they move no cursor.
+_HARMLESS = ("\u200c", "\u200d")
+
+
+def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
+    """The answer, the evidence with its sources, and what happened step by step.
+
+    Model output and passages cannot drive the terminal: see `plain`.
+
+    Args:
+      prediction: of any method.
+      passages: those it names, by id; one that is missing is shown by its id.
+
+    Returns:
+      Lines of at most `WIDTH` characters, without a newline at the end.
+    """
+    lines = _paragraph("Answer: ", prediction.answer or "(none)")
+    lines += [_origin(prediction), "", "Evidence"]
+    lines += _evidence(prediction, passages) or ["  (none)"]
+    for number, step in enumerate(prediction.steps, 1):
+        lines += ["", *_step(number, step, passages)]
+    if prediction.problems:
+        counts = ", ".join(f"{kind} {count}" for kind, count in prediction.problems.items())
+        lines += ["", *_paragraph("Problems: ", counts)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, its control characters shown as escapes ("\\x1b").
+
+    That covers everything that moves the cursor, recolours, reorders or hides text: C0 and C1
+    controls, Unicode's format characters (bidirectional overrides among them), its line and
+    paragraph separators, lone surrogates, private and unassigned code points.
+    """
+    return "".join(_visible(char) for char in " ".join(text.split()))
+
+
+def _visible(char: str) -> str:
+    if not unicodedata.category(char).startswith("C") or char in _HARMLESS:
+        return char
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _origin(prediction: Prediction) -> str:
+    tried = [attempt.level for attempt in prediction.attempts]
+    if prediction.level == "default":
+        return f"        every level refused ({', '.join(tried) or 'none'}): the last output stands"
+    refused = f", after {' and '.join(tried[:-1])} evidence did not suffice" if tried[1:] else ""
+    return f"        from {prediction.level} evidence{refused}"
+
+
+def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[str]:
+    """What the answer was read from: core triples, else sentences, else passages."""
+    core = _distinct(triple for step in prediction.steps for triple in step.kept)
+    lines = []
+    for number, triple in enumerate(core, 1):
+        lines += _paragraph(f"  {number:2}. ", _fact(triple))
+        source = passages.get(triple.passage_id or "")
+        if source is not None:
+            lines += _paragraph("      ", _quote(source, triple.sentence))
+    if not core:
+        for number, (passage_id, index) in enumerate(prediction.sentences[:_MOST], 1):
+            source = passages.get(passage_id)
+            text = _quote(source, index) if source else f"{passage_id}, sentence {index + 1}"
+            lines += _paragraph(f"  {number:2}. ", text)
+    if not lines:
+        for number, passage_id in enumerate(prediction.passages[:_MOST], 1):
+            lines += _paragraph(f"  {number:2}. ", _title(passage_id, passages))
+    return lines
+
+
+def _distinct(triples: Iterable[Triple]) -> list[Triple]:
+    return list(dict.fromkeys(triples))
+
+
+def _step(number: int, step: Step, passages: Mapping[str, Passage]) -> list[str]:
+    lines = _paragraph(f"Step {number}: ", step.query)
+    titles = [_title(passage_id, passages) for passage_id in step.passages[:_MOST]]
+    more = len(step.passages) - _MOST
+    titles += [f"{more} more"] if more > 0 else []
+    lines += _labelled("found", titles)
+    lines += _labelled("thought", [step.thought] if step.thought.strip() else [])
+    lines += _labelled("kept", [_fact(triple) for triple in step.kept])
+    if step.candidates and not step.kept:
+        lines += _labelled("kept", [f"none of {len(step.candidates)} candidates"])
+    return lines + _labelled("next", [step.next_query] if step.next_query else [])
+
+
+def _labelled(label: str, items: Sequence[str]) -> list[str]:
+    return _paragraph(f"  {label:8}", "; ".join(items)) if items else []
+
+
+def _fact(triple: Triple) -> str:
+    return f"<{triple.head}; {triple.relation}; {triple.tail}>"
+
+
+def _title(passage_id: str, passages: Mapping[str, Passage]) -> str:
+    passage = passages.get(passage_id)
+    return passage.title.strip() or passage_id if passage else passage_id
+
+
+def _quote(passage: Passage, sentence: int | None) -> str:
+    """Where a fact stands, and the words there."""
+    sentences = passage.sentences or ()
+    if sentence is None or not 0 <= sentence < len(sentences):
+        return f"in {passage.title or passage.id}"
+    quoted = sentences[sentence].strip()
+    return f"in {passage.title or passage.id}, sentence {sentence + 1}: {quoted}"
+
+
+def _paragraph(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        plain(text) or "-",
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_on_hyphens=False,
+    )
