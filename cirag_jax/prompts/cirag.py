@@ -299,8 +299,10 @@ def _facts(
         if not (isinstance(row, (list, tuple)) and len(row) == 3):
             problems.append("not_a_triple")
             continue
-        head, relation, tail = map(str, row)
-        triple = _closest(_shown(Triple(head, relation, tail), form), by_key, cutoff)
+        head, relation, tail = (_inert(str(part)) for part in row)
+        triple = by_key.get((head, relation, tail))  # copied as it was shown
+        if triple is None:
+            triple = _closest(_shown(Triple(head, relation, tail), form), by_key, cutoff)
         if triple is None:
             problems.append("not_a_candidate")
         else:

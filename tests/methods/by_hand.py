@@ -1,0 +1,92 @@
+"""Drives a method by hand: canned passages, triples and texts answer its requests, in order."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cirag_jax.graph.normalise import triple_key
+from cirag_jax.runtime.requests import (
+    Extract,
+    Extracted,
+    Generate,
+    Generated,
+    RankedTriples,
+    RankTriples,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.types import Passage, Prediction, Triple
+
+
+@dataclasses.dataclass
+class Hand:
+    """What answers the requests of one question, and a record of them.
+
+    Attributes:
+      found: query -> passages; ``None`` is the entry for every other query.
+      triples: passage id -> its triples; absent: never extracted.
+      scores: key of a triple -> the ranker's score; 0 where it has none.
+      texts: role -> what its model says, call by call; a Generated says why it ended too.
+      requests: everything that was asked.
+    """
+
+    found: Mapping[str | None, Sequence[Passage]]
+    triples: Mapping[str, Sequence[Triple] | None]
+    texts: Mapping[str, list[str | Generated]]
+    scores: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
+    requests: list[Any] = dataclasses.field(default_factory=list)
+
+    def drive(self, program) -> Prediction:
+        """Runs the program to its end; every canned text must have been asked for."""
+        response = None
+        while True:
+            try:
+                request = program.send(response)
+            except StopIteration as end:
+                left = {role: texts for role, texts in self.texts.items() if texts}
+                assert not left, f"never asked for: {left}"
+                return end.value
+            self.requests.append(request)
+            response = self.answer(request)
+
+    def answer(self, request: Any) -> Any:
+        match request:
+            case Retrieve(query, k):
+                passages = tuple(self.found.get(query, self.found.get(None, ())))[:k]
+                return Retrieved(passages, tuple(1.0 / (i + 1) for i in range(len(passages))))
+            case Extract(passages):
+                found = (self.triples.get(passage.id) for passage in passages)
+                return Extracted(tuple(None if t is None else tuple(t) for t in found))
+            case RankTriples(_, triples, n):
+                score = {t: self.scores.get(triple_key(t), 0.0) for t in triples}
+                best = sorted(triples, key=lambda t: -score[t])[: n or None]
+                return RankedTriples(tuple(best), tuple(score[t] for t in best))
+            case Generate(_, role):
+                text = self.texts[role].pop(0)
+                return text if isinstance(text, Generated) else Generated(text, "stop")
+        raise AssertionError(request)
+
+    def asked(self, kind: type, role: str | None = None) -> list[Any]:
+        """The requests of a kind, of one role where it is given."""
+        return [r for r in self.requests if isinstance(r, kind) and role in (None, _role(r))]
+
+    def kinds(self) -> list[str]:
+        """One word a request: its role, or its type."""
+        return [_role(request) or type(request).__name__ for request in self.requests]
+
+
+def _role(request: Any) -> str | None:
+    return request.role if isinstance(request, Generate) else None
+
+
+def prompt(request: Generate) -> str:
+    """The conversation as one text."""
+    return "\n".join(message.text for message in request.messages)
+
+
+def decision(thought: str, facts: str, question: str) -> str:
+    """A well-formed integration response."""
+    return (
+        f"[[## thought ##]]\n{thought}\n\n[[## fact_after_filter ##]]\n{facts}\n\n"
+        f"[[## question ##]]\n{question}"
+    )

@@ -1,0 +1,600 @@
+"""CIRAG driven by hand through every branch, with canned retrievals and texts."""
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
+from cirag_jax.runtime.requests import Extract, Generate, Generated, RankTriples, Retrieve
+from cirag_jax.types import Passage, Step, Triple
+from tests.methods.by_hand import Hand, decision, prompt
+
+QUESTION = "In which province was Ada Moen born?"
+NEXT = "In which province is Lund?"
+
+ADA = Passage("a", "Ada Moen", "Ada Moen was born in Lund. She paints.", None)
+LUND = Passage("b", "Lund", "Lund is in Skane. It has a cathedral.", None)
+OTHER = Passage("c", "Kiruna", "Kiruna has a mine.", ("Kiruna has a mine.",))
+
+BORN = Triple("Ada Moen", "born in", "Lund", "a", 0)
+PAINTS = Triple("Ada Moen", "is", "painter", "a", 1)
+PLACE = Triple("Lund", "in", "Skåne", "b", 0)
+CHURCH = Triple("Lund", "has", "cathedral", "b", 1)
+MINE = Triple("Kiruna", "has", "mine", "c", 0)
+
+FACT_BORN = '{"fact": [["ada moen", "born in", "lund"]]}'
+FACT_PLACE = '{"fact": [["lund", "in", "sk ne"]]}'
+NO_FACT = '{"fact": []}'
+GOES_ON = decision("Lund is her town.", FACT_BORN, NEXT)
+ENDS = decision("Lund is in Skane.", FACT_PLACE, "<no question>")
+REFUSES = "Thought: nothing says so.\nAnswer: Unanswerable"
+ANSWERS = "Thought: it follows.\nAnswer: Skane"
+
+SCORES = {
+    ("ada moen", "born in", "lund"): 0.9,
+    ("lund", "in", "sk ne"): 0.8,
+    ("ada moen", "is", "painter"): 0.3,
+    ("lund", "has", "cathedral"): 0.2,
+    ("kiruna", "has", "mine"): 0.1,
+}
+
+
+def hand(integrator=(), reader=(), **fields):
+    """Ada and Kiruna for the question, Lund and Ada for anything else."""
+    found = {QUESTION: (ADA, OTHER), None: (LUND, ADA)}
+    triples = {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)}
+    texts = {"integrator": list(integrator), "reader": list(reader)}
+    return Hand(**{"found": found, "triples": triples, "texts": texts, "scores": SCORES, **fields})
+
+
+def run(hands, **settings):
+    return hands.drive(cirag(QUESTION, CiragConfig(**settings)))
+
+
+# ---------------------------------------------------------------------------------------- the loop
+
+
+def test_two_rounds_and_an_answer_from_triples():
+    hands = hand([GOES_ON, ENDS], [ANSWERS])
+    found = run(hands)
+    assert hands.kinds() == [
+        *("Retrieve", "Extract", "RankTriples", "integrator") * 2,
+        "reader",
+    ]
+    assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, NEXT]
+    assert [r.query for r in hands.asked(RankTriples)] == [QUESTION, NEXT]
+    assert {r.k for r in hands.asked(Retrieve)} == {10}
+    assert {r.n for r in hands.asked(RankTriples)} == {30}
+    assert (found.answer, found.level, found.problems) == ("Skane", "triple", {})
+    assert [step.kept for step in found.steps] == [(BORN,), (PLACE,)]
+    assert [step.next_query for step in found.steps] == [NEXT, None]
+    assert [step.thought for step in found.steps] == ["Lund is her town.", "Lund is in Skane."]
+    assert [step.response for step in found.steps] == [GOES_ON, ENDS]
+    assert found.steps[0].passages == ("a", "c")
+    assert found.steps[0].candidates == (BORN, PAINTS, MINE)
+    assert found.steps[0].scores == (0.9, 0.3, 0.1)
+    assert [(a.level, a.sufficient) for a in found.attempts] == [("triple", True)]
+    assert found.attempts[0].evidence == (
+        "('ada moen', 'born in', 'lund')",
+        "('lund', 'in', 'sk ne')",
+    )
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "<no question>",
+        "",
+        "  \n ",
+        "< No Question >",
+        "no question.",
+        "None",
+        "I know: <no_question>",
+    ],
+)
+def test_no_question_ends_the_loop(question):
+    found = run(hand([decision("Enough.", FACT_BORN, question)], [ANSWERS]))
+    assert len(found.steps) == 1 and found.steps[0].next_query is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_the_step_limit_ends_the_loop(limit):
+    texts = [decision("More.", FACT_BORN, f"question {i}?") for i in range(limit)]
+    found = run(hand(texts, [ANSWERS]), max_steps=limit)
+    assert len(found.steps) == limit
+    assert found.steps[-1].next_query == f"question {limit - 1}?"
+
+
+def test_no_facts_but_a_question_goes_on():
+    hands = hand([decision("Nothing yet.", NO_FACT, NEXT), ENDS], [ANSWERS])
+    found = run(hands)
+    assert [step.kept for step in found.steps] == [(), (PLACE,)]
+    assert found.attempts[0].evidence == ("('lund', 'in', 'sk ne')",)
+    assert found.problems == {}
+
+
+def test_no_facts_and_no_question_ends_with_empty_pools():
+    hands = hand([decision("Nothing.", NO_FACT, "<no question>")], [ANSWERS])
+    found = run(hands)
+    assert [(a.level, a.evidence, a.sufficient) for a in found.attempts[:2]] == [
+        ("triple", (), False),
+        ("sentence", (), False),
+    ]
+    assert len(hands.asked(Generate, "reader")) == 1  # empty pools are refused without a call
+    assert found.level == "passage" and found.answer == "Skane"
+
+
+def test_a_missing_question_is_asked_for_once_and_the_loop_goes_on():
+    silent = f"[[## thought ##]]\nHm.\n[[## fact_after_filter ##]]\n{FACT_BORN}"
+    hands = hand([silent, f"[[## question ##]]\n{NEXT}", ENDS], [ANSWERS])
+    found = run(hands)
+    assert [step.next_query for step in found.steps] == [NEXT, None]
+    assert found.steps[0].kept == (BORN,) and found.steps[0].response == silent
+    assert found.problems == {"asked_again": 1, "no_question": 1}
+    first, again = hands.asked(Generate, "integrator")[:2]
+    assert again.messages[: len(first.messages)] == first.messages
+    assert again.messages[-2].text == silent and "question" in again.messages[-1].text
+
+
+@pytest.mark.parametrize("second", ["", "no idea", "[[## question ##]]\n<no question>"])
+def test_a_question_missing_twice_ends_the_loop(second):
+    silent = f"[[## fact_after_filter ##]]\n{FACT_BORN}"
+    found = run(hand([silent, second], [ANSWERS]))
+    assert len(found.steps) == 1 and found.steps[0].next_query is None
+
+
+def test_without_retry_a_missing_question_ends_the_loop():
+    hands = hand([f"[[## fact_after_filter ##]]\n{FACT_BORN}"], [ANSWERS])
+    found = run(hands, retry=False)
+    assert len(found.steps) == 1 and found.problems == {"no_question": 1}
+
+
+def test_an_empty_response_is_not_asked_for_again():
+    hands = hand([""], [ANSWERS])
+    found = run(hands)
+    assert len(found.steps) == 1 and found.problems == {"empty": 1}
+
+
+def test_a_repeated_query_ends_the_loop_only_where_asked():
+    again = decision("Once more.", NO_FACT, QUESTION)
+    found = run(hand([again], [ANSWERS]), stop_on_repeat=True)
+    assert len(found.steps) == 1
+    back = decision("Back.", NO_FACT, NEXT)
+    found = run(hand([back, again], [ANSWERS]), stop_on_repeat=True)
+    assert len(found.steps) == 2
+    found = run(hand([again] * 3, [ANSWERS]), max_steps=3)
+    assert [step.query for step in found.steps] == [QUESTION] * 3
+
+
+def test_a_cut_off_response_is_counted():
+    text = decision("Lund.", '{"fact": [["ada moen", "born in", "lund"], ["ada', NEXT)
+    cut = Generated(text.partition("[[## question")[0].rstrip(), "length")
+    found = run(hand([cut, f"[[## question ##]]\n{NEXT}", ENDS], [ANSWERS]))
+    assert found.steps[0].kept == (BORN,)
+    expected = {"asked_again": 1, "cut_off": 1, "facts_cut": 1, "no_question": 1, "not_a_triple": 1}
+    assert found.problems == expected
+
+
+def test_no_steps_reads_the_first_retrieval():
+    hands = hand([], [ANSWERS])
+    found = run(hands, max_steps=0)
+    assert hands.kinds() == ["Retrieve", "reader"]
+    assert [a.level for a in found.attempts] == ["triple", "sentence", "passage"]
+    assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}", f"Kiruna\n{OTHER.text}")
+    assert found.passages == ("a", "c") and found.steps[0].query == QUESTION
+
+
+def test_nothing_retrieved_at_all():
+    hands = hand([decision("Nothing.", NO_FACT, "")], [], found={None: ()})
+    found = run(hands)
+    assert hands.kinds() == ["Retrieve", "Extract", "integrator"]
+    assert (found.answer, found.level) == ("", "default")
+    assert (found.passages, found.sentences, found.triples) == ((), (), ())
+
+
+# ------------------------------------------------------------------------------------ construction
+
+
+def test_without_reranker_all_triples_are_candidates_in_passage_order():
+    hands = hand([decision("", NO_FACT, "")], [ANSWERS])
+    found = run(hands, use_reranker=False, num_candidates=1)
+    assert not hands.asked(RankTriples)
+    assert found.steps[0].candidates == (BORN, PAINTS, MINE)
+    assert found.steps[0].scores == (0.0, 0.0, 0.0)
+
+
+def test_candidates_and_passages_are_limited():
+    hands = hand([decision("", NO_FACT, "")], [ANSWERS])
+    found = run(hands, num_passages=1, num_candidates=1)
+    assert found.steps[0].candidates == (BORN,) and found.steps[0].passages == ("a",)
+
+
+def test_a_fact_of_several_passages_takes_its_best_ranked_source():
+    same = Triple("ADA MOEN", "Born in", "Lund!", "c", 0)
+    first = run(hand([ENDS_BORN], [ANSWERS], triples={"a": (BORN,), "c": (same,)}))
+    assert first.steps[0].candidates == first.steps[0].kept == (BORN,)
+    assert first.passages == ("a", "c")
+    turned = hand([ENDS_BORN], [ANSWERS], triples={"a": (BORN,), "c": (same,)})
+    turned.found = {None: (OTHER, ADA)}
+    found = run(turned)
+    assert found.steps[0].candidates == found.steps[0].kept == (same,)
+    assert found.sentences == (("c", 0),)
+
+
+ENDS_BORN = decision("Enough.", FACT_BORN, "<no question>")
+
+
+def test_passages_without_triples_are_counted_apart():
+    hands = hand([decision("", NO_FACT, "")], [ANSWERS], triples={"a": (), "c": None})
+    found = run(hands)
+    assert not hands.asked(RankTriples)  # there is nothing to rank
+    assert found.problems == {"passage_not_extracted": 1, "passage_without_triples": 2}
+
+
+def test_a_triple_of_nothing_but_blanks_is_no_candidate():
+    blank = Triple(" ", "", "\t", "a", 0)
+    found = run(hand([decision("", NO_FACT, "")], [ANSWERS], triples={"a": (blank, BORN)}))
+    assert found.steps[0].candidates == (BORN,)
+
+
+def test_unicode_form_keeps_letters_of_every_script():
+    hands = hand([decision("", '{"fact": [["LUND", "in", "skåne"]]}', "")], [ANSWERS])
+    hands.found = {None: (LUND,)}
+    found = run(hands, form="unicode")
+    assert found.steps[0].kept == (PLACE,)
+    assert found.attempts[0].evidence == ("('lund', 'in', 'skåne')",)
+    assert '["lund", "in", "skåne"]' in prompt(hands.asked(Generate, "integrator")[0])
+
+
+# ------------------------------------------------------------------------------------- integration
+
+
+def test_a_round_extends_the_last_ones_conversation():
+    third = decision("Still.", NO_FACT, "third?")
+    hands = hand([GOES_ON, third, ENDS], [ANSWERS])
+    run(hands)
+    first, second, last = (r.messages for r in hands.asked(Generate, "integrator"))
+    assert second[: len(first)] == first and last[: len(second)] == second
+    roles = [message.role for message in last]
+    assert roles == ["system", *("user", "assistant") * 2, "user"]
+    assert QUESTION in last[1].text and QUESTION not in last[3].text
+    assert last[2].text == GOES_ON  # the decision as understood, in the format asked for
+    # What truncation may drop is the candidates alone.
+    assert QUESTION in last[1].content and '{"fact": [[' in last[1].observation
+
+
+def test_the_papers_rendering_is_one_turn_with_the_history_last():
+    hands = hand([GOES_ON, ENDS], [ANSWERS])
+    run(hands, rendering="paper")
+    first, second = hands.asked(Generate, "integrator")
+    assert [m.role for m in second.messages] == ["system", "user"]
+    text = second.messages[1].text
+    places = [
+        text.index(f"[[## {name} ##]]")
+        for name in ("Original Query", "fact_before_filter", "historical_context", "thought")
+    ]
+    assert places == sorted(places)
+    assert text.endswith(GOES_ON)
+    assert '["lund", "in", "sk ne"]' in text[places[1] : places[2]]
+    assert first.messages[1].text.endswith("[[## historical_context ##]]\nnone")
+
+
+@pytest.mark.parametrize("rendering", ["multi_turn", "paper"])
+def test_the_example_stands_between_instruction_and_question(rendering):
+    plain, shown = hand([GOES_ON, ENDS], [ANSWERS]), hand([GOES_ON, ENDS], [ANSWERS])
+    run(plain, rendering=rendering)
+    run(shown, rendering=rendering, example=True)
+    for a, b in zip(
+        plain.asked(Generate, "integrator"), shown.asked(Generate, "integrator"), strict=True
+    ):
+        extra = len(b.messages) - len(a.messages)
+        assert extra == (4 if rendering == "multi_turn" else 2)
+        assert b.messages[0] == a.messages[0] and b.messages[1 + extra :] == a.messages[1:]
+        roles = [message.role for message in b.messages]
+        assert roles == ["system", *("user", "assistant") * (len(roles) // 2 - 1), "user"]
+        assert b.messages[extra].text.endswith("<no question>")
+        assert QUESTION not in "".join(m.text for m in b.messages[: 1 + extra])
+
+
+def test_guided_sections_are_filled_one_by_one():
+    parts = ["Lund is her town.", '["ada moen", "born in", "lund"', NEXT]
+    hands = hand([*parts, "Enough.  ", "]", "<no question>"], [ANSWERS])
+    found = run(hands, guided=True)
+    asked = hands.asked(Generate, "integrator")
+    assert len(asked) == 6 and all(r.continue_final for r in asked)
+    openings = [r.messages[-1].text for r in asked[:3]]
+    assert openings[0] == "[[## thought ##]]\n"
+    assert openings[1] == (
+        '[[## thought ##]]\nLund is her town.\n\n[[## fact_after_filter ##]]\n{"fact": ['
+    )
+    assert openings[2].startswith(openings[1]) and openings[2].endswith("[[## question ##]]\n")
+    assert all(r.messages[-1].role == "assistant" for r in asked)
+    assert all("\n" in r.stop and r.max_tokens for r in asked)
+    assert [step.kept for step in found.steps] == [(BORN,), ()]
+    assert [step.next_query for step in found.steps] == [NEXT, None]
+    assert "cut_off" not in found.problems
+
+
+def test_a_guided_section_that_is_cut_off_is_counted():
+    parts = [Generated("Lund", "length"), '["ada moen", "born in", "lund"', "<no question>"]
+    found = run(hand(parts, [ANSWERS]), guided=True, decision_tokens=7)
+    assert found.problems == {"cut_off": 1} and found.steps[0].kept == (BORN,)
+
+
+def test_token_limits_are_the_roles_unless_set():
+    hands = hand([ENDS_BORN], [ANSWERS])
+    run(hands)
+    assert [r.max_tokens for r in hands.asked(Generate)] == [None, None]
+    hands = hand([ENDS_BORN], [ANSWERS])
+    run(hands, decision_tokens=11, answer_tokens=13)
+    assert [r.max_tokens for r in hands.asked(Generate)] == [11, 13]
+
+
+def test_facts_below_the_cutoff_are_dropped():
+    text = decision("", '{"fact": [["ada moen", "was born in", "lund"], ["x", "y", "z"]]}', "")
+    found = run(hand([text], [ANSWERS]))
+    assert found.steps[0].kept == (BORN,) and found.problems == {"not_a_candidate": 1}
+    found = run(hand([text], [ANSWERS]), match_cutoff=1.0)
+    assert found.steps[0].kept == () and found.problems == {"not_a_candidate": 2}
+
+
+# ------------------------------------------------------------------------------------- the cascade
+
+
+@pytest.mark.parametrize(("refusals", "level"), [(0, "triple"), (1, "sentence"), (2, "passage")])
+def test_the_first_level_that_answers_is_taken(refusals, level):
+    hands = hand([GOES_ON, ENDS], [REFUSES] * refusals + [ANSWERS])
+    found = run(hands)
+    assert (found.answer, found.level) == ("Skane", level)
+    assert [a.sufficient for a in found.attempts] == [False] * refusals + [True]
+    pools = [
+        ("('ada moen', 'born in', 'lund')", "('lund', 'in', 'sk ne')"),
+        ("Ada Moen: Ada Moen was born in Lund.", "Lund: Lund is in Skane."),
+        (f"Ada Moen\n{ADA.text}", f"Lund\n{LUND.text}"),
+    ]
+    for attempt, request, pool in zip(
+        found.attempts, hands.asked(Generate, "reader"), pools, strict=False
+    ):
+        assert attempt.evidence == pool
+        last = request.messages[-1]
+        assert last.observation == "\n".join(pool)  # what truncation may drop
+        assert QUESTION in last.ending and attempt.level in last.content.lower()
+
+
+def test_where_all_refuse_the_last_output_stands_in_the_default_bucket():
+    found = run(hand([GOES_ON, ENDS], [REFUSES] * 3))
+    assert (found.answer, found.level) == ("Unanswerable", "default")
+    assert [a.sufficient for a in found.attempts] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        *(("triple",), ("sentence",), ("passage",)),
+        *(("triple", "sentence"), ("sentence", "passage"), ("triple", "passage")),
+    ],
+)
+def test_any_subset_of_levels(levels):
+    refused = [REFUSES] * (len(levels) - 1)
+    found = run(hand([GOES_ON, ENDS], [*refused, ANSWERS]), levels=levels)
+    assert tuple(a.level for a in found.attempts) == levels
+    assert (found.answer, found.level) == ("Skane", levels[-1])
+    found = run(hand([GOES_ON, ENDS], [*refused, REFUSES]), levels=levels)
+    assert (found.answer, found.level) == ("Unanswerable", "default")
+
+
+def test_a_single_level_with_an_empty_pool_answers_nothing():
+    hands = hand([decision("", NO_FACT, "")])
+    found = run(hands, levels=("triple",))
+    assert not hands.asked(Generate, "reader")
+    assert (found.answer, found.level) == ("", "default")
+
+
+def test_without_core_passages_the_first_rounds_documents_are_read():
+    texts = [decision("", NO_FACT, NEXT), decision("", NO_FACT, "")]
+    found = run(hand(texts, [ANSWERS]))
+    assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}", f"Kiruna\n{OTHER.text}")
+
+
+def test_a_triple_without_a_sentence_leaves_the_sentence_pool_empty():
+    unknown = Triple("Ada Moen", "born in", "Lund", "a", None)
+    hands = hand([ENDS_BORN], [REFUSES, ANSWERS], triples={"a": (unknown,)})
+    found = run(hands)
+    assert [bool(a.evidence) for a in found.attempts] == [True, False, True]
+    assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}",)
+
+
+def test_force_answer_asks_the_last_level_again_without_a_way_out():
+    hands = hand([GOES_ON, ENDS], [REFUSES] * 3 + [ANSWERS])
+    found = run(hands, force_answer=True)
+    asked = hands.asked(Generate, "reader")
+    assert [a.level for a in found.attempts] == ["triple", "sentence", "passage", "passage"]
+    assert found.attempts[3].evidence == found.attempts[2].evidence
+    assert all("Unanswerable" in prompt(r) for r in asked[:3])
+    assert "Unanswerable" not in prompt(asked[3])
+    assert found.answer == "Skane"
+
+
+def test_force_answer_reads_passages_where_the_last_pool_is_empty():
+    hands = hand([decision("", NO_FACT, "")], [ANSWERS])
+    found = run(hands, levels=("triple",), force_answer=True)
+    assert [a.level for a in found.attempts] == ["triple", "passage"]
+    assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}", f"Kiruna\n{OTHER.text}")
+    assert found.level == "passage"
+
+
+def test_force_answer_changes_nothing_where_a_level_answers():
+    found = run(hand([GOES_ON, ENDS], [ANSWERS]), force_answer=True)
+    assert len(found.attempts) == 1
+
+
+def test_paraphrased_refusals_count_only_where_asked():
+    shy = "Thought: no.\nAnswer: This cannot be determined."
+    found = run(hand([GOES_ON, ENDS], [shy]))
+    assert found.level == "triple"
+    found = run(hand([GOES_ON, ENDS], [shy, shy, ANSWERS]), wide_refusal=True)
+    assert found.level == "passage"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "level"),
+    [
+        ("", "answer_empty", "sentence"),
+        ("Answer:", "answer_empty", "sentence"),
+        ("Skane", "answer_no_answer_mark", "triple"),
+        ("It is unanswerable, sorry", "answer_no_answer_mark", "sentence"),
+    ],
+)
+def test_malformed_answers_are_counted(text, problem, level):
+    refused = level == "sentence"
+    found = run(hand([GOES_ON, ENDS], [text, ANSWERS] if refused else [text]))
+    assert found.problems == {problem: 1}
+    assert (found.answer, found.level) == ("Skane", level)
+
+
+# ---------------------------------------------------------------------------------------- rankings
+
+
+def test_evidence_is_ranked_by_round_then_score_then_the_rest():
+    first = decision(
+        "", '{"fact": [["kiruna", "has", "mine"], ["ada moen", "born in", "lund"]]}', NEXT
+    )
+    second = decision("", '{"fact": [["lund", "has", "cathedral"]]}', "<no question>")
+    found = run(hand([first, second], [ANSWERS]))
+    # The second round saw Lund's and Ada's triples: of the rest, the best score comes first.
+    assert found.triples == (BORN, MINE, CHURCH, PLACE, PAINTS)
+    assert found.sentences == (("a", 0), ("c", 0), ("b", 1), ("b", 0), ("a", 1))
+    assert found.passages == ("a", "c", "b")
+
+
+def test_the_rankings_themselves():
+    unknown = Triple("x", "y", "z")
+    steps = [
+        Step("q", ("c", "a"), (BORN, MINE), (0.5, 0.4), kept=(MINE,)),
+        Step("r", ("b", "d"), (PLACE, BORN, unknown), (0.3, 0.7, 0.6), kept=(PLACE,)),
+    ]
+    ranked = rank_triples(steps, "ascii")
+    assert ranked == (MINE, PLACE, BORN, unknown)
+    assert rank_sentences(ranked) == (("c", 0), ("b", 0), ("a", 0))
+    assert rank_passages(ranked, steps) == ("c", "b", "a", "d")
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"levels": ()}, "levels"),
+        ({"levels": ("passage", "triple")}, "in this order"),
+        ({"levels": ("triple", "page")}, "levels"),
+        ({"rendering": "xml"}, "multi_turn or paper"),
+        ({"form": "latin"}, "ascii or unicode"),
+        ({"max_steps": -1}, "max_steps"),
+        ({"num_passages": 0}, "num_passages"),
+        ({"num_candidates": 0}, "num_candidates"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        CiragConfig(**settings)
+
+
+# -------------------------------------------------------------------------- the paper's case study
+
+
+def test_the_papers_case_study_step_by_step():
+    """CIRAG's Table 9: its triples, queries and answer; passages and thoughts are our own."""
+    question = (
+        "Which film has the director who is older, God's Gift To Women or Aldri Annet Enn Bråk?"
+    )
+    birth_years = "What are the birth years of Michael Curtiz and Edith Carlmar?"
+    gift = Passage(
+        "g",
+        "God's Gift to Women",
+        "God's Gift to Women is a romantic musical comedy film. Michael Curtiz directed it.",
+    )
+    noise = Passage("n", "Aldri annet enn bråk", "Edith Carlmar directed Aldri annet enn bråk.")
+    milne = Passage("m", "Dan Milne", "Dan Milne acts and directs in Britain.")
+    carlmar = Passage(
+        "e",
+        "Edith Carlmar",
+        "Edith Carlmar was born on 15 November 1911. She started Carlmar Film A/S. "
+        "She is also known as Edith Mary Johanne Mathiesen.",
+    )
+    curtiz = Passage("k", "Michael Curtiz", "Michael Curtiz was born on December 24, 1886.")
+    film = Triple("God's Gift to Women", "directed by", "Michael Curtiz", "g", 1)
+    kind = Triple("God's Gift to Women", "is a", "romantic musical comedy film", "g", 0)
+    trouble = Triple("Aldri annet enn bråk", "directed by", "Edith Carlmar", "n", 0)
+    started = Triple("Edith Carlmar", "started", "Carlmar Film A/S", "e", 1)
+    known = Triple("Edith Carlmar", "is also known as", "Edith Mary Johanne Mathiesen", "e", 2)
+    edith = Triple("Edith Carlmar", "born on", "15 November 1911", "e", 0)
+    michael = Triple("Michael Curtiz", "born on", "December 24, 1886", "k", 0)
+    directed = (
+        '["god s gift to women", "directed by", "michael curtiz"]',
+        '["aldri annet enn br k", "directed by", "edith carlmar"]',
+    )
+    born = (
+        '["edith carlmar", "born on", "15 november 1911"]',
+        '["michael curtiz", "born on", "december 24 1886"]',
+    )
+    first = decision("Both directors are named; when they were born is not.",
+                     f'{{"fact": [{", ".join(directed)}]}}', birth_years)  # fmt: skip
+    second = decision("Both dates are here, and 1886 comes before 1911.",
+                      f'{{"fact": [{", ".join(born)}]}}', "<no question>")  # fmt: skip
+    reading = (
+        "Thought: Curtiz was born 25 years before Carlmar, so his film it is.\n"
+        "Answer: God's Gift To Women"
+    )
+    hands = Hand(
+        found={question: (gift, noise, milne), birth_years: (carlmar, curtiz)},
+        triples={
+            "g": (kind, film),
+            "n": (trouble,),
+            "m": (),
+            "e": (started, known, edith),
+            "k": (michael,),
+        },  # fmt: skip
+        texts={"integrator": [first, second], "reader": [reading]},
+        scores={
+            ("god s gift to women", "directed by", "michael curtiz"): 0.9,
+            ("aldri annet enn br k", "directed by", "edith carlmar"): 0.8,
+            ("god s gift to women", "is a", "romantic musical comedy film"): 0.7,
+            ("edith carlmar", "started", "carlmar film a s"): 0.6,
+            ("edith carlmar", "is also known as", "edith mary johanne mathiesen"): 0.5,
+            ("edith carlmar", "born on", "15 november 1911"): 0.4,
+            ("michael curtiz", "born on", "december 24 1886"): 0.3,
+        },
+    )
+    found = hands.drive(cirag(question, CiragConfig()))
+
+    assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples", "integrator") * 2, "reader"]
+    assert [r.query for r in hands.asked(Retrieve)] == [question, birth_years]
+    assert [p.title for p in hands.asked(Extract)[0].passages] == [
+        "God's Gift to Women", "Aldri annet enn bråk", "Dan Milne",
+    ]  # fmt: skip
+    one, two = found.steps
+    assert one.candidates == (film, trouble, kind) and one.kept == (film, trouble)
+    assert one.next_query == birth_years == two.query
+    assert two.candidates == (started, known, edith, michael) and two.kept == (edith, michael)
+    assert two.next_query is None
+    # The candidates as the integrator reads them: the paper's normal forms, in its order.
+    shown = [r.messages[-1].observation for r in hands.asked(Generate, "integrator")]
+    kind_shown = '["god s gift to women", "is a", "romantic musical comedy film"]'
+    assert ", ".join([*directed, kind_shown]) in shown[0]
+    assert (
+        '["edith carlmar", "started", "carlmar film a s"], '
+        '["edith carlmar", "is also known as", "edith mary johanne mathiesen"], ' + ", ".join(born)
+    ) in shown[1]
+    # The cumulative triple set, and the level that it suffices for.
+    assert found.attempts[0].evidence == (
+        "('god s gift to women', 'directed by', 'michael curtiz')",
+        "('aldri annet enn br k', 'directed by', 'edith carlmar')",
+        "('edith carlmar', 'born on', '15 november 1911')",
+        "('michael curtiz', 'born on', 'december 24 1886')",
+    )
+    assert len(found.attempts) == 1 and found.level == "triple"
+    assert found.answer == "God's Gift To Women"
+    assert found.triples == (film, trouble, edith, michael, kind, started, known)
+    assert found.passages == ("g", "n", "e", "k", "m")
+    assert found.problems == {"passage_without_triples": 1}

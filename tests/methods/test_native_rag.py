@@ -1,0 +1,48 @@
+"""NativeRAG by hand, and the table of methods."""
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.methods import registry
+from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
+from cirag_jax.runtime.requests import Generate, Retrieve
+from cirag_jax.types import Passage
+from tests.methods.by_hand import Hand, prompt
+
+PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(6)]
+
+
+def run(text, **settings):
+    hands = Hand({None: PASSAGES}, {}, {"reader": [text]})
+    return hands, hands.drive(native_rag("Who?", NativeRagConfig(**settings)))
+
+
+def test_one_retrieval_one_reading():
+    hands, found = run("Answer: Ada Moen\nfor sure", num_passages=4, num_read=2)
+    assert hands.kinds() == ["Retrieve", "reader"]
+    assert hands.asked(Retrieve) == [Retrieve("Who?", 4)]
+    asked = hands.asked(Generate)[0]
+    assert asked.max_tokens == 32 and "Title 1" in prompt(asked) and "Title 2" not in prompt(asked)
+    assert (found.answer, found.level) == ("Ada Moen", "passage")
+    assert found.passages == ("p0", "p1", "p2", "p3")
+    assert found.attempts[0].evidence == ("Title 0\nText 0.", "Title 1\nText 1.")
+    assert found.steps[0].query == "Who?" and found.problems == {}
+
+
+def test_an_empty_answer_is_counted():
+    _, found = run(" \n ")
+    assert found.answer == "" and found.problems == {"answer_empty": 1}
+    assert not found.attempts[0].sufficient
+
+
+@pytest.mark.parametrize("settings", [{"num_read": 0}, {"num_read": 3, "num_passages": 2}])
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(UserError, match="num_read"):
+        NativeRagConfig(**settings)
+
+
+def test_methods_are_found_by_name():
+    assert registry.find_method("cirag").uses_triples
+    assert not registry.find_method("native_rag").uses_triples
+    with pytest.raises(UserError, match=r"config\.method='crag'.*cirag, native_rag"):
+        registry.find_method("crag")
