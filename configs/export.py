@@ -1,4 +1,4 @@
-"""Exports a trained aligner for sentence-transformers.
+"""Exports a trained aligner or cross-encoder for sentence-transformers.
 
 python launch/export.py --config.checkpoint=W --workdir=W3    # leaves W3/model
 """

@@ -12,13 +12,22 @@ from cirag_jax.errors import UserError
 
 def main(config, workdir):
     """Writes ``workdir/model``, a folder that sentence-transformers loads unchanged."""
-    from cirag_jax.models.export import export_sentence_transformers
-    from cirag_jax.training.trained import open_encoder
+    from cirag_jax.models.export import export_cross_encoder, export_sentence_transformers
+    from cirag_jax.training.trained import component_of, open_cross_encoder, open_encoder
 
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir")
-    encoder, meta = open_encoder(config.checkpoint)
     folder = workdir / "model"
+    if component_of(config.checkpoint) == "cross_encoder":
+        model, meta = open_cross_encoder(config.checkpoint)
+        export_cross_encoder(model, None, folder)
+        return {
+            "folder": str(folder),
+            "checkpoint": config.checkpoint,
+            "step": meta.get("step"),
+            "max_length": model.max_length,
+        }
+    encoder, meta = open_encoder(config.checkpoint)
     export_sentence_transformers(encoder, encoder.state, folder)
     return {
         "folder": str(folder),

@@ -213,7 +213,9 @@ def _load_state(
     _, encoder_state = weights.load_state(
         folder, config, family, mesh=mesh, ignored=(*weights.IGNORED, "classifier.*")
     )
-    encoder = {("encoder", *path): v for path, v in nnx.to_flat_state(encoder_state)}
+    encoder: dict[Any, Any] = {
+        ("encoder", *path): v for path, v in nnx.to_flat_state(encoder_state)
+    }
     abstract = nnx.eval_shape(lambda: CrossEncoder(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
     filled = []
@@ -264,7 +266,7 @@ def _read_head(
 
 def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.ndarray]:
     """The inverse of loading: Hugging Face's names for sequence classification -> host arrays."""
-    flat: dict[Any, Any] = dict(nnx.to_flat_state(state))
+    flat: dict[Any, Any] = {tuple(path): v for path, v in nnx.to_flat_state(state)}
     encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
     prefix = "bert." if family == "bert" else "roberta."
     tensors = {

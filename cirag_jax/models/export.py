@@ -1,16 +1,18 @@
-"""Writing an encoder as a folder that sentence-transformers loads unchanged."""
+"""Writing a model as a folder that sentence-transformers loads unchanged."""
 
 import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from cirag_jax.errors import UserError
-from cirag_jax.models import weights
+from cirag_jax.models import cross_encoder, weights
+from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.pretrained import MARKER, TextEncoder
 
 TOKENIZER_FILES = (
@@ -50,6 +52,30 @@ scores = queries @ passages.T
 """
 
 
+_CROSS_CARD = """---
+library_name: sentence-transformers
+pipeline_tag: text-ranking
+tags:
+- sentence-transformers
+- cross-encoder
+- reranker
+---
+
+# Cross-encoder
+
+Exported by cirag_jax from `{source}` ({revision}). It scores a query and a passage, or a query and
+a triple, of at most {max_length} tokens; trained with binary cross-entropy: above 0.5 (logit 0) it
+takes the text for more likely relevant than not.
+
+```python
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder("path/to/this/folder")
+probabilities = model.predict([("query", "passage")])
+```
+"""
+
+
 def export_sentence_transformers(
     encoder: TextEncoder,
     params: Any,
@@ -82,11 +108,44 @@ def export_sentence_transformers(
     if jax.process_index() != 0:
         return folder
     tensors.update(weights.passed_through(encoder.folder))
+    limit = max_length or encoder.max_length
+    return _write_aside(folder, lambda aside: _write(encoder, tensors, aside, limit))
+
+
+def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
+    """Writes ``folder`` for ``sentence_transformers.CrossEncoder``, which gives the same scores.
+
+    Its ``predict`` applies a sigmoid by default, as for any model of one label: probabilities, of
+    which ours are the logits. Otherwise as `export_sentence_transformers`.
+
+    Args:
+      model: tokenizer, limit and architecture.
+      params: state to export; None means ``model.state``.
+      folder: where; its parents are created.
+
+    Returns:
+      The folder.
+
+    Raises:
+      UserError: ``folder`` holds something that is not such an export, or the tokenizer's files
+        are gone.
+    """
+    folder = Path(folder)
+    _check_target(folder)
+    state = model.state if params is None else params
+    tensors = cross_encoder.to_tensors(state, model.config, model.model_type)
+    if jax.process_index() != 0:
+        return folder
+    return _write_aside(folder, lambda aside: _write_cross_encoder(model, tensors, aside))
+
+
+def _write_aside(folder: Path, write: Callable[[Path], Any]) -> Path:
+    """Fills a folder beside ``folder``, then renames it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         aside.mkdir()
-        _write(encoder, tensors, aside, max_length or encoder.max_length)
+        write(aside)
         _replace(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -149,12 +208,40 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, max_leng
     (folder / "README.md").write_text(card, "utf-8")
 
 
+def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Path) -> None:
+    config = {key: value for key, value in model.hf_config.items() if key != "torch_dtype"}
+    config |= {
+        "architectures": [cross_encoder.ARCHITECTURES[model.model_type]],
+        "dtype": "float32",
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+    }
+    # What a cross-encoder made elsewhere may say of its own activation.
+    config.pop("sbert_ce_default_activation_function", None)
+    _write_json(folder / "config.json", config)
+    weights.save_tensors(tensors, folder / "model.safetensors")
+    _write_tokenizer(model, folder)
+    file = folder / "tokenizer_config.json"
+    described = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    # The library cuts pairs where the tokenizer says.
+    _write_json(file, described | {"model_max_length": model.max_length})
+    _write_json(
+        folder / MARKER,
+        {"model": model.source, "revision": model.revision, "max_length": model.max_length},
+    )
+    card = _CROSS_CARD.format(
+        source=model.source, revision=model.revision, max_length=model.max_length
+    )
+    (folder / "README.md").write_text(card, "utf-8")
+
+
 def _card_fields(encoder: TextEncoder) -> dict[str, Any]:
     fields = ("source", "revision", "pooling", "dim", "query_prefix", "passage_prefix")
     return {name: getattr(encoder, name) for name in fields}
 
 
-def _write_tokenizer(encoder: TextEncoder, folder: Path) -> None:
+def _write_tokenizer(encoder: TextEncoder | PairEncoder, folder: Path) -> None:
     copied = False
     for name in TOKENIZER_FILES:
         source = encoder.folder / name

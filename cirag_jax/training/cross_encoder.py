@@ -1,0 +1,496 @@
+"""Trains a cross-encoder with binary cross-entropy, and measures it against the bi-encoder."""
+
+import functools
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+from flax import nnx
+from tqdm import tqdm
+
+from cirag_jax import sharding
+from cirag_jax.datasets import load
+from cirag_jax.datasets.chains import passage_text
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import reranking
+from cirag_jax.models import cross_encoder as model_lib
+from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.index import PassageIndex
+from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
+from cirag_jax.retrieval.rerank import BiEncoderReranker
+from cirag_jax.runtime.handlers import tuple_text
+from cirag_jax.training import cross_encoder_data as data_lib
+from cirag_jax.training import optimizers
+from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.types import Config, Dataset, Question
+
+
+class TrainState(NamedTuple):
+    """All that a step changes: float32 parameters, optimiser state, steps done, RNG key."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array
+    key: jax.Array
+
+
+def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Trains to the end (or from the last checkpoint on), then compares with the bi-encoder.
+
+    Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``.
+
+    Raises:
+      UserError: the data or the config cannot be used, or a value became non-finite.
+    """
+    start = time.monotonic()
+    _check_config(config)
+
+    # ---- Data -----------------------------------------------------------------------------------
+    dataset = load.load_dataset(config.data)
+    questions = data_lib.training_questions(dataset, config.data)
+    train_questions, dev_questions = split_questions(questions, config)
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    bi_encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
+    targets = make_targets(config, dataset, train_questions, bi_encoder)
+    sampling = data_lib.Sampling(
+        config.targets_per_step, config.negatives.own, config.negatives.mined, config.seed
+    )
+    steps_per_epoch = max(len(targets) // config.targets_per_step, 1)
+    total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+    if config.max_steps and not config.num_steps:
+        total_steps = min(total_steps, config.max_steps)
+
+    # ---- Model ----------------------------------------------------------------------------------
+    model = model_lib.load_cross_encoder(
+        config.model.spec,
+        dtype=config.model.dtype,
+        mesh=mesh,
+        new_head=config.seed,
+        max_length=config.max_length,
+        dropout=config.model.dropout,
+        remat=config.model.remat,
+    )
+    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    state = make_state(model, tx, config.seed, mesh)
+    logging.info(
+        "%d positives (%s), %d dev questions, %d steps of %d positives, mesh %s",
+        len(targets),
+        _count_kinds(targets),
+        len(dev_questions),
+        total_steps,
+        config.targets_per_step,
+        dict(mesh.shape),
+    )
+
+    # ---- Restore --------------------------------------------------------------------------------
+    meta = {
+        "component": "cross_encoder",
+        "model": _absolute(config.model.spec),
+        "max_length": model.max_length,
+        "run": _fingerprint(config),
+    }
+    checkpoints = Checkpoints(
+        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
+    )
+    first_step = 0
+    if checkpoints.latest_step() is not None:
+        _check_same_run(checkpoints.meta(), meta, workdir)
+        restored = checkpoints.restore(None, state)
+        state, first_step = restored.state, restored.step
+        logging.info("going on from step %d of %d", first_step, total_steps)
+
+    # ---- Train ----------------------------------------------------------------------------------
+    evaluate = make_evaluate(config, dataset, dev_questions, model, mesh)
+    complete = True
+    with (
+        checkpoints,
+        MetricWriter(workdir, total_steps, first_step, enabled=jax.process_index() == 0) as writer,
+        PreemptionGuard() as preemption,
+    ):
+        for step in range(first_step + 1, total_steps + 1):
+            began = time.monotonic()
+            pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
+            batch = make_batch(config, model, pairs, mesh)
+            with jax.set_mesh(mesh):
+                state, metrics = train_step(model.graphdef, tx, state, batch, config, mesh)
+            _finish(writer, step, metrics, batch, began)
+
+            last = step == total_steps
+            stop = preemption.should_stop(step) or _out_of_time(start, config.stop_after_minutes)
+            dev = None
+            if last or (config.eval_every and step % config.eval_every == 0):
+                dev = evaluate(state.params)
+                writer.write(step, dev)
+            if last or stop or dev or (config.save_every and step % config.save_every == 0):
+                checkpoints.save(step, state, {"step": step}, meta, dev)
+            if stop and not last:
+                complete = False
+                break
+        checkpoints.wait()
+        best = checkpoints.best_step()
+        dev_metrics = checkpoints.metrics(best) if best is not None else None
+        training_seconds = time.monotonic() - start
+        # ---- Result -----------------------------------------------------------------------------
+        gains = {}
+        if complete:
+            if best is not None:
+                state = checkpoints.restore(best, state).state
+            gains = compare(config, dataset, questions, model, state.params, bi_encoder, mesh)
+    return {
+        "complete": complete,
+        "step": int(state.step) if not complete else total_steps,
+        "total_steps": total_steps,
+        "best_step": best,
+        **(dev_metrics or {}),
+        **gains,
+        "num_positives": len(targets),
+        "positives": _count_kinds(targets),
+        "num_train_questions": len(train_questions),
+        "num_dev_questions": len(dev_questions),
+        "training_seconds": round(training_seconds, 1),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+# ---------------------------------------------------------------------------------------- one step
+
+
+def train_step(
+    graphdef: nnx.GraphDef,
+    tx: optax.GradientTransformation,
+    state: TrainState,
+    batch: data_lib.Batch,
+    config: Config,
+    mesh: jax.sharding.Mesh,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimiser step on the mean cross-entropy of a batch's pairs; ``state`` is donated.
+
+    Returns:
+      The new state, and device scalars: loss, accuracy at logit 0, gradient and update norms.
+    """
+    key = None
+    if config.model.dropout > 0:
+        key = jax.random.fold_in(state.key, state.step)
+    total = None
+    for index, chunk in enumerate(batch.chunks):
+        arrays = [_place(array, mesh) for array in chunk]
+        chunk_key = None if key is None else jax.random.fold_in(key, index)
+        total = _add_gradient(graphdef, total, state.params, arrays, chunk_key)
+    (loss, correct), gradient = total  # type: ignore[misc]
+    state, norms = _apply_gradient(tx, state, gradient)
+    return state, {"loss": loss, "accuracy": correct, **norms}
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _add_gradient(graphdef, total, params, arrays, key):
+    """Adds a chunk's loss, accuracy and gradient to ``total`` (None: to nothing)."""
+    tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
+    mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
+
+    def loss_of(params):
+        logit_B = model_lib.apply(graphdef, params, tokens_BT, mask_BT, types_BT, key)
+        loss_B = optax.sigmoid_binary_cross_entropy(logit_B, label_B)
+        correct_B = (logit_B > 0) == (label_B > 0)
+        return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
+
+    (loss, correct), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+    found = ((loss, correct), gradient)
+    return found if total is None else jax.tree.map(jnp.add, total, found)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _apply_gradient(tx, state, gradient):
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    params: Any = optax.apply_updates(state.params, updates)
+    norms = {
+        "gradient_norm": optax.tree.norm(gradient),
+        "update_norm": optax.tree.norm(updates),
+    }
+    return TrainState(params, opt_state, state.step + 1, state.key), norms
+
+
+def make_state(
+    model: PairEncoder, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """The state before the first step, on the mesh."""
+
+    def init(params: nnx.State) -> TrainState:
+        # A copy: donation would otherwise delete the model's own parameters.
+        params = jax.tree.map(jnp.copy, params)
+        return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
+
+    placed = sharding.state_sharding(jax.eval_shape(init, model.state), mesh)
+    return jax.jit(init, out_shardings=placed)(model.state)
+
+
+def _place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+    return sharding.place(array, sharding.batch_sharding(mesh, array.ndim, array.shape))
+
+
+# -------------------------------------------------------------------------------------------- data
+
+
+def split_questions(
+    questions: Sequence[Question], config: Config
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Training questions and the last ``config.dev.questions`` of a seeded permutation."""
+    held_out = config.dev.questions
+    if held_out >= len(questions):
+        raise UserError(
+            f"config.dev.questions={held_out} would leave none of the {len(questions)} questions "
+            "to train on"
+        )
+    order = np.random.default_rng(config.data.seed).permutation(len(questions))
+    dev = set(order[len(questions) - held_out :].tolist())
+    return (
+        tuple(q for i, q in enumerate(questions) if i not in dev),
+        tuple(q for i, q in enumerate(questions) if i in dev),
+    )
+
+
+def make_targets(
+    config: Config, dataset: Dataset, questions: Sequence[Question], bi_encoder: Encoder
+) -> list[data_lib.Target]:
+    """All positives with their mined negatives, in a fixed order.
+
+    Raises:
+      UserError: the data give none.
+    """
+    depth = config.negatives.depth
+    found: list[data_lib.Target] = []
+    if "passage" in config.kinds:
+        targets = data_lib.passage_targets(dataset, questions)
+        ids = dict.fromkeys(
+            pid for q in questions for pid in (*(q.context or ()), *(q.supporting or ()))
+        )
+        everything = list(dict.fromkeys(passage_text(dataset.corpus[pid]) for pid in ids))
+        with _bar("mining passages", len(everything)) as bar:
+            found += data_lib.mine(targets, everything, bi_encoder, depth, bar.update)
+    if "triple" in config.kinds:
+        usable = [q for q in questions if data_lib.may_train_triples(dataset, q)]
+        targets = data_lib.triple_targets(dataset, usable, config.form)
+        everything = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
+        with _bar("mining triples", len(everything)) as bar:
+            found += data_lib.mine(targets, everything, bi_encoder, depth, bar.update)
+    if not found:
+        raise UserError(f"{dataset.name} gives no pair of config.kinds={tuple(config.kinds)}")
+    return found
+
+
+def make_batch(
+    config: Config,
+    model: PairEncoder,
+    pairs: Sequence[tuple[str, str, bool]],
+    mesh: jax.sharding.Mesh,
+) -> data_lib.Batch:
+    """A step's pairs as padded arrays, the same on every process."""
+    rows = tokenize_pairs(model, [(query, text) for query, text, _ in pairs], config.max_length)
+    return data_lib.pack(
+        rows,
+        [label for _, _, label in pairs],
+        (
+            *config.buckets,
+            *([config.max_length] if max(config.buckets) < config.max_length else []),
+        ),
+        config.chunk_tokens,
+        mesh.shape["data"] * mesh.shape["fsdp"],
+        model.config.pad_id,
+    )
+
+
+# ---------------------------------------------------------------------------------------- evaluate
+
+
+def make_evaluate(
+    config: Config,
+    dataset: Dataset,
+    questions: Sequence[Question],
+    model: PairEncoder,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[Any], dict[str, float]]:
+    """A function from parameters to ``dev/...``: gold passages among each question's own."""
+    problems = reranking.passage_problems(dataset, questions, None, 0)
+    if not problems:
+        return lambda params: {}
+
+    def evaluate(params: Any) -> dict[str, float]:
+        score = _scorer(config, model, params, mesh)
+        scores = score([p.query for p in problems], [p.texts for p in problems])
+        values = reranking.figures(problems, scores)
+        return {f"dev/{name}": float(array.mean()) for name, array in values.items()}
+
+    return evaluate
+
+
+def compare(
+    config: Config,
+    dataset: Dataset,
+    trained_on: Sequence[Question],
+    model: PairEncoder,
+    params: Any,
+    bi_encoder: Encoder,
+    mesh: jax.sharding.Mesh,
+) -> dict[str, Any]:
+    """The gain over the bi-encoder: gold passages, and gold triples where there is a store.
+
+    Passages are ranked for questions of ``config.evaluate.split`` among their own context and what
+    the bi-encoder finds in the contexts of all of them; triples among those of the own context, for
+    questions of fold ``test`` where the data set has folds.
+    """
+    wanted = config.data.copy_and_resolve_references()
+    with wanted.unlocked():
+        wanted.split, wanted.fold = config.evaluate.split, None
+        wanted.only_with_triples, wanted.limit = False, 0
+    names = {question.id for question in trained_on}
+    held_out = [
+        q for q in load.select_questions(dataset, wanted) if q.supporting and q.id not in names
+    ]
+    limit = config.evaluate.questions or len(held_out)
+    settings = {"samples": config.evaluate.bootstrap_samples, "seed": config.seed}
+    score = _scorer(config, model, params, mesh, "comparing")
+    baseline = BiEncoderReranker(bi_encoder).score
+    result: dict[str, Any] = {}
+    chosen = held_out[:limit]
+    if chosen:
+        ids = dict.fromkeys(
+            pid for q in chosen for pid in (*(q.context or ()), *(q.supporting or ()))
+        )
+        index = PassageIndex.in_memory([dataset.corpus[pid] for pid in ids], bi_encoder)
+        problems = reranking.passage_problems(dataset, chosen, index, config.evaluate.retrieved)
+        result["passages"] = reranking.compare(problems, score, baseline, **settings)
+    folded = [q for q in dataset.questions if q.fold == "test" and q.id not in names]
+    problems = triple_problems(dataset, (folded or held_out)[:limit], config.form)
+    if problems:
+        result["triples"] = reranking.compare(problems, score, baseline, **settings)
+    return result
+
+
+def triple_problems(
+    dataset: Dataset, questions: Sequence[Question], form: Any
+) -> list[reranking.Reranking]:
+    """Each question with the extracted triples of its own context; those of its chain are gold."""
+    problems = []
+    for question in questions:
+        pool = [t for pid in question.context or () for t in dataset.triples.get(pid, ())]
+        texts = tuple(dict.fromkeys(tuple_text(triple, form) for triple in pool))
+        gold = {tuple_text(triple, form) for triple in data_lib.gold_triples(dataset, question)}
+        relevant = tuple(place for place, text in enumerate(texts) if text in gold)
+        if relevant:
+            problems.append(reranking.Reranking(question.question, texts, relevant))
+    return problems
+
+
+def _scorer(
+    config: Config, model: PairEncoder, params: Any, mesh: jax.sharding.Mesh, name: str = ""
+) -> reranking.Score:
+    def score(queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        pairs = [(q, text) for q, group in zip(queries, texts, strict=True) for text in group]
+        with _bar(name, len(set(pairs))) as bar:
+            logit_N = score_pairs(
+                model,
+                params,
+                pairs,
+                max_length=config.max_length,
+                mesh=mesh,
+                progress=bar.update,
+            )
+        ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
+        return np.split(logit_N, ends)[: len(texts)]
+
+    return score
+
+
+# ------------------------------------------------------------------------------------ bookkeeping
+
+
+def _finish(
+    writer: MetricWriter,
+    step: int,
+    metrics: dict[str, jax.Array],
+    batch: data_lib.Batch,
+    began: float,
+) -> None:
+    """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""
+    values = {name: float(value) for name, value in metrics.items()}
+    bad = [name for name, value in values.items() if not np.isfinite(value)]
+    if bad:
+        raise UserError(
+            f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was saved. "
+            "Lower config.optimizer.learning_rate"
+        )
+    values["tokens_per_second"] = batch.tokens / max(time.monotonic() - began, 1e-9)
+    values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
+    writer.write(step, {f"train/{name}": value for name, value in values.items()})
+    writer.progress(step, values["loss"])
+
+
+def _check_config(config: Config) -> None:
+    for field in ("targets_per_step", "max_length", "chunk_tokens"):
+        if config[field] < 1:
+            raise UserError(f"config.{field}={config[field]} must be at least 1")
+    unknown = set(config.kinds) - {"passage", "triple"}
+    if unknown or not config.kinds:
+        raise UserError(f"config.kinds={tuple(config.kinds)} must name passage, triple or both")
+    buckets = tuple(config.buckets)
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
+        raise UserError(f"config.buckets={buckets} must be ascending lengths")
+
+
+def _count_kinds(targets: Sequence[data_lib.Target]) -> dict[str, int]:
+    kinds = [target.kind for target in targets]
+    return {kind: kinds.count(kind) for kind in ("passage", "triple")}
+
+
+def _bar(description: str, total: int) -> tqdm:
+    """A progress bar on a terminal; elsewhere one line that says what has begun."""
+    if description and not sys.stderr.isatty():
+        print(f"{description}: {total} texts", file=sys.stderr, flush=True)
+    return tqdm(
+        total=total, desc=description, unit="text", file=sys.stderr, disable=None, leave=False
+    )
+
+
+def _absolute(spec: str) -> str:
+    path = pathlib.Path(spec)
+    return str(path.resolve()) if path.is_dir() else spec
+
+
+def _out_of_time(start: float, minutes: float) -> bool:
+    return bool(minutes) and time.monotonic() - start > 60 * minutes
+
+
+def _fingerprint(config: Config) -> dict[str, Any]:
+    """What must not change between a run and its continuation."""
+    free = {
+        "stop_after_minutes",
+        "save_every",
+        "eval_every",
+        "keep_checkpoints",
+        "mesh",
+        "evaluate",
+        "component",
+    }
+    return {k: v for k, v in config.to_dict().items() if k not in free}
+
+
+def _check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathlib.Path) -> None:
+    # Through JSON, as the checkpoint holds it: tuples became lists.
+    import json
+
+    old, new = saved.get("run", {}), json.loads(json.dumps(wanted["run"]))
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
+    if changed:
+        raise UserError(
+            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} "
+            "differ; choose another --workdir or the same config"
+        )
