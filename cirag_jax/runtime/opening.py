@@ -10,6 +10,7 @@ from typing import Any
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.llm import backends, generate
+from cirag_jax.llm.shapes import EngineConfig
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
@@ -42,6 +43,7 @@ def open_handlers(
     corpus: Corpus,
     workdir: pathlib.Path,
     stack: contextlib.ExitStack,
+    rows: int,
 ) -> dict[type | str, Handler]:
     """Opens whatever a run needs.
 
@@ -52,12 +54,13 @@ def open_handlers(
       corpus: the passages to search.
       workdir: keeps what is extracted online.
       stack: closes what was opened.
+      rows: questions that advance together at most; a model's batch need not be larger.
 
     Raises:
       UserError: something cannot be opened, or does not fit the rest.
     """
     handlers: dict[type | str, Handler] = {}
-    handlers |= _open_models(config, roles_of(config, method.roles), stack)
+    handlers |= _open_models(config, roles_of(config, method.roles), stack, rows)
     encoder = None
     if config.retriever.kind != "bm25" or method.uses_triples:
         encoder = open_encoder_for(config.encoder)
@@ -75,7 +78,7 @@ def open_handlers(
 
 
 def _open_models(
-    config: Config, roles: Sequence[str], stack: contextlib.ExitStack
+    config: Config, roles: Sequence[str], stack: contextlib.ExitStack, rows: int
 ) -> dict[type | str, Handler]:
     """One handler a model: roles with equal configs share it."""
     cache = None
@@ -89,7 +92,10 @@ def _open_models(
         shared.setdefault(json.dumps(block, sort_keys=True, default=str), []).append(role)
     handlers: dict[type | str, Handler] = {}
     for names in shared.values():
-        block = config[names[0]]
+        block = config[names[0]].copy_and_resolve_references()
+        if block.backend == "jax" and not block.batch_size and "extractor" not in names:
+            # A batch is computed whole: one question must not pay for sixteen.
+            block.batch_size = min(rows, EngineConfig.for_platform().batch_size)
         backend = stack.enter_context(contextlib.closing(backends.open_backend(block)))
         handler = GenerateHandler(
             backend,
