@@ -190,7 +190,7 @@ class StoreWriter(TripleStore):
         return number
 
     def _bury(self, passage_ids: Iterable[str]) -> None:
-        rows = [(passage_id,) for passage_id in passage_ids]
+        rows = [(passage_id,) for passage_id in dict.fromkeys(passage_ids)]
         self._db.executemany(
             "INSERT INTO tombstones SELECT segment, first, num_rows FROM passages "
             "WHERE id = ? AND segment IS NOT NULL",

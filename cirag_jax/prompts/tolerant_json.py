@@ -19,7 +19,7 @@ MAX_DEPTH = 32  # containers within containers
 _WORK = 8 * MAX_CHARS  # characters looked at over all places where JSON might begin
 _TRY = 1_000  # what a failed try costs at least, counted in characters
 
-_THOUGHTS_END = "</think>"
+_THOUGHTS, _THOUGHTS_END = "<think>", "</think>"
 _BEGIN = re.compile(r"[\[{]")
 _SKIPPED = re.compile(r"[\s,;]*")
 _SPACE = re.compile(r"\s*")
@@ -43,7 +43,7 @@ def find_json(
 
     Beyond JSON it understands quotes of other kinds and unescaped ones, tuples, Python's constants,
     superfluous and missing commas and missing closing brackets; words without quotes are dropped.
-    Everything up to a ``</think>`` is ignored. With ``key``, a complete object is preferred to a
+    What a reasoning model thinks first, up to ``</think>``, is ignored. With ``key``, a complete object is preferred to a
     broken one before it, the object may lie within other values, its key may differ in case and
     in ``_``, ``-`` or space (it is renamed to ``key``), and ``key: [...]`` without braces counts.
 
@@ -91,7 +91,12 @@ def find_json(
 
 
 def _surface(text: str) -> str:
-    text = text[text.rfind(_THOUGHTS_END) + len(_THOUGHTS_END) :] if _THOUGHTS_END in text else text
+    end = text.rfind(_THOUGHTS_END)
+    if end >= 0:
+        # A string of the JSON may hold the mark, too; then it does not begin its line.
+        begins_line = not text[:end].rpartition("\n")[2].strip()
+        if begins_line or text.lstrip().startswith(_THOUGHTS):
+            text = text[end + len(_THOUGHTS_END) :]
     return _paired(text[:MAX_CHARS])
 
 

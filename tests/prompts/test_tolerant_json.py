@@ -87,6 +87,8 @@ def test_every_cut_of_a_list_keeps_its_complete_elements():
         ('fact: [["a", "b", "c"]]', [["a", "b", "c"]], "loose_json"),
         ('"fact" = [["a", "b", "c"]', [["a", "b", "c"]], "broken_json"),
         ('<think>{"fact": [1]}</think>{"fact": [2]}', [2], None),
+        ('I think [1]\n</think>\n{"fact": [2]}', [2], None),
+        ('{"fact": ["</think>"]}', ["</think>"], None),
         ('{"fact": [NaN, 1e999, true]}', [None, None, True], None),
         ('{"fact": ["\\ud83d\\ude00", "\\ud83d"]}', ["😀", "\ufffd"], None),
         ("{'fact': ['\\ud83d\\ude00', '\\ud83d']}", ["😀", "\ufffd"], "loose_json"),
@@ -134,7 +136,7 @@ def test_depth_is_bounded():
 
 
 @pytest.mark.parametrize(
-    "unit", ["[", "{", '{"a"', '["', '"', "[{(", '[1,"', "{'a':[", "\\", "['a", '{"fact":']
+    "unit", ["[", "{", '{"a"', '["', '"', "[{(", '[1,"', "{'a':[", "\\", "['a", '{"fact":', "\n"]
 )
 @pytest.mark.parametrize("key", [None, "fact"])
 def test_endless_repetition_takes_bounded_time(unit, key):
