@@ -146,7 +146,15 @@ def _run(
     if config.stop_after_minutes:
         deadline = begun + 60 * config.stop_after_minutes
     with contextlib.ExitStack() as stack:
-        handlers = opening.open_handlers(config, method, dataset, corpus, book.path.parent, stack)
+        handlers = opening.open_handlers(
+            config,
+            method,
+            dataset,
+            corpus,
+            book.path.parent,
+            stack,
+            rows=min(config.in_flight, len(jobs)),
+        )
         with _progress_bar(len(jobs)) as show:
             scheduler = Scheduler(
                 handlers,
@@ -171,6 +179,7 @@ def _progress_bar(total: int) -> Iterator[Any]:
         file=sys.stderr,
         mininterval=0.5 if sys.stderr.isatty() else 30,
         smoothing=0,
+        miniters=0,  # tokens count as progress, too
     ) as bar:
 
         def show(progress: Progress, new_tokens: int = 0) -> None:
