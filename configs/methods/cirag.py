@@ -25,6 +25,8 @@ def get_config(preset: str = "") -> Any:
         config.cirag.num_candidates = 15
         config.cirag.guided = config.cirag.example = True
         config.reader.max_tokens = 96
+        # 64 conversations of two rounds: each goes on from what is kept of it (3 GB in fp32).
+        config.integrator.prefix_tokens = config.reader.prefix_tokens = 65536
     elif preset == "paper":
         config.integrator.model = config.reader.model = "Qwen/Qwen2.5-7B-Instruct"
         config.encoder.model = "BAAI/bge-small-en-v1.5"
