@@ -4,6 +4,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
+from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.types import Passage, Prediction, Step, Triple
 
 WIDTH = 100  # columns
@@ -37,7 +38,7 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` on one line, its control characters shown as escapes ("\\x1b").
+    r"""``text`` on one line, its control characters shown as escapes ("\\x1b").
 
     That covers everything that moves the cursor, recolours, reorders or hides text: C0 and C1
     controls, Unicode's format characters (bidirectional overrides among them), its line and
@@ -112,7 +113,7 @@ def _title(passage_id: str, passages: Mapping[str, Passage]) -> str:
 
 def _quote(passage: Passage, sentence: int | None) -> str:
     """Where a fact stands, and the words there."""
-    sentences = passage.sentences or ()
+    sentences = sentences_of(passage)
     if sentence is None or not 0 <= sentence < len(sentences):
         return f"in {passage.title or passage.id}"
     quoted = sentences[sentence].strip()

@@ -1,0 +1,398 @@
+
+"use strict";
+// Draws the page from its data blocks. Text of questions, passages and models only ever becomes a
+// text node: nothing here writes markup, an attribute or a link made of it.
+
+const $ = (id) => document.getElementById(id);
+const VERDICTS = ["right", "wrong", "unscored", "failed", "unfinished"];
+const LEVELS = ["triple", "sentence", "passage", "default"];
+const BATCH = 60; // list entries drawn at a time
+
+// Characters that would hide, reorder or fake text are spelt out; halves of surrogate pairs too.
+const UNSEEN = /[\p{Cc}\p{Cs}\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+const visible = (value) => String(value ?? "").replace(/\r\n/g, "\n").replace(UNSEEN,
+  (c) => c === "\n" || c === "\t" ? c : "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
+
+function el(tag, className, ...children) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  for (const child of children.flat()) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(visible(child)));
+  }
+  return node;
+}
+const text = (value, className = "") => el("span", ("text " + className).trim(), value);
+const data = (name) => JSON.parse($(name).textContent);
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const cut = (value, length = 60) => value.length > length ? value.slice(0, length - 1) + "…" : value;
+
+function button(className, onClick, ...children) {
+  const node = el("button", className, ...children);
+  node.type = "button";
+  node.addEventListener("click", () => onClick(node));
+  return node;
+}
+
+function folded(label, draw) { // drawn when first opened
+  const node = el("details", "", el("summary", "", label));
+  node.addEventListener("toggle", () => {
+    if (node.open && node.childElementCount === 1) node.append(draw());
+  });
+  return node;
+}
+
+// ---------------------------------------------------------------------------------- passages
+
+const passages = new Map();
+function passage(number) {
+  if (!passages.has(number)) passages.set(number, data("p" + number));
+  return passages.get(number);
+}
+const titleOf = (number) => passage(number).title.trim() || passage(number).id;
+
+let origin = null; // what was clicked to get to a passage
+
+function jump(number, sentence, from) {
+  const node = $("sources").querySelector(`[data-passage="${number}"]`);
+  if (!node) return;
+  for (const old of document.querySelectorAll(".target")) old.classList.remove("target");
+  for (const old of document.querySelectorAll(".return")) old.remove();
+  node.open = true;
+  drawBody(node);
+  const target = sentence === null ? null : node.querySelector(`[data-sentence="${sentence}"]`);
+  (target ?? node).classList.add("target");
+  origin = from;
+  node.querySelector(".body").append(button("return", goBack, "↩ back"));
+  (target ?? node).scrollIntoView({ block: target ? "center" : "start" });
+}
+
+function goBack() {
+  for (const old of document.querySelectorAll(".return")) old.remove();
+  if (!origin) return;
+  origin.scrollIntoView({ block: "center" });
+  origin.focus({ preventScroll: true });
+  origin = null;
+}
+
+let shown = null; // the question on display
+
+function drawBody(node) {
+  if (node.querySelector(".body")) return;
+  const number = Number(node.dataset.passage);
+  const has = (pairs, s) => pairs.some((pair) => pair[0] === number && pair[1] === s);
+  const body = el("div", "body");
+  passage(number).sentences.forEach((sentence, index) => {
+    const span = text(sentence.trim(), "s");
+    span.dataset.sentence = index;
+    if (has(shown.core, index)) span.classList.add("core");
+    if (has(shown.gold_sentences, index)) span.classList.add("gold");
+    body.append(span, " ");
+  });
+  node.append(body);
+}
+
+function drawPassages(q) {
+  const rounds = new Map();
+  const see = (number, round) => {
+    if (!rounds.has(number)) rounds.set(number, new Set());
+    if (round) rounds.get(number).add(round);
+  };
+  q.steps.forEach((step, index) => step.passages.forEach((number) => see(number, index + 1)));
+  for (const [number] of q.core) see(number);
+  for (const number of q.gold_passages) see(number);
+  const core = new Set(q.core.map((pair) => pair[0]));
+  const gold = new Set(q.gold_passages);
+  const rank = (number) => (core.has(number) ? 0 : 2) + (gold.has(number) ? 0 : 1);
+  const order = [...rounds.keys()].sort((a, b) => rank(a) - rank(b)); // stable: then as retrieved
+  const nodes = order.map((number) => {
+    const seen = [...rounds.get(number)];
+    const node = el("details", "passage", el("summary", "",
+      el("b", "", titleOf(number)),
+      core.has(number) && el("span", "pill core", "core"),
+      gold.has(number) && el("span", "pill gold", "gold"),
+      el("span", "rounds", seen.length ? "step " + seen.join(", ") : "not retrieved by a step")));
+    node.dataset.passage = number;
+    node.addEventListener("toggle", () => node.open && drawBody(node));
+    if (rank(number) < 3) { node.open = true; drawBody(node); }
+    return node;
+  });
+  const missing = q.gold_missing.map((id) => el("div", "passage",
+    el("span", "soft", "Never retrieved: "), text(id), " ", el("span", "pill gold", "gold")));
+  $("sources").replaceChildren(
+    el("h2", "", plural(order.length, "passage")),
+    el("div", "legend",
+      el("span", "", el("span", "s core", "core"), " source of a core fact"),
+      q.gold_sentences.length > 0 && el("span", "", el("span", "s gold", "gold"), " annotated"),
+      el("span", "", el("span", "s target", "chosen"), " clicked")),
+    ...missing, ...nodes);
+  $("sources").scrollTop = 0;
+}
+
+// -------------------------------------------------------------------------------- one question
+
+const triple = (fact) => el("span", "triple text",
+  el("b", "", fact[0]), el("i", "", fact[1]), el("b", "", fact[2]));
+
+function sourceOf(fact) {
+  if (fact[3] === null) return "source unknown";
+  const sentence = fact[4] === null ? "" : ` · sentence ${fact[4] + 1}`;
+  return cut(titleOf(fact[3])) + sentence;
+}
+
+const coreFact = (fact) => button("fact", (node) => fact[3] !== null && jump(fact[3], fact[4], node),
+  triple(fact),
+  el("span", "source", fact[5] && el("span", "pill gold", "gold"), " ", sourceOf(fact), " ↗"));
+
+function part(label, ...children) {
+  return el("div", "part", el("div", "label", label), ...children);
+}
+
+function candidates(step) {
+  const key = (fact) => JSON.stringify(fact.slice(0, 3));
+  const kept = new Set(step.kept.map(key));
+  const rows = step.candidates.map((fact, index) => el("tr", kept.has(key(fact)) ? "core" : "",
+    el("td", "n", index + 1),
+    el("td", "n", step.scores[index] === undefined ? "" : step.scores[index].toFixed(3)),
+    el("td", "", button("", (node) => fact[3] !== null && jump(fact[3], fact[4], node), triple(fact)),
+      " ", fact[5] && el("span", "pill gold", "gold"),
+      kept.has(key(fact)) && el("span", "pill core", "core"))));
+  return el("table", "", el("thead", "", el("tr", "",
+    el("th", "", "#"), el("th", "", "score"), el("th", "", "fact"))), el("tbody", "", rows));
+}
+
+function drawStep(step, index, q) {
+  const gold = new Set(q.gold_passages);
+  const found = step.passages.map((number) => button(gold.has(number) ? "gold" : "",
+    (node) => jump(number, null, node), cut(titleOf(number), 40)));
+  return el("section", "step",
+    el("span", "number", index + 1),
+    text(step.query, "query"),
+    found.length > 0 && part(`${plural(found.length, "passage")} retrieved`, el("div", "found", found)),
+    step.thought.trim() !== "" && part("Thought", el("div", "thought", text(step.thought.trim()))),
+    step.kept.length > 0 && part("Core facts", step.kept.map(coreFact)),
+    step.kept.length === 0 && step.candidates.length > 0 && part("Core facts", el("div", "soft", "none kept")),
+    step.next_query !== null && part("Next query", el("div", "next", "→ ", text(step.next_query))),
+    step.candidates.length > 0 && folded(plural(step.candidates.length, "candidate fact"), () => candidates(step)),
+    step.response !== "" && folded("Model's response", () => el("pre", "raw text", step.response)));
+}
+
+function drawAttempt(attempt) {
+  const uncalled = attempt.evidence.length === 0 && attempt.response === "";
+  const state = attempt.sufficient ? "sufficient" : uncalled ? "no evidence, not asked" : "refused";
+  return el("div", attempt.sufficient ? "try sufficient" : "try",
+    el("div", "head",
+      el("span", "level", attempt.level),
+      el("span", "said", text(attempt.answer)),
+      el("span", attempt.sufficient ? "pill sufficient" : "pill", state)),
+    attempt.evidence.length > 0 && folded(plural(attempt.evidence.length, attempt.level) + " read",
+      () => el("ol", "small", attempt.evidence.map((item) => el("li", "", text(item))))),
+    attempt.response !== "" && folded("Model's response", () => el("pre", "raw text", attempt.response)));
+}
+
+function drawFigures(q) {
+  const figure = (value, label) => el("span", "", el("b", "", value), " ", label);
+  const count = (n) => n.toLocaleString("en");
+  const calls = Object.values(q.calls).reduce((a, b) => a + b, 0);
+  const kinds = Object.entries(q.calls).map(([kind, n]) => `${n} ${kind.replace("_", " ")}`).join(", ");
+  const line = el("div", "figures",
+    q.f1 !== null && figure(q.f1.toFixed(2), "F1"),
+    figure(count(q.steps.length), q.steps.length === 1 ? "step" : "steps"),
+    figure(count(calls), "calls"),
+    figure(count(q.usage.prompt_tokens), q.usage.cached_tokens ? `tokens read (${count(q.usage.cached_tokens)} cached)` : "tokens read"),
+    figure(count(q.usage.generated_tokens), "written"),
+    figure(q.seconds.toFixed(1), "s"),
+    q.usage.cost > 0 && figure(q.usage.cost.toFixed(4), "cost"));
+  line.title = visible(kinds);
+  return line;
+}
+
+function drawAnnotation(q) {
+  const rows = q.gold_facts.map((fact) => el("div", "gold-row", triple(fact),
+    el("span", fact[3] ? "pill core" : "pill", fact[3] ? "among the core facts" : "not kept")));
+  q.decomposition.forEach((part, index) => rows.push(el("div", "gold-row",
+    el("span", "", el("span", "soft", `${index + 1}. `), text(part.question)), el("b", "", text(part.answer)))));
+  return rows.length === 0 ? [] : [el("h2", "", "Annotated reasoning"), ...rows];
+}
+
+function drawQuestion(index) {
+  const q = data("q" + index);
+  q.core = q.steps.flatMap((step) => step.kept).filter((fact) => fact[3] !== null).map((fact) => [fact[3], fact[4]]);
+  shown = q;
+  origin = null;
+  const kind = [q.id, q.type, q.hops && plural(q.hops, "hop")].filter(Boolean).join(" · ");
+  const problems = Object.entries(q.problems).map(([name, n]) => `${name.replaceAll("_", " ")} × ${n}`).join(", ");
+  const back = el("a", "back", "← all questions");
+  back.href = "#";
+  const reasoning = q.verdict === "unfinished"
+    ? [el("p", "soft", "This question has not been finished yet; run the same command again.")]
+    : q.error !== null ? [] : [
+      el("h2", "", "Steps"), ...q.steps.map((step, i) => drawStep(step, i, q)),
+      el("h2", "", "Answering"), ...q.attempts.map(drawAttempt)];
+  $("main").replaceChildren(
+    back,
+    el("div", "place", `${index + 1} of ${questions.length} · `, text(kind)),
+    el("h1", "ask text", q.question),
+    el("section", "verdict", el("dl", "",
+      q.error !== null && [el("dt", "", "Failed"), el("dd", "", text(q.error))],
+      q.level !== null && [el("dt", "", "Answer"), el("dd", "",
+        text(q.answer === "" ? "(empty)" : q.answer, "answer"), " ",
+        el("span", "pill " + q.verdict, q.verdict), " ",
+        el("span", "pill", q.level === "default" ? "every level refused" : "from " + q.level + "s"))],
+      q.answers.length > 0 && [el("dt", "", "Gold"), el("dd", "", text(q.answers.join("  |  ")))]),
+      drawFigures(q),
+      problems !== "" && el("div", "small soft", "Malformed or missing: ", text(problems))),
+    ...reasoning, ...drawAnnotation(q));
+  drawPassages(q);
+  $("main").scrollTop = 0;
+}
+
+// ------------------------------------------------------------------------------------ the list
+
+const { questions } = data("index");
+const state = { verdict: null, level: null, words: [] };
+let matching = [];
+let current = null;
+let haystacks = null;
+
+const plain = (value) => value.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+
+function search() {
+  const wanted = plain($("search").value).split(/\s+/).filter(Boolean);
+  haystacks ??= questions.map((q) => plain([q.question, q.answer, ...q.answers, q.id].join("\n")));
+  state.words = wanted;
+  filter();
+}
+
+function filter() {
+  matching = [];
+  questions.forEach((q, index) => {
+    if (state.verdict !== null && q.verdict !== state.verdict) return;
+    if (state.level !== null && q.level !== state.level) return;
+    if (state.words.every((word) => haystacks[index].includes(word))) matching.push(index);
+  });
+  $("list").replaceChildren();
+  $("list").scrollTop = 0;
+  if (matching.length === 0) $("list").append(el("li", "none", "No question matches."));
+  else more();
+  summarise();
+}
+
+function more(least = 0) { // draws the next entries, as many as are needed
+  const from = $("list").childElementCount;
+  const to = Math.min(matching.length, Math.max(from + BATCH, least));
+  $("list").append(...matching.slice(from, to).map(drawItem));
+}
+
+function drawItem(index) {
+  const q = questions[index];
+  const answer = q.level === null ? q.verdict : q.answer || "(empty)";
+  const link = el("a", "item", el("span", "q text", q.question),
+    el("span", "a", el("span", "dot " + q.verdict), text(answer)));
+  link.href = "#" + (index + 1);
+  link.dataset.index = index;
+  if (index === current) link.setAttribute("aria-current", "true");
+  return el("li", "", link);
+}
+
+function summarise() {
+  const scored = matching.filter((index) => questions[index].verdict !== "unfinished" && questions[index].answers.length > 0);
+  const mean = (key) => scored.reduce((sum, index) => sum + (questions[index][key] ?? 0), 0) / scored.length;
+  const figures = scored.length === 0 ? "" : ` · EM ${(100 * mean("em")).toFixed(1)} · F1 ${(100 * mean("f1")).toFixed(1)}`;
+  const all = matching.length === questions.length ? "" : ` of ${questions.length.toLocaleString("en")}`;
+  $("summary").textContent = `${matching.length.toLocaleString("en")}${all} question${questions.length === 1 ? "" : "s"}${figures}`;
+}
+
+function drawChips(holder, key, names) {
+  const count = (name) => questions.filter((q) => q[key] === name).length;
+  const present = names.filter((name) => count(name) > 0);
+  if (present.length < 2) return;
+  holder.append(...[null, ...present].map((name) => {
+    const chip = button("", () => {
+      state[key] = name;
+      for (const other of holder.children) other.setAttribute("aria-pressed", String(other === chip));
+      filter();
+    }, name === null ? "all" : `${name} ${count(name)}`);
+    chip.setAttribute("aria-pressed", String(name === null));
+    return chip;
+  }));
+}
+
+// ---------------------------------------------------------------------------------- navigation
+
+function show(index) {
+  current = index;
+  drawQuestion(index);
+  for (const old of $("list").querySelectorAll("[aria-current]")) old.removeAttribute("aria-current");
+  more(matching.indexOf(index) + 1);
+  const item = $("list").querySelector(`[data-index="${index}"]`);
+  item?.setAttribute("aria-current", "true");
+  item?.scrollIntoView({ block: "nearest" });
+}
+
+function route() {
+  const number = /^#\d+$/.test(location.hash) ? Number(location.hash.slice(1)) : 0;
+  const isQuestion = number >= 1 && number <= questions.length;
+  document.body.classList.toggle("reading", isQuestion);
+  if (isQuestion) {
+    show(number - 1);
+    if (matchMedia("(max-width: 760px)").matches) scrollTo(0, 0);
+  } else if (current === null && questions.length > 0) {
+    show(0);
+  }
+}
+
+function move(by) { // through the questions that match
+  if (matching.length === 0) return;
+  const place = matching.indexOf(current);
+  const next = place < 0 ? 0 : Math.min(matching.length - 1, Math.max(0, place + by));
+  location.hash = "#" + (matching[next] + 1);
+}
+
+function moveFact(by) { // through the core facts of the question, showing where each stands
+  const facts = [...$("main").querySelectorAll(".fact")];
+  if (facts.length === 0) return;
+  const place = facts.indexOf(origin);
+  const next = place < 0 ? (by > 0 ? 0 : facts.length - 1) : (place + by + facts.length) % facts.length;
+  facts[next].scrollIntoView({ block: "nearest" });
+  facts[next].focus({ preventScroll: true });
+  facts[next].click();
+}
+
+function toggleTheme() {
+  const root = document.documentElement;
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+}
+
+const KEYS = {
+  j: () => move(1), k: () => move(-1), n: () => moveFact(1), p: () => moveFact(-1),
+  d: toggleTheme, "/": () => { $("search").focus(); $("search").select(); }, Escape: goBack,
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target === $("search")) {
+    if (event.key === "Escape") { $("search").value = ""; search(); $("search").blur(); }
+    if (event.key === "Enter") { $("search").blur(); if (!matching.includes(current)) move(0); }
+    return;
+  }
+  if (!Object.hasOwn(KEYS, event.key)) return;
+  event.preventDefault();
+  KEYS[event.key]();
+});
+
+const media = matchMedia("(prefers-color-scheme: dark)");
+const followSystem = () => { document.documentElement.dataset.theme = media.matches ? "dark" : "light"; };
+media.addEventListener("change", followSystem);
+followSystem();
+$("theme").addEventListener("click", toggleTheme);
+$("search").addEventListener("input", search);
+$("list").addEventListener("scroll", () => {
+  const list = $("list");
+  if (list.scrollTop + 2 * list.clientHeight > list.scrollHeight && list.childElementCount < matching.length) more();
+});
+addEventListener("hashchange", route);
+drawChips($("verdicts"), "verdict", VERDICTS);
+drawChips($("levels"), "level", LEVELS);
+search();
+route();

@@ -1,0 +1,262 @@
+"""The trace viewer: a run's journal as one self-contained, static HTML page.
+
+The page needs no network and no server. It scales by laziness: every question and every passage is
+a data block of its own, which the page parses when it is looked at.
+
+Passages and model output are hostile input. They reach the page only as JSON inside data blocks in
+which no ``<`` stands, and the document only as text nodes; a Content-Security-Policy lets no script
+run but the page's own, known by its hash, and lets nothing be fetched or sent.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import html
+import importlib.resources
+import json
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.evidence import endpoints
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.journal import Record
+from cirag_jax.types import Config, Passage, Step, Triple
+
+PAGE = "trace.html"
+VERDICTS = ("right", "wrong", "unscored", "failed", "unfinished")
+
+
+def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Writes ``trace.html`` for the run that ``config.run`` names.
+
+    Args:
+      config: configs/report.py.
+      workdir: an existing folder.
+
+    Returns:
+      ``page`` (path), ``bytes``, ``num_questions`` and how many questions had each verdict.
+
+    Raises:
+      UserError: there is no such run, its journal holds no questions, or a run is writing it.
+    """
+    if config.run is None:
+        raise UserError(
+            "--config.run=WORKDIR is required: the folder of a run of launch/answer.py."
+        )
+    if config.profile not in answers.PROFILES:
+        known = ", ".join(answers.PROFILES)
+        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    page = workdir / PAGE
+    counts = write_trace(config.run, page, title=config.title, profile=config.profile)
+    return {"page": str(page), "bytes": page.stat().st_size, **counts}
+
+
+def write_trace(
+    run: str | os.PathLike[str],
+    page: pathlib.Path,
+    *,
+    title: str | None = None,
+    profile: str = answers.DEFAULT,
+) -> dict[str, int]:
+    """Writes a run's page: aside, then renamed.
+
+    Args:
+      run: a workdir of ``launch/answer.py`` or its ``journal.sqlite``.
+      page: the file to write.
+      title: of the page; by default the method's name and the workdir's.
+      profile: scorer of answers (`answers.PROFILES`): exact match says what is right.
+
+    Returns:
+      ``num_questions`` and the number of questions of each of `VERDICTS`.
+
+    Raises:
+      UserError: no journal there, one that holds no questions, or one that a run is writing.
+    """
+    path = pathlib.Path(run).expanduser()
+    path = path / journal.FILE if path.is_dir() else path
+    records = journal.read_records(path)
+    for record in records:
+        if not isinstance(record.input, Mapping) or "question" not in record.input:
+            raise UserError(f"{path} is not the journal of a run that answers questions.")
+    passages = journal.read_passages(path)
+    method = journal.read_settings(path).get("method")
+    title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
+    aside = page.with_name(f".{page.name}.{os.getpid()}.part")
+    try:
+        with aside.open("w", encoding="utf-8", newline="\n") as file:
+            counts = write_page(file, title, records, passages, profile)
+        os.replace(aside, page)
+    except OSError as error:
+        raise UserError(f"{page} cannot be written: {error.strerror or error}.") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return counts
+
+
+def write_page(
+    file: TextIO,
+    title: str,
+    records: Sequence[Record],
+    passages: Mapping[str, Passage],
+    profile: str = answers.DEFAULT,
+) -> dict[str, int]:
+    """Writes the page of ``records``, as `write_trace` does; ``passages`` by id."""
+    number = {passage_id: index for index, passage_id in enumerate(passages)}
+    before, after = _template(title)
+    file.write(before)
+    rows = []
+    for index, record in enumerate(records):
+        question = _question(record, number, profile)
+        file.write(_data_block(f"q{index}", question))
+        rows.append({key: question[key] for key in _LISTED})
+    for passage in passages.values():
+        file.write(_data_block(f"p{number[passage.id]}", _passage(passage)))
+    file.write(_data_block("index", {"title": title, "questions": rows}))
+    file.write(after)
+    verdicts = [row["verdict"] for row in rows]
+    return {"num_questions": len(rows), **{name: verdicts.count(name) for name in VERDICTS}}
+
+
+# ------------------------------------------------------------------------------------- the data
+
+# What the list of questions shows and searches.
+_LISTED = ("id", "question", "verdict", "level", "answer", "answers", "f1", "em")
+
+
+def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
+    """Everything about a question; passages as their numbers in the page."""
+    given: Mapping[str, Any] = record.input
+    golds = [str(gold) for gold in given.get("answers") or ()]
+    outcome = None if record.outcome is None else codec.decode_prediction(record.outcome)
+    evidences = [tuple(map(str, fact)) for fact in given.get("evidences") or ()]
+    pairs = {endpoints(head, tail) for head, _, tail in evidences}
+    supporting = [str(passage_id) for passage_id in given.get("supporting") or ()]
+    scored = outcome is not None and bool(golds)
+    kept = {
+        endpoints(triple.head, triple.tail)
+        for step in (outcome.steps if outcome else ())
+        for triple in step.kept
+    }
+    em = answers.exact_match(outcome.answer, golds, profile) if outcome and golds else None
+    return {
+        "id": record.id,
+        "question": str(given["question"]),
+        "type": given.get("type"),
+        "hops": given.get("hops"),
+        "answers": golds,
+        "answer": outcome.answer if outcome else "",
+        "level": outcome.level if outcome else None,
+        "verdict": _verdict(record, em),
+        "em": em,
+        "f1": answers.f1(outcome.answer, golds, profile) if outcome and scored else None,
+        "error": record.error,
+        "gold_passages": [number[i] for i in supporting if i in number],
+        "gold_missing": [i for i in supporting if i not in number],
+        "gold_sentences": [
+            [number[i], sentence]
+            for i, sentence in given.get("supporting_sentences") or ()
+            if i in number
+        ],
+        "gold_facts": [[*fact, endpoints(fact[0], fact[2]) in kept] for fact in evidences],
+        "decomposition": given.get("decomposition") or [],
+        "steps": [_step(s, number, pairs) for s in (outcome.steps if outcome else ())],
+        "attempts": [dataclasses.asdict(a) for a in (outcome.attempts if outcome else ())],
+        "problems": dict(outcome.problems) if outcome else {},
+        "calls": {kind: count for kind, count in record.calls.items() if count},
+        "usage": dataclasses.asdict(record.usage),
+        "seconds": record.seconds,
+    }
+
+
+def _verdict(record: Record, em: float | None) -> str:
+    if record.error is not None:
+        return "failed"
+    if record.outcome is None:
+        return "unfinished"
+    if em is None:
+        return "unscored"
+    return "right" if em else "wrong"
+
+
+def _step(
+    step: Step, number: Mapping[str, int], gold: Collection[tuple[str, ...]]
+) -> dict[str, Any]:
+    return {
+        "query": step.query,
+        "passages": [number[i] for i in step.passages if i in number],
+        "candidates": [_fact(triple, number, gold) for triple in step.candidates],
+        "scores": list(step.scores),
+        "thought": step.thought,
+        "kept": [_fact(triple, number, gold) for triple in step.kept],
+        "next_query": step.next_query,
+        "response": step.response,
+    }
+
+
+def _fact(
+    triple: Triple, number: Mapping[str, int], gold: Collection[tuple[str, ...]]
+) -> list[Any]:
+    """Head, relation, tail, passage, sentence, whether it joins the ends of a gold fact."""
+    source = number.get(triple.passage_id) if triple.passage_id is not None else None
+    is_gold = bool(gold) and endpoints(triple.head, triple.tail) in gold
+    return [triple.head, triple.relation, triple.tail, source, triple.sentence, is_gold]
+
+
+def _passage(passage: Passage) -> dict[str, Any]:
+    # The sentences to which triples point, which need not be the benchmark's.
+    sentences = list(sentences_of(passage)) or [passage.text]
+    return {"id": passage.id, "title": passage.title, "sentences": sentences}
+
+
+# ------------------------------------------------------------------------------------- the page
+
+
+def _data_block(name: str, value: Any) -> str:
+    """JSON that no HTML parser takes for anything but text: ASCII, and without ``<``."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>\n'
+
+
+def _template(title: str) -> tuple[str, str]:
+    """The page before and after the data."""
+    style, script = _file("trace.css"), _file("trace.js")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        ]
+    )
+    # Half of a surrogate pair has no place in a UTF-8 file.
+    safe_title = html.escape(title.encode("utf-8", "backslashreplace").decode("utf-8"))
+    parts = {"policy": policy, "title": safe_title, "style": style, "script": script}
+    before, _, after = _file("trace.html").partition("{{data}}\n")
+    return _fill(before, parts), _fill(after, parts)
+
+
+def _fill(text: str, parts: Mapping[str, str]) -> str:
+    return "".join(_pieces(text, parts))
+
+
+def _pieces(text: str, parts: Mapping[str, str]) -> Iterator[str]:
+    # In one pass, so that nothing that is put in is searched for a place itself.
+    for piece in text.split("{{"):
+        name, found, rest = piece.partition("}}")
+        yield parts[name] + rest if found else piece
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files("cirag_jax.reports").joinpath(name).read_text("utf-8")

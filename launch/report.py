@@ -1,0 +1,24 @@
+"""Makes the trace viewer's page: ``python launch/report.py --config.run=W --workdir=W2``.
+
+W is the workdir of a run of launch/answer.py; W2/trace.html opens in any browser, without a server
+or a network.
+"""
+
+import pathlib
+import sys
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from cirag_jax import cli
+
+
+def main(config, workdir):
+    """Writes the page that the config describes."""
+    from cirag_jax.reports import trace
+
+    return trace.report(config, workdir)
+
+
+if __name__ == "__main__":
+    cli.run(main, "configs/report.py")
