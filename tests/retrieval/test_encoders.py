@@ -1,0 +1,107 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.export import export_sentence_transformers
+from cirag_jax.models.pretrained import load_encoder
+from cirag_jax.retrieval.encode import encode
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.training.checkpoints import Checkpoints
+from configs import retrievers
+from tests import tiny
+
+_TEXTS = ["baldia worked as potter.", "who is the patron of corum?", "saint", "saint"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny.model_folder(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def _config(model, **changes):
+    config = retrievers.encoder()
+    config.model = str(model)
+    config.update(changes)
+    return config.lock()
+
+
+def test_our_encoder_encodes_with_the_prefix_and_the_limit_of_each_kind(model):
+    encoder = open_encoder_for(
+        _config(model, query_prefix="the ", query_max_length=6, passage_max_length=9)
+    )
+    plain = load_encoder(str(model))
+    for kind, prefix, limit in (("query", "the ", 6), ("passage", "", 9)):
+        expected = encode(plain, None, [prefix + text for text in _TEXTS], max_length=limit)
+        np.testing.assert_allclose(encoder.encode(_TEXTS, kind), expected, atol=1e-6)
+    assert encoder.identity["query_prefix"] == "the "
+    assert encoder.identity["passage_max_length"] == 9
+    json.dumps(encoder.identity)
+
+
+def test_sentence_transformers_gives_the_same_vectors(model, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    folder = export_sentence_transformers(load_encoder(str(model)), None, tmp_path / "exported")
+    ours = open_encoder_for(_config(folder, query_prefix="the patron of "))
+    theirs = open_encoder_for(
+        _config(folder, backend="sentence_transformers", query_prefix="the patron of ")
+    )
+    done = []
+    for kind in ("query", "passage"):
+        found = theirs.encode(_TEXTS, kind, done.append)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, ours.encode(_TEXTS, kind), atol=2e-6)
+    assert sum(done) == 2 * len(set(_TEXTS))
+    assert theirs.dim == ours.dim == 32
+    assert theirs.encode([]).shape == (0, 32)
+    json.dumps(theirs.identity)
+
+
+def test_code_of_a_models_author_is_not_run_unless_asked_for(tmp_path):
+    """A model folder that ships Python code: what loads NV-Embed-v2 would run it."""
+    pytest.importorskip("sentence_transformers")
+    marker = tmp_path / "it ran"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "somebodys",
+                "auto_map": {"AutoConfig": "code.TheConfig", "AutoModel": "code.TheModel"},
+            }
+        )
+    )
+    (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').write('yes')\n")
+    with pytest.raises(UserError, match=r"--config\.encoder\.trust_remote_code=true"):
+        open_encoder_for(_config(folder, backend="sentence_transformers"))
+    assert not marker.exists()
+
+
+def test_two_trainings_that_end_on_the_same_step_are_told_apart(model, tmp_path):
+    base = load_encoder(str(model))
+    meta = {
+        "model": str(model), "pooling": "mean", "query_prefix": "", "passage_prefix": "",
+        "component": "aligner",
+    }  # fmt: skip
+    identities = []
+    for name, factor in (("a", 1.0), ("b", 1.5)):
+        state = jax.tree.map(lambda x, factor=factor: x * factor, base.state)
+        with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
+            checkpoints.save(3, {"params": state}, {}, meta)
+        identities.append(open_encoder_for(_config(tmp_path / name)).identity["revision"])
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "pickle"}, "config.encoder.backend is 'pickle'"),
+        ({"query_max_length": 0}, "config.encoder.query_max_length=0"),
+        ({"backend": "sentence_transformers", "dtype": "float8"}, "config.encoder.dtype"),
+    ],
+)
+def test_what_cannot_be_opened_is_said(model, changes, message):
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        open_encoder_for(_config(model, **changes))

@@ -1,0 +1,270 @@
+"""Indexes over passages, in memory and as folders."""
+
+import dataclasses
+import errno
+import json
+
+import numpy as np
+import pytest
+
+from cirag_jax import cli, sharding
+from cirag_jax.errors import UserError
+from cirag_jax.retrieval import build
+from cirag_jax.retrieval import index as index_lib
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.faiss_index import IndexOptions
+from cirag_jax.retrieval.index import KINDS, PassageIndex, open_retriever
+from cirag_jax.types import Passage
+from configs import retrievers
+from tests import tiny
+
+_QUERIES = ["where was baldia born?", "patron of corum", "saint saint"]
+_PASSAGES = list(tiny.dataset().corpus.values())
+# Approximate kinds look everywhere, so that all must agree.
+_OPTIONS = IndexOptions(ivf_lists=4, ivf_probes=4, hnsw_ef_search=64)
+
+
+class _Counting:
+    """An encoder that notes what it is asked to encode, and can be told to fail."""
+
+    def __init__(self, encoder):
+        self._encoder = encoder
+        self.identity, self.dim = encoder.identity, encoder.dim
+        self.passages = []
+        self.fail_after = None
+
+    def encode(self, texts, kind="passage", progress=None):
+        if kind == "passage":
+            if self.fail_after is not None and len(self.passages) >= self.fail_after:
+                raise KeyboardInterrupt
+            self.passages += texts
+        return self._encoder.encode(texts, kind, progress)
+
+
+@pytest.fixture(scope="module")
+def tiny_encoder(tmp_path_factory):
+    config = retrievers.encoder()
+    config.model = str(tiny.model_folder(tmp_path_factory.mktemp("tiny") / "model"))
+    return open_encoder_for(config.lock())
+
+
+@pytest.fixture
+def encoder(tiny_encoder):
+    return _Counting(tiny_encoder)
+
+
+def _files(folder):
+    return {f.relative_to(folder): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_finds_what_memory_finds(encoder, tmp_path, kind):
+    memory = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=_OPTIONS)
+    build.build_index(_PASSAGES, encoder, tmp_path / "i", kind, options=_OPTIONS, shard_rows=7)
+    folder = PassageIndex.open(tmp_path / "i", encoder, options=_OPTIONS)
+    assert folder.ids == memory.ids == tuple(passage.id for passage in _PASSAGES)
+    allowed = [np.array([3, 1, 20]), np.arange(24), np.array([5])]
+    for may in (None, allowed):
+        for ours, theirs in zip(
+            memory.search(_QUERIES, 5, may), folder.search(_QUERIES, 5, may), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+    rows, scores = folder.search(_QUERIES, 5, allowed)
+    assert rows.dtype == np.int32 and scores.dtype == np.float32
+    assert set(rows[2]) == {5, -1} and np.isneginf(scores[2, 1:]).all()
+    assert set(rows[0]) == {1, 3, 20, -1}
+
+
+@pytest.mark.parametrize("kind", ["faiss_flat", "faiss_ivf", "faiss_hnsw"])
+def test_faiss_finds_what_exact_search_finds(encoder, kind):
+    exact = PassageIndex.in_memory(_PASSAGES, encoder)
+    faiss = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=_OPTIONS)
+    expected, found = exact.search(_QUERIES, 6), faiss.search(_QUERIES, 6)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
+
+
+def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
+    build.build_index(_PASSAGES, encoder, tmp_path / "whole", shard_rows=5)
+    encoder.passages, encoder.fail_after = [], 10
+    with pytest.raises(KeyboardInterrupt):
+        build.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
+    with pytest.raises(UserError, match="is not finished"):
+        PassageIndex.open(tmp_path / "cut", encoder)
+    encoder.passages, encoder.fail_after = [], None
+    done = []
+    counts = build.build_index(
+        _PASSAGES, encoder, tmp_path / "cut", shard_rows=5, progress=done.append
+    )
+    assert counts["resumed"] == 10 and counts["embedded"] == len(_PASSAGES) - 10
+    assert len(encoder.passages) == len(_PASSAGES) - 10  # Nothing is embedded twice.
+    assert sum(done) == len(_PASSAGES)
+    assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
+    encoder.passages = []
+    build.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
+    assert not encoder.passages  # It is finished.
+
+
+def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
+    save = np.save
+
+    def failing(stream, array, **options):
+        if encoder.passages[5:]:
+            stream.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(stream, array, **options)
+
+    monkeypatch.setattr(build.np, "save", failing)
+    with pytest.raises(UserError, match="No space left on device.*goes on from there"):
+        build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)
+    monkeypatch.setattr(build.np, "save", save)
+    assert build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)["resumed"] == 5
+    assert len(PassageIndex.open(tmp_path / "i", encoder)) == len(_PASSAGES)
+
+
+def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
+    build.build_index(_PASSAGES, encoder, tmp_path / "i")
+    moved = _Counting(encoder)
+    moved.identity = {**encoder.identity, "model": "elsewhere", "query_max_length": 9}
+    PassageIndex.open(tmp_path / "i", moved)  # The same weights under another name will do.
+    for field, value in (
+        ("revision", "sha256:0"),
+        ("pooling", "cls"),
+        ("passage_prefix", "p: "),
+        ("normalize", False),
+        ("dimension", 33),
+        ("passage_max_length", 9),
+    ):
+        moved.identity = {**encoder.identity, field: value}
+        with pytest.raises(UserError, match=f"built by another encoder: {field} was"):
+            PassageIndex.open(tmp_path / "i", moved)
+        with pytest.raises(UserError, match=f"built by another encoder: {field} was"):
+            build.build_index(_PASSAGES, moved, tmp_path / "i")
+    with pytest.raises(UserError, match="needs an encoder"):
+        PassageIndex.open(tmp_path / "i", None)
+
+
+def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
+    build.build_index(_PASSAGES, encoder, tmp_path / "i")
+    changed = [*_PASSAGES[:-1], dataclasses.replace(_PASSAGES[-1], text="Changed.")]
+    index = PassageIndex.open(tmp_path / "i", encoder)
+    index.check_corpus(_PASSAGES)
+    for passages in (changed, _PASSAGES[:-1], _PASSAGES[::-1]):
+        with pytest.raises(UserError, match="other passages"):
+            index.check_corpus(passages)
+        with pytest.raises(UserError, match="holds another index: "):
+            build.build_index(passages, encoder, tmp_path / "i")
+    config = retrievers.retriever()
+    config.folder = str(tmp_path / "i")
+    assert open_retriever(config, _PASSAGES, encoder).ids == index.ids
+    with pytest.raises(UserError, match="other passages"):
+        open_retriever(config, changed, encoder)
+    config.kind = "bm25"
+    with pytest.raises(UserError, match="holds an index of kind exact, not bm25"):
+        open_retriever(config, _PASSAGES, encoder)
+
+
+def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(UserError, match="not empty and not an index"):
+        build.build_index(_PASSAGES, encoder, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(UserError, match="is no index folder"):
+        PassageIndex.open(tmp_path, encoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("manifest.json", lambda b: b[:20], "manifest.json is damaged"),
+        ("manifest.json", lambda b: b.replace(b'"format": 1', b'"format": 99'), "another version"),
+        ("ids.jsonl", lambda b: b[: len(b) // 2], "ids.jsonl"),
+        ("vectors-00001.npy", lambda b: b[:100], "vectors-00001.npy cannot be read"),
+        ("vectors-00001.npy", None, "vectors-00001.npy cannot be read"),
+    ],
+)
+def test_a_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
+    build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=10)
+    file = tmp_path / "i" / name
+    content = file.read_bytes()
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage(content))
+    with pytest.raises(UserError, match=message):
+        PassageIndex.open(tmp_path / "i", encoder)
+
+
+def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
+    half = IndexOptions(dtype="bfloat16")
+    build.build_index(_PASSAGES, encoder, tmp_path / "i", options=half, shard_rows=100)
+    (shard,) = (tmp_path / "i").glob("vectors-*.npy")
+    assert np.load(shard).nbytes == len(_PASSAGES) * encoder.dim * 2
+    whole = PassageIndex.in_memory(_PASSAGES, encoder).search(_QUERIES, 24)
+    found = PassageIndex.open(tmp_path / "i", encoder, options=half).search(_QUERIES, 24)
+    by_row = [np.argsort(rows, axis=1) for rows, _ in (whole, found)]
+    scores = [np.take_along_axis(s, o, 1) for (_, s), o in zip((whole, found), by_row, strict=True)]
+    np.testing.assert_allclose(*scores, atol=0.01)
+
+
+def test_rows_of_a_folder_are_split_over_the_mesh(encoder, tmp_path):
+    build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
+    alone = PassageIndex.open(tmp_path / "i", encoder)
+    sharded = PassageIndex.open(tmp_path / "i", encoder, mesh=sharding.make_mesh())
+    np.testing.assert_array_equal(alone.search(_QUERIES, 9)[0], sharded.search(_QUERIES, 9)[0])
+
+
+def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
+    with pytest.raises(UserError, match="the same id"):
+        build.build_index([_PASSAGES[0], _PASSAGES[0]], encoder, tmp_path / "i")
+    with pytest.raises(UserError, match="no passage"):
+        build.build_index([], encoder, tmp_path / "i")
+    with pytest.raises(UserError, match="no passage"):
+        PassageIndex.in_memory([], encoder)
+    with pytest.raises(UserError, match="must be one of exact"):
+        PassageIndex.in_memory(_PASSAGES, encoder, "annoy")
+
+
+def test_equal_texts_and_odd_ones_are_found(encoder):
+    passages = [
+        Passage("a", "", ""),
+        Passage("b", "t", 'corum \u2028 ] " \\ <script>'),
+        Passage("c", "t", "saint"),
+        Passage("d", "t", "saint"),
+    ]
+    for kind in KINDS:
+        rows, _ = PassageIndex.in_memory(passages, encoder, kind, options=_OPTIONS).search(
+            ["saint"], 4
+        )
+        assert sorted(rows[0]) == [0, 1, 2, 3]
+        assert list(rows[0]).index(2) < list(rows[0]).index(3) or kind.startswith("faiss")
+
+
+def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path):
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "questions.jsonl").unlink()  # An index needs none.
+    arguments = [
+        f"--config.data.dir={data}",
+        f"--config.encoder.model={tiny_encoder.identity['model']}",
+        "--config.shard_rows=9",
+    ]
+    config = cli.load_config("configs/index.py", arguments)
+    first = build.index_dataset(config, tmp_path)
+    assert first["num_passages"] == 24 and first["resumed"] == 0 and first["bytes"] > 24 * 32 * 4
+    assert build.index_dataset(config, tmp_path)["resumed"] == 24
+    index = PassageIndex.open(tmp_path / "index", tiny_encoder)
+    index.check_corpus(_PASSAGES)
+    config = cli.load_config("configs/index.py", [*arguments, "--config.retriever.kind=bm25"])
+    with pytest.raises(UserError, match="holds another index"):
+        build.index_dataset(config, tmp_path)
+    json.dumps(first)
+
+
+def test_a_broken_corpus_line_is_named(tmp_path):
+    data = tiny.dataset_folder(tmp_path / "data")
+    with (data / "corpus.jsonl").open("a") as file:
+        file.write('{"id": "x", "title": 3, "text": ""}\n')
+    config = cli.load_config("configs/index.py", [f"--config.data.dir={data}"])
+    with pytest.raises(UserError, match=r"corpus\.jsonl:25: field 'title'"):
+        build.index_dataset(config, tmp_path)
+    assert not (tmp_path / "index").exists()
+    assert index_lib.MANIFEST == "manifest.json"
