@@ -29,7 +29,10 @@ class ResponseCache:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
         try:
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=60.0)
+            # A server's client may report from a thread of its own, while this one waits for it.
+            self._db = sqlite3.connect(
+                self.path, isolation_level=None, timeout=60.0, check_same_thread=False
+            )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute(

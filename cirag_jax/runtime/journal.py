@@ -5,6 +5,7 @@ was killed replays what it has and repeats nothing. The same file is the trace t
 and the trajectory that distillation trains on.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -84,11 +85,13 @@ class Journal:
         self.path = Path(path)
         self._passages: dict[str, Passage] = {}
         self._known: set[str] = set()
-        try:
-            self._db = _connect(self.path)
-            self._begin(json.loads(codec.dump(settings)))
-        except sqlite3.Error as error:
-            raise _unusable(self.path, error) from None
+        with contextlib.ExitStack() as stack:  # closes what is refused: others may use it
+            try:
+                self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
+                self._begin(json.loads(codec.dump(settings)))
+            except sqlite3.Error as error:
+                raise _unusable(self.path, error) from None
+            stack.pop_all()
 
     def __enter__(self) -> "Journal":
         return self
@@ -130,9 +133,7 @@ class Journal:
           UserError: it is known with another input.
         """
         text = codec.dump(input)
-        row = self._db.execute(
-            "SELECT input, error FROM programs WHERE id = ?", (program,)
-        ).fetchone()
+        row = self._one("SELECT input, error FROM programs WHERE id = ?", (program,))
         if row is None:
             self._write(
                 "INSERT INTO programs (id, place, input) VALUES (?, ?, ?)", (program, place, text)
@@ -163,23 +164,21 @@ class Journal:
 
     def outcomes(self) -> dict[str, Any]:
         """Results of the programs that have one, by id."""
-        rows = self._db.execute("SELECT id, outcome FROM programs WHERE outcome IS NOT NULL")
-        return {program: json.loads(outcome) for program, outcome in rows}
+        with self._named_errors():
+            rows = self._db.execute("SELECT id, outcome FROM programs WHERE outcome IS NOT NULL")
+            return {program: json.loads(outcome) for program, outcome in rows}
 
     def records(self) -> Iterator[Record]:
         """What is known of every program, in the order of their places."""
-        return _records(self._db)
+        with self._named_errors():
+            yield from _records(self._db)
 
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now."""
         rows = [(program,) for program in programs]
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._named_errors(), self._transaction():
             self._db.executemany("DELETE FROM responses WHERE program = ?", rows)
             self._db.executemany("DELETE FROM programs WHERE id = ?", rows)
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise _unusable(self.path, error) from None
 
     # --------------------------------------------------------------------------------- responses
 
@@ -189,11 +188,11 @@ class Journal:
         Raises:
           UserError: another request is recorded in its place: the method has changed since.
         """
-        row = self._db.execute(
+        row = self._one(
             "SELECT request_hash, response FROM responses "
             "WHERE program = ? AND ordinal = ? AND part = ?",
             (key.program, key.ordinal, key.part),
-        ).fetchone()
+        )
         if row is None:
             return None
         if row[0] != codec.digest(codec.dump(codec.encode_request(request))):
@@ -218,30 +217,47 @@ class Journal:
 
     def _record_passages(self, passages: list[Passage], statement: str, row: Any) -> None:
         records = [(p.id, codec.dump(dataclasses.asdict(p))) for p in passages]
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._named_errors(), self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?)", records)
             self._db.execute(statement, row)
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise _unusable(self.path, error) from None
         self._known.update(p.id for p in passages)
 
     def add_seconds(self, seconds: float) -> float:
         """Adds to the wall time of this run's earlier parts; returns the sum."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'seconds'").fetchone()
+        row = self._one("SELECT value FROM meta WHERE key = 'seconds'", ())
         total = seconds + (float(row[0]) if row else 0.0)
         self._write("INSERT OR REPLACE INTO meta VALUES ('seconds', ?)", (repr(total),))
         return total
 
     def all_passages(self) -> dict[str, Passage]:
         """All passages that recorded responses hold, by id."""
-        rows = self._db.execute("SELECT record FROM passages ORDER BY id")
-        return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
+        with self._named_errors():
+            return _passages(self._db)
 
     def _write(self, statement: str, values: Sequence[Any]) -> None:
-        try:
+        with self._named_errors():
             self._db.execute(statement, values)
+
+    def _one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        with self._named_errors():
+            return self._db.execute(query, values).fetchone()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or, after an error, nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            if self._db.in_transaction:  # else SQLite has rolled back by itself
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             raise _unusable(self.path, error) from None
 
@@ -252,9 +268,7 @@ class Journal:
           KeyError: none does.
         """
         if passage_id not in self._passages:
-            row = self._db.execute(
-                "SELECT record FROM passages WHERE id = ?", (passage_id,)
-            ).fetchone()
+            row = self._one("SELECT record FROM passages WHERE id = ?", (passage_id,))
             if row is None:
                 raise KeyError(passage_id)
             self._passages[passage_id] = _passage(row[0])
@@ -277,8 +291,7 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
 def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
     """All passages that the responses of a journal hold, by id; as `read_records`."""
     with _reading(Path(path)) as db:
-        rows = db.execute("SELECT record FROM passages ORDER BY id")
-        return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
+        return _passages(db)
 
 
 def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -287,31 +300,24 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
         return json.loads(_read_meta(db, Path(path))["settings"])
 
 
-class _reading:
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection; SQLite's own errors become one sentence."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def __enter__(self) -> sqlite3.Connection:
-        if not self._path.is_file():
-            raise UserError(f"{self._path} does not exist; the journal of a run is {FILE}.")
-        try:
-            self._db = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True)
-            _read_meta(self._db, self._path)
-        except sqlite3.Error as error:
-            raise _unusable(self._path, error) from None
-        return self._db
-
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        self._db.close()
-        if isinstance(error, sqlite3.Error):
-            raise _unusable(self._path, error) from None
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; the journal of a run is {FILE}.")
+    where = f"{path.resolve().as_uri()}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(where, uri=True, timeout=1.0)) as db:
+            _read_meta(db, path)
+            yield db
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     # Transactions are begun by hand; a second writer is refused after a second, not waited for.
-    return sqlite3.connect(path, isolation_level=None, timeout=1.0)
+    # A server's client may report from a thread of its own, while this one waits for it.
+    return sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
 
 
 def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
@@ -337,6 +343,11 @@ def _records(db: sqlite3.Connection) -> Iterator[Record]:
                 usage += Usage(**json.loads(response).get("usage", {}))
         result = None if outcome is None else json.loads(outcome)
         yield Record(program, json.loads(given), result, error, seconds, usage, calls)
+
+
+def _passages(db: sqlite3.Connection) -> dict[str, Passage]:
+    rows = db.execute("SELECT record FROM passages ORDER BY id")
+    return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
 
 
 def _passage(text: str) -> Passage:

@@ -1,0 +1,90 @@
+"""A handler that answers from its requests alone and records what it was asked."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cirag_jax.llm.types import Message, Usage
+from cirag_jax.runtime.requests import (
+    Extract,
+    Extracted,
+    Generate,
+    Generated,
+    RankedTriples,
+    RankTriples,
+    RequestError,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.types import Passage, Triple
+
+USAGE = Usage(prompt_tokens=7, cached_tokens=2, generated_tokens=3, seconds=0.5, cost=0.25)
+
+
+class Recording:
+    """Answers with `response_to`.
+
+    Args:
+      is_slow: as a scheduler's handler.
+      refuse: called with a call; a text makes it fail with that cause.
+      budget: calls until it is exhausted; None: no end.
+    """
+
+    def __init__(
+        self,
+        is_slow: bool = False,
+        refuse: Callable[[Any], str | None] = lambda call: None,
+        budget: int | None = None,
+        log: list[tuple[str, int]] | None = None,
+        name: str = "",
+    ):
+        self.is_slow = is_slow
+        self.batches: list[list[Any]] = []
+        self._refuse, self._budget = refuse, budget
+        self._log, self._name = log, name
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._budget is not None and self._budget < 0
+
+    @property
+    def requests(self) -> list[Any]:
+        return [call.request for batch in self.batches for call in batch]
+
+    def __call__(self, calls, done) -> None:
+        self.batches.append(list(calls))
+        if self._log is not None:
+            self._log.append((self._name, len(calls)))
+        for index, call in reversed(list(enumerate(calls))):  # any order will do
+            if self._budget is not None:
+                self._budget -= 1
+                if self._budget < 0:
+                    done(index, RequestError("the budget has ended"))
+                    continue
+            cause = self._refuse(call)
+            done(index, response_to(call.request) if cause is None else RequestError(cause))
+
+
+def passage(name: str) -> Passage:
+    return Passage(name, f"Title {name}", f"Text {name}. More.", None)
+
+
+def response_to(request: Any) -> Any:
+    """A response that depends on nothing but the request."""
+    match request:
+        case Retrieve(query, k):
+            return Retrieved(
+                tuple(passage(f"{query}{i}") for i in range(k)),
+                tuple(1.0 / (i + 1) for i in range(k)),
+            )
+        case Extract(passages):
+            return Extracted(tuple((Triple(p.id, "is", "x", p.id, 0),) for p in passages))
+        case RankTriples(_, triples, n):
+            best = triples[::-1][: n or None]
+            return RankedTriples(best, tuple(float(i) for i in range(len(best))))
+        case Generate(messages, role):
+            return Generated(f"{role}: {messages[-1].text}", "stop", USAGE)
+    raise AssertionError(request)
+
+
+def say(text: str, role: Any = "reader", **fields: Any) -> Generate:
+    return Generate((Message("user", text),), role, **fields)

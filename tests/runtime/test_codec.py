@@ -1,0 +1,172 @@
+"""Requests, responses and predictions through JSON and back."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cirag_jax.llm.types import Message, Usage
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.requests import (
+    Extract,
+    Extracted,
+    Generate,
+    Generated,
+    RankedTriples,
+    RankTriples,
+    RequestError,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from tests.runtime.recording import passage, response_to, say
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+COUNT = st.integers(0, 10**6)
+TRIPLE = st.builds(
+    Triple, TEXT, TEXT, TEXT, st.one_of(st.none(), TEXT), st.one_of(st.none(), st.integers(0, 99))
+)
+PASSAGE = st.builds(Passage, TEXT, TEXT, TEXT, st.one_of(st.none(), st.tuples(TEXT, TEXT)))
+USAGE = st.builds(Usage, COUNT, COUNT, COUNT, NUMBER, COUNT, NUMBER)
+
+
+def tuples(strategy, **sizes):
+    return st.lists(strategy, max_size=5, **sizes).map(tuple)
+
+
+@st.composite
+def exchanges(draw):
+    """A request and a response to it."""
+    kind = draw(st.sampled_from(["retrieve", "extract", "rank", "generate", "error"]))
+    passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
+    if kind in ("retrieve", "error"):
+        scores = tuple(draw(NUMBER) for _ in passages)
+        found = Retrieved(passages, scores) if kind == "retrieve" else RequestError(draw(TEXT))
+        return Retrieve(draw(TEXT), draw(COUNT)), found, passages
+    if kind == "extract":
+        triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
+        return Extract(passages), Extracted(triples), passages
+    if kind == "rank":
+        triples = draw(tuples(TRIPLE, unique=True))
+        order = draw(st.permutations(triples))[: draw(st.integers(0, 5))]
+        found = RankedTriples(tuple(order), tuple(draw(NUMBER) for _ in order))
+        return RankTriples(draw(TEXT), triples, draw(COUNT)), found, passages
+    message = st.builds(Message, st.sampled_from(["system", "user", "assistant"]), TEXT, TEXT, TEXT)
+    request = Generate(
+        draw(tuples(message)),
+        "reader",
+        draw(st.one_of(st.none(), st.integers(1, 99))),
+        draw(st.floats(0, 2)),
+        draw(tuples(TEXT)),
+        draw(st.booleans()),
+        draw(st.one_of(st.none(), st.just({"type": "object"}))),
+    )
+    reason = draw(st.sampled_from(["stop", "length"]))
+    return request, Generated(draw(TEXT), reason, draw(USAGE)), passages
+
+
+def through_json(value):
+    return json.loads(codec.dump(value))
+
+
+@settings(max_examples=200, deadline=None)
+@given(exchanges())
+def test_a_response_comes_back_as_it_was(exchange):
+    request, response, passages = exchange
+    data = through_json(codec.encode_response(request, response))
+    by_id = {p.id: p for p in passages}
+    found = codec.decode_response(request, data, by_id.__getitem__)
+    if isinstance(response, RequestError):
+        assert isinstance(found, RequestError) and str(found) == str(response)
+    else:
+        assert found == response
+
+
+@settings(max_examples=200, deadline=None)
+@given(exchanges(), exchanges())
+def test_requests_differ_as_their_digests_do(one, two):
+    a, b = (codec.dump(codec.encode_request(e[0])) for e in (one, two))
+    assert json.loads(a)["kind"] == codec.KINDS[type(one[0])]
+    # Of passages the ids decide: their texts are the corpus's.
+    if not isinstance(one[0], Extract):
+        assert (codec.digest(a) == codec.digest(b)) == (one[0] == two[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.builds(
+        Prediction,
+        TEXT,
+        st.sampled_from(["triple", "sentence", "passage", "default"]),
+        tuples(TEXT),
+        tuples(st.tuples(TEXT, st.integers(0, 9))),
+        tuples(TRIPLE),
+        tuples(
+            st.builds(
+                Step, TEXT, tuples(TEXT), tuples(TRIPLE), tuples(NUMBER), TEXT, tuples(TRIPLE),
+                st.one_of(st.none(), TEXT), TEXT,
+            )
+        ),
+        tuples(st.builds(Attempt, st.just("triple"), tuples(TEXT), TEXT, TEXT, st.booleans())),
+        st.dictionaries(TEXT, st.integers(1, 9), max_size=3),
+    )
+)  # fmt: skip
+def test_a_prediction_comes_back_as_it_was(prediction):
+    assert codec.decode_prediction(through_json(codec.encode_prediction(prediction))) == prediction
+
+
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [
+        (Retrieve("x", 1), Generated("x", "stop")),
+        (say("x"), Retrieved((), ())),
+        (RankTriples("x", (), 1), Extracted(())),
+        (Extract(()), None),
+    ],
+)
+def test_a_response_of_another_kind_is_refused(request_, response):
+    with pytest.raises(TypeError, match="does not answer"):
+        codec.encode_response(request_, response)
+
+
+def test_what_is_no_request_is_refused():
+    with pytest.raises(TypeError, match="asked for str"):
+        codec.encode_request("who?")  # pyright: ignore[reportArgumentType]
+
+
+def test_equal_values_give_equal_text():
+    assert codec.dump({"b": 1, "a": "é"}) == codec.dump({"a": "é", "b": 1}) == '{"a":"é","b":1}'
+    assert codec.digest("x") == codec.digest("x") != codec.digest("y")
+    assert len(codec.digest("\ud800")) == 32  # a command line may hold half a character
+
+
+def test_every_field_of_a_generation_decides_its_response():
+    asked = say("x")
+    texts = {codec.dump(codec.encode_request(asked))}
+    changes = (
+        {"max_tokens": 3},
+        {"temperature": 0.5},
+        {"stop": ("a",)},
+        {"continue_final": True},
+        {"json_schema": {}},
+    )
+    for change in changes:
+        texts.add(codec.dump(codec.encode_request(say("x", **change))))
+    texts.add(codec.dump(codec.encode_request(say("x", "judge"))))
+    # Where the text stands in the turn decides what truncation drops.
+    texts.add(codec.dump(codec.encode_request(Generate((Message("user", "", "x"),), "reader"))))
+    assert len(texts) == 8
+
+
+def test_passages_are_written_as_ids_and_ranked_triples_as_places():
+    triples = tuple(Triple(name, "is", "x", "p") for name in "abc")
+    ranked = RankedTriples((triples[2], triples[0]), (0.5, 0.25))
+    assert codec.encode_response(RankTriples("q", triples, 2), ranked) == {
+        "order": [2, 0],
+        "scores": [0.5, 0.25],
+    }
+    found = response_to(Retrieve("q", 1))
+    assert found.passages == (passage("q0"),)
+    assert codec.encode_response(Retrieve("q", 1), found) == {"passages": ["q0"], "scores": [1.0]}

@@ -1,0 +1,291 @@
+"""The journal: what is recorded is found again, what does not fit is refused."""
+
+import dataclasses
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Usage
+from cirag_jax.runtime import journal
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.requests import Generated, RequestError, Retrieve, Retrieved
+from cirag_jax.types import Passage
+from tests.runtime.recording import USAGE, passage, response_to, say
+
+SETTINGS = {"method": "cirag", "cirag.levels": ("triple", "passage"), "seed": 0}
+FIRST = Retrieve("where?", 2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / journal.FILE
+
+
+def begin(path, **changes):
+    return Journal(path, {**SETTINGS, **changes})
+
+
+def write_one(path, program="a"):
+    with begin(path) as book:
+        book.open_program(program, 0, {"question": "where?"})
+        book.record(Key(program, 0), FIRST, response_to(FIRST))
+        book.record(Key(program, 1), say("who?"), response_to(say("who?")))
+
+
+# --------------------------------------------------------------------------------------- recording
+
+
+def test_what_was_recorded_is_replayed_and_nothing_else(path):
+    write_one(path)
+    with begin(path) as book:
+        assert book.replay(Key("a", 0), FIRST) == response_to(FIRST)
+        assert book.replay(Key("a", 1), say("who?")) == response_to(say("who?"))
+        for key in (Key("a", 2), Key("a", 0, 1), Key("b", 0)):
+            assert book.replay(key, FIRST) is None
+
+
+def test_passages_are_kept_once_and_whole(path):
+    own = Passage("ø/1", "Title", "One. Two.", ("One.", " ", "Two."))
+    request = Retrieve("x", 1)
+    with begin(path) as book:
+        for program in ("a", "b"):
+            book.record(Key(program, 0), request, Retrieved((own, passage("p")), (1.0, 0.1)))
+        assert book.all_passages() == {"ø/1": own, "p": passage("p")}
+    with begin(path) as book:
+        assert book.replay(Key("b", 0), request) == Retrieved((own, passage("p")), (1.0, 0.1))
+        with pytest.raises(KeyError):
+            book.passage("nowhere")
+    assert journal.read_passages(path) == {"ø/1": own, "p": passage("p")}
+
+
+def test_errors_are_replayed_as_errors(path):
+    with begin(path) as book:
+        book.record(Key("a", 0), FIRST, RequestError("no index"))
+        found = book.replay(Key("a", 0), FIRST)
+    assert isinstance(found, RequestError) and str(found) == "no index"
+
+
+def test_records_sum_tokens_and_calls(path):
+    write_one(path)
+    with begin(path) as book:
+        book.record(Key("a", 2), say("more?"), Generated("yes", "length", USAGE))
+        book.record(Key("a", 3), say("fails"), RequestError("busy"))
+        book.close_program("a", {"answer": "x"}, None, 1.5)
+        book.open_program("b", 1, None)
+        book.close_program("b", None, "broken", 0.25)
+        found = {record.id: record for record in book.records()}
+    assert found["a"].usage == USAGE + USAGE
+    assert found["a"].calls == {"retrieve": 1, "extract": 0, "rank_triples": 0, "generate": 3}
+    assert (found["a"].outcome, found["a"].error, found["a"].seconds) == (
+        {"answer": "x"},
+        None,
+        1.5,
+    )
+    assert (found["b"].outcome, found["b"].error, found["b"].usage) == (None, "broken", Usage())
+
+
+def test_seconds_add_up_over_runs(path):
+    with begin(path) as book:
+        assert book.add_seconds(2.0) == 2.0
+    with begin(path) as book:
+        assert book.add_seconds(0.5) == 2.5
+
+
+def test_forgetting_drops_programs_and_their_responses(path):
+    write_one(path, "a")
+    with begin(path) as book:
+        book.open_program("b", 1, None)
+        book.record(Key("b", 0), FIRST, response_to(FIRST))
+        book.forget(["a", "unknown"])
+        assert [record.id for record in book.records()] == ["b"]
+        assert book.replay(Key("a", 0), FIRST) is None
+        assert book.replay(Key("b", 0), FIRST) is not None
+        book.open_program("a", 0, "another input")  # nothing is known of it any more
+
+
+def test_a_failed_program_forgets_what_failed_and_no_more(path):
+    with begin(path) as book:
+        book.open_program("a", 0, None)
+        book.record(Key("a", 0), FIRST, response_to(FIRST))
+        book.record(Key("a", 1, 0), say("x"), response_to(say("x")))
+        book.record(Key("a", 1, 1), say("y"), RequestError("busy"))
+        book.close_program("a", None, "busy")
+        book.open_program("b", 1, None)
+        book.record(Key("b", 0), FIRST, RequestError("busy"))
+        book.open_program("a", 0, None)
+        assert book.replay(Key("a", 0), FIRST) == response_to(FIRST)
+        assert book.replay(Key("a", 1, 1), say("y")) is None
+        assert book.replay(Key("b", 0), FIRST) is not None
+        assert [r.error for r in book.records()] == [None, None]
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 1}, r"with seed=0, not 1;"),
+        ({"cirag.levels": ("triple",)}, r'cirag\.levels=\["triple","passage"\], not \["triple"\]'),
+        ({"new": "x" * 200}, r'new=null, not "x{76}\.\.\.; use another --workdir'),
+        ({"method": None}, r'method="cirag", not null'),
+    ],
+)
+def test_another_setting_is_refused_by_name(path, changes, words):
+    write_one(path)
+    with pytest.raises(UserError, match=words):
+        begin(path, **changes)
+    with begin(path):  # and nothing has happened to it
+        pass
+
+
+def test_settings_bind_nobody_before_the_first_response(path):
+    with begin(path):
+        pass
+    with begin(path, seed=7):
+        pass
+    assert journal.read_settings(path)["seed"] == 7
+
+
+def test_a_changed_method_is_refused(path):
+    write_one(path)
+    with (
+        begin(path) as book,
+        pytest.raises(UserError, match=r"another request 1 of 'a': the method"),
+    ):
+        book.replay(Key("a", 1), say("whom?"))
+
+
+def test_another_input_is_refused(path):
+    write_one(path)
+    with begin(path) as book, pytest.raises(UserError, match="knows 'a' with another input"):
+        book.open_program("a", 0, {"question": "another"})
+
+
+def test_a_second_writer_is_refused(path):
+    with begin(path), pytest.raises(UserError, match="in use by another run"):
+        begin(path)
+    with begin(path):
+        pass
+
+
+def test_a_reader_beside_a_writer_is_refused_and_reads_after_it(path):
+    with begin(path) as book:
+        book.open_program("a", 0, None)
+        with pytest.raises(UserError, match="in use by another run"):
+            journal.read_records(path)
+    assert [record.id for record in journal.read_records(path)] == ["a"]
+
+
+def test_reading_changes_nothing_and_needs_no_settings(path):
+    write_one(path)
+    before = path.read_bytes()
+    records = journal.read_records(path)
+    assert records[0].calls["generate"] == 1
+    assert journal.read_settings(path) == {**SETTINGS, "cirag.levels": ["triple", "passage"]}
+    assert path.read_bytes() == before
+
+
+def test_there_is_no_journal(tmp_path):
+    with pytest.raises(UserError, match=r"journal\.sqlite does not exist"):
+        journal.read_records(tmp_path / "journal.sqlite")
+    with pytest.raises(UserError, match="cannot be used"):
+        begin(tmp_path / "no" / "folder" / "journal.sqlite")
+
+
+@pytest.mark.parametrize("damage", ["text", "middle", "cut", "other"])
+def test_a_damaged_file_is_one_sentence(path, damage):
+    write_one(path)
+    content = path.read_bytes()
+    if damage == "text":
+        path.write_text("this is no database, however long it goes on\n" * 100)
+    elif damage == "middle":
+        size = 4096
+        path.write_bytes(content[:size] + b"\xff" * (len(content) - size))
+    elif damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        path.unlink()
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE other (x)")
+        db.close()
+    with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"):
+        journal.read_records(path)
+    with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"), begin(path) as book:
+        list(book.records())
+
+
+def test_another_format_is_refused(path):
+    write_one(path)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
+    db.close()
+    with pytest.raises(UserError, match="has format 99, this program reads 1"):
+        begin(path)
+    with pytest.raises(UserError, match="has format 99"):
+        journal.read_records(path)
+
+
+@pytest.mark.parametrize("kind", ["passages", "text", "program", "close"])
+def test_a_full_disk_is_one_sentence_and_loses_nothing(path, kind):
+    with begin(path) as book:
+        book.open_program("a", 0, None)
+        book.record(Key("a", 0), FIRST, response_to(FIRST))
+        pages = book._db.execute("PRAGMA page_count").fetchone()[0]
+        book._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full from here on
+        big = "x" * 100_000
+        with pytest.raises(UserError, match="disk is full; what is recorded is kept"):
+            match kind:
+                case "passages":
+                    found = Retrieved((dataclasses.replace(passage("q"), text=big),), (1.0,))
+                    book.record(Key("a", 1), FIRST, found)
+                case "text":
+                    book.record(Key("a", 1), say("x"), Generated(big, "stop"))
+                case "program":
+                    book.open_program("b", 1, big)
+                case _:
+                    book.close_program("a", big, None)
+    with begin(path) as book:  # there is room again
+        assert book.replay(Key("a", 0), FIRST) == response_to(FIRST)
+        assert book.replay(Key("a", 1), FIRST) is None
+        assert "q" not in book.all_passages()
+        book.record(Key("a", 1), say("x"), Generated("x" * 100_000, "stop"))
+
+
+# ------------------------------------------------------------------------------------------ a kill
+
+_WRITER = """
+import os, signal, sys
+from cirag_jax.runtime.journal import Journal, Key
+from tests.runtime.recording import response_to, say
+book = Journal(sys.argv[1], {})
+for index in range(1000):
+    book.record(Key("a", index), say(f"n{index}"), response_to(say(f"n{index}")))
+    print(index, flush=True)
+    if index == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_recorded_survives_a_kill(path, repository):
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITER, str(path), "17"],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == [str(index) for index in range(18)]
+    # A viewer may come before the next run does.
+    assert journal.read_settings(path) == {} and journal.read_passages(path) == {}
+    with Journal(path, {}) as book:
+        for index in range(18):
+            assert book.replay(Key("a", index), say(f"n{index}")) is not None
+        assert book.replay(Key("a", 18), say("n18")) is None

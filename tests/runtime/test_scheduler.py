@@ -1,0 +1,410 @@
+"""The scheduler: batches across programs, isolation of failures, budgets, deadlines, replay."""
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.requests import Extract, Generate, Generated, RequestError, Retrieve
+from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from tests.runtime.recording import Recording, passage, response_to, say
+
+SETTINGS = {"method": "test"}
+
+
+@pytest.fixture
+def book(tmp_path):
+    with Journal(tmp_path / "journal.sqlite", SETTINGS) as journal:
+        yield journal
+
+
+def two_reads(name):
+    """Retrieves, asks, retrieves with the answer, asks again."""
+    found = yield Retrieve(name, 1)
+    first = yield say(f"{name} {found.passages[0].id}")
+    found = yield Retrieve(first.text, 1)
+    last = yield say(found.passages[0].title)
+    return last.text
+
+
+def job(name, program=two_reads, *arguments):
+    return Job(name, {"name": name}, lambda: program(name, *arguments))
+
+
+def scheduler(journal, search, model, **fields):
+    return Scheduler({Retrieve: search, Extract: search, "reader": model}, journal, **fields)
+
+
+# ----------------------------------------------------------------------------------------- batches
+
+
+def test_all_programs_advance_together(book):
+    log: list[tuple[str, int]] = []
+    search = Recording(log=log, name="search")
+    model = Recording(is_slow=True, log=log, name="model")
+    run = scheduler(book, search, model)
+    assert run.run([job(f"p{i}") for i in range(5)])
+    assert log == [("search", 5), ("model", 5)] * 2
+    expected = "reader: Title reader: p3 p300"
+    assert book.outcomes()["p3"] == expected
+    progress = run.progress
+    assert (progress.total, progress.done, progress.failed, progress.replayed) == (5, 5, 0, 0)
+    assert (progress.calls, progress.generated) == (20, 10)
+    assert (progress.prompt_tokens, progress.generated_tokens) == (70, 30)
+    assert progress.cost == 2.5
+
+
+def test_cheap_requests_go_before_slow_ones(book):
+    """Of two programs one is already at the model; the other's searches are answered first."""
+
+    def ahead(name):
+        yield say(name)
+
+    def behind(name):
+        for i in range(3):
+            yield Retrieve(f"{name}{i}", 1)
+        yield say(name)
+
+    log: list[tuple[str, int]] = []
+    search = Recording(log=log, name="search")
+    model = Recording(is_slow=True, log=log, name="model")
+    scheduler(book, search, model).run([job("a", ahead), job("b", behind)])
+    assert log == [("search", 1)] * 3 + [("model", 2)]
+
+
+def test_the_larger_group_goes_first(book):
+    def one(name, request):
+        yield request
+
+    log: list[tuple[str, int]] = []
+    one_handler, other = Recording(log=log, name="one"), Recording(log=log, name="other")
+    jobs = [job("a", one, Retrieve("x", 1))]
+    jobs += [job(f"b{i}", one, Extract((passage("y"),))) for i in range(3)]
+    Scheduler({Retrieve: one_handler, Extract: other}, book).run(jobs)
+    assert log == [("other", 3), ("one", 1)]
+
+
+def test_roles_of_one_handler_are_one_batch(book):
+    def ask(name, role):
+        yield say(name, role)
+
+    model, other = Recording(is_slow=True), Recording(is_slow=True)
+    handlers = {"reader": model, "integrator": model, "judge": other}
+    jobs = [job(role, ask, role) for role in ("reader", "judge", "integrator")]
+    Scheduler(handlers, book).run(jobs)
+    assert [[call.key.program for call in batch] for batch in model.batches] == [
+        ["reader", "integrator"]
+    ]
+    assert len(other.batches) == 1
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+def test_no_more_programs_run_than_allowed(book, in_flight):
+    running, most = set(), []
+
+    def watched(name):
+        running.add(name)
+        most.append(len(running))
+        yield from two_reads(name)
+        running.remove(name)
+
+    search, model = Recording(), Recording(is_slow=True)
+    jobs = [job(f"p{i}", watched) for i in range(5)]
+    assert scheduler(book, search, model, in_flight=in_flight).run(jobs)
+    assert max(most) == in_flight
+    assert max(map(len, model.batches)) == in_flight
+    assert list(book.outcomes()) == sorted(f"p{i}" for i in range(5))
+
+
+def test_nobody_runs_at_once_is_refused(book):
+    with pytest.raises(UserError, match="in_flight"):
+        scheduler(book, Recording(), Recording(), in_flight=0)
+
+
+def test_a_list_of_requests_is_answered_in_order(book):
+    def fans_out(name):
+        empty = yield []
+        found = yield [Retrieve("x", 2), say("hello"), Retrieve("y", 1)]
+        single = yield [say("alone")]
+        return [empty, [type(f).__name__ for f in found], found[1].text, single[0].text]
+
+    search, model = Recording(), Recording(is_slow=True)
+    scheduler(book, search, model).run([job("a", fans_out)])
+    names = ["Retrieved", "Generated", "Retrieved"]
+    assert book.outcomes()["a"] == [[], names, "reader: hello", "reader: alone"]
+    assert len(search.batches) == 1 and len(search.batches[0]) == 2
+    keys = [call.key for batch in (*search.batches, *model.batches) for call in batch]
+    assert keys == [Key("a", 1, 0), Key("a", 1, 2), Key("a", 1, 1), Key("a", 2, 0)]
+
+
+def test_the_order_of_jobs_is_the_order_of_records(book):
+    names = ["z", "a", "m"]
+    scheduler(book, Recording(), Recording(is_slow=True)).run([job(name) for name in names])
+    assert [record.id for record in book.records()] == names
+    record = next(iter(book.records()))
+    assert record.input == {"name": "z"} and record.error is None and record.seconds > 0
+    assert record.calls == {"retrieve": 2, "extract": 0, "rank_triples": 0, "generate": 2}
+    assert (record.usage.prompt_tokens, record.usage.cost) == (14, 0.5)
+
+
+# ---------------------------------------------------------------------------------------- failures
+
+
+def test_a_program_that_raises_fails_alone(book):
+    def broken(name):
+        yield Retrieve(name, 1)
+        raise ZeroDivisionError("by zero\nof all things")
+
+    shown = []
+    run = scheduler(
+        book, Recording(), Recording(is_slow=True), on_progress=lambda p: shown.append(p.failed)
+    )
+    assert run.run([job("a"), job("bad", broken), job("b")])
+    records = {record.id: record for record in book.records()}
+    assert records["bad"].error == "ZeroDivisionError: by zero of all things"
+    assert records["bad"].outcome is None
+    assert set(book.outcomes()) == {"a", "b"}
+    assert (run.progress.done, run.progress.failed, shown[-1]) == (3, 1, 1)
+
+
+def test_a_request_that_fails_ends_its_own_program(book):
+    model = Recording(
+        is_slow=True, refuse=lambda call: "too  long\n" if call.key.program == "bad" else None
+    )
+    assert scheduler(book, Recording(), model).run([job("a"), job("bad"), job("b")])
+    records = {record.id: record for record in book.records()}
+    assert records["bad"].error == "too long"
+    assert set(book.outcomes()) == {"a", "b"}
+
+
+def test_a_failure_without_words_has_a_cause_all_the_same(book):
+    model = Recording(is_slow=True, refuse=lambda call: "")
+    scheduler(book, Recording(), model).run([job("a")])
+    assert next(book.records()).error == "RequestError"
+
+
+def test_the_error_is_thrown_into_the_program(book):
+    def careful(name):
+        try:
+            yield [Retrieve("x", 1), say("fails"), say("fails too")]
+        except RequestError as error:
+            answer = yield say("again")
+            return [str(error), answer.text]
+
+    def refuse(call):
+        text = call.request.messages[-1].text
+        return f"no {text}" if text.startswith("fails") else None
+
+    scheduler(book, Recording(), Recording(is_slow=True, refuse=refuse)).run([job("a", careful)])
+    assert book.outcomes() == {"a": ["no fails", "reader: again"]}
+
+
+def test_a_result_that_no_json_can_hold_is_our_fault_and_not_hidden(book):
+    def odd(name):
+        yield Retrieve(name, 1)
+        return {1, 2}
+
+    with pytest.raises(TypeError):
+        scheduler(book, Recording(), Recording()).run([job("a", odd)])
+
+
+def test_a_user_error_ends_the_run(book):
+    def refused(name):
+        yield Retrieve(name, 1)
+        raise UserError("the store is gone.")
+
+    with pytest.raises(UserError, match="the store is gone"):
+        scheduler(book, Recording(), Recording()).run([job("a", refused), job("b")])
+
+
+def test_a_handler_that_forgets_a_call_is_noticed(book):
+    class Forgetful(Recording):
+        def __call__(self, calls, done):
+            super().__call__(calls[:-1], done)
+
+    with pytest.raises(RuntimeError, match="left 1 of 2 calls unanswered"):
+        scheduler(book, Forgetful(), Recording()).run([job("a"), job("b")])
+
+
+def test_a_handler_that_answers_twice_is_noticed(book):
+    class Eager(Recording):
+        def __call__(self, calls, done):
+            super().__call__(calls, done)
+            super().__call__(calls, done)
+
+    with pytest.raises(KeyError):
+        scheduler(book, Eager(), Recording()).run([job("a")])
+
+
+def test_two_jobs_of_one_id_are_our_fault(book):
+    with pytest.raises(ValueError, match="two jobs"):
+        scheduler(book, Recording(), Recording()).run([job("a"), job("a")])
+
+
+def test_programs_are_closed_whatever_ends_the_run(book):
+    closed = []
+
+    def watched(name):
+        try:
+            yield Retrieve(name, 1)
+            if name == "bad":
+                raise UserError("no.")
+            yield say(name)
+        finally:
+            closed.append(name)
+
+    with pytest.raises(UserError):
+        scheduler(book, Recording(), Recording(is_slow=True)).run(
+            [job("a", watched), job("bad", watched), job("b", watched)]
+        )
+    assert sorted(closed) == ["a", "b", "bad"]
+
+
+# ------------------------------------------------------------------------------ budget and deadline
+
+
+def test_an_exhausted_budget_leaves_questions_unfinished(tmp_path):
+    path, jobs = tmp_path / "j.sqlite", [job(f"p{i}") for i in range(4)]
+    with Journal(path, SETTINGS) as book:
+        model = Recording(is_slow=True, budget=3)
+        run = scheduler(book, Recording(), model, in_flight=2)
+        assert run.run(jobs) is False
+        assert not any(record.error for record in book.records())
+        finished = set(book.outcomes())
+        assert len(finished) < 4 and run.progress.failed == 0
+        answered = sum(record.calls["generate"] for record in book.records())
+        assert answered == 3  # what was refused for want of budget is not recorded
+    with Journal(path, SETTINGS) as book:
+        model = Recording(is_slow=True)
+        assert scheduler(book, Recording(), model).run(jobs) is True
+        assert set(book.outcomes()) == {f"p{i}" for i in range(4)}
+        assert len(model.requests) == 8 - 3
+
+
+def test_a_budget_that_lasts_is_no_reason_to_stop(book):
+    model = Recording(is_slow=True, budget=8)
+    assert scheduler(book, Recording(), model).run([job(f"p{i}") for i in range(4)])
+    assert len(book.outcomes()) == 4
+
+
+def test_no_batch_is_begun_after_the_deadline(book):
+    model = Recording(is_slow=True)
+    run = scheduler(book, Recording(), model)
+    assert run.run([job("a")], deadline=0.0) is False
+    assert not model.requests and list(book.records()) == []
+    assert run.run([job("a")], deadline=float("inf")) is True
+    assert run.run([job("a")], deadline=0.0) is True  # nothing is left to do
+
+
+# ------------------------------------------------------------------------------------------ replay
+
+
+class Killed(BaseException):
+    pass
+
+
+class Killing(Recording):
+    """Dies at the n-th call, after the responses before it were recorded."""
+
+    def __init__(self, calls: int, **fields):
+        super().__init__(**fields)
+        self.left = calls
+
+    def __call__(self, calls, done):
+        self.batches.append(list(calls))
+        for index, call in enumerate(calls):
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            done(index, response_to(call.request))
+
+
+@pytest.mark.parametrize("calls", range(8))
+def test_a_run_that_died_repeats_nothing(tmp_path, calls):
+    jobs = [job(f"p{i}") for i in range(4)]
+    with Journal(tmp_path / "whole", SETTINGS) as book:
+        scheduler(book, Recording(), Recording(is_slow=True)).run(jobs)
+        whole = [(r.id, r.outcome, r.calls, r.usage) for r in book.records()]
+    path = tmp_path / "cut"
+    search, model = Recording(), Killing(calls, is_slow=True)
+    with Journal(path, SETTINGS) as book, pytest.raises(Killed):
+        scheduler(book, search, model).run(jobs)
+    again, rest = Recording(), Recording(is_slow=True)
+    with Journal(path, SETTINGS) as book:
+        run = scheduler(book, again, rest)
+        assert run.run(jobs)
+        assert [(r.id, r.outcome, r.calls, r.usage) for r in book.records()] == whole
+    assert len(rest.requests) == 8 - calls
+    assert len(search.requests) + len(again.requests) == 8
+    assert run.progress.replayed == calls + len(search.requests)
+
+
+def test_a_finished_run_asks_nothing(tmp_path):
+    jobs = [job("a"), job("b")]
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        scheduler(book, Recording(), Recording()).run(jobs)
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        search = Recording()
+        run = scheduler(book, search, search)
+        assert run.run(jobs) and not search.batches and run.progress.done == 2
+
+
+def test_what_failed_is_tried_again_from_where_it_failed(tmp_path):
+    refuse = lambda call: "busy" if call.key.ordinal == 3 else None  # noqa: E731
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        scheduler(book, Recording(), Recording(is_slow=True, refuse=refuse)).run([job("a")])
+        assert [r.error for r in book.records()] == ["busy"]
+    search, model = Recording(), Recording(is_slow=True)
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        assert scheduler(book, search, model).run([job("a")])
+        record = next(book.records())
+        assert record.error is None and record.outcome == "reader: Title reader: a a00"
+        assert record.calls["generate"] == 2
+    assert not search.batches and len(model.requests) == 1
+
+
+def test_a_program_that_raised_is_run_again_over_its_responses(tmp_path):
+    broken = [True]
+
+    def fragile(name):
+        found = yield Retrieve(name, 1)
+        if broken[0]:
+            raise ValueError("a bug")
+        return found.passages[0].id
+
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        scheduler(book, Recording(), Recording()).run([job("a", fragile)])
+        assert next(book.records()).error == "ValueError: a bug"
+    broken[0] = False
+    search = Recording()
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        scheduler(book, search, Recording()).run([job("a", fragile)])
+        assert book.outcomes() == {"a": "a0"} and not search.batches
+
+
+def test_a_failure_that_was_recorded_just_before_the_end_is_thrown_again(tmp_path):
+    """Killed between the response's error and the program's end: the cause is not lost."""
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        book.open_program("a", 0, {"name": "a"})
+        book.record(Key("a", 0), Retrieve("a", 1), RequestError("no index"))
+    with Journal(tmp_path / "j", SETTINGS) as book:
+        scheduler(book, Recording(), Recording()).run([job("a")])
+        assert next(book.records()).error == "no index"
+
+
+def test_a_response_is_recorded_before_its_program_sees_it(book):
+    seen = []
+
+    def watching(name):
+        asked = say(name)
+        yield asked
+        seen.append(book.replay(Key(name, 0), asked))
+
+    scheduler(book, Recording(), Recording(is_slow=True)).run([job("a", watching)])
+    assert isinstance(seen[0], Generated) and seen[0].text == "reader: a"
+
+
+def test_a_call_names_its_place(book):
+    model = Recording(is_slow=True)
+    scheduler(book, Recording(), model).run([job("a")])
+    assert [call.key.ordinal for batch in model.batches for call in batch] == [1, 3]
+    assert isinstance(model.batches[0][0], Call) and isinstance(model.requests[0], Generate)
