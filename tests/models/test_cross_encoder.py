@@ -1,0 +1,181 @@
+"""Cross-encoders: parity with sentence-transformers for both kinds of head, and export."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import cross_encoder
+from cirag_jax.models.export import export_cross_encoder
+from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
+from cirag_jax.retrieval.rerank import CrossEncoderReranker
+from tests import tiny
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_PAIRS = [
+    ("who was born in corum", "a b c"),
+    ("x", "y"),
+    ("a " * 9, "b c " * 30),
+    ("c d e " * 30, "f " * 4),
+    ("q r " * 40, "s t " * 40),
+    ("", "z"),
+]
+
+
+def _save_tokenizer(folder, kind, max_length):
+    """A tokenizer of words of letters in the family's own arrangement of a pair."""
+    import transformers
+
+    specials = ["<s>", "<pad>", "</s>", "<unk>"]
+    if kind == "bert":
+        specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    words = [*specials, *_LETTERS, "who", "was", "born", "in", "corum"]
+    inner = tokenizers.Tokenizer(
+        models.WordLevel(
+            {w: i for i, w in enumerate(words)}, unk_token=specials[-1 if kind != "bert" else 1]
+        )
+    )
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    if kind == "bert":
+        pair, single = "[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"
+        special = [("[CLS]", 2), ("[SEP]", 3)]
+    else:
+        pair, single = "<s> $A </s> </s> $B </s>", "<s> $A </s>"
+        special = [("<s>", 0), ("</s>", 2)]
+    inner.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=special
+    )
+    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind == "bert" else [])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token=specials[0 if kind == "bert" else 1],
+        model_max_length=max_length,
+        model_input_names=names,
+    ).save_pretrained(folder)
+    return len(words)
+
+
+def _folder(folder, kind, *, labels=1, layers=2):
+    """A random cross-encoder in Hugging Face's format, with scores that differ."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    vocabulary = _save_tokenizer(folder, kind, 48)
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": vocabulary, "hidden_size": 32, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "intermediate_size": 48, "num_labels": labels,
+        "initializer_range": 0.4,
+    }  # fmt: skip
+    if kind == "bert":
+        config = transformers.BertConfig(**sizes, max_position_embeddings=64, pad_token_id=0)
+        model = transformers.BertForSequenceClassification(config)
+    else:
+        config = transformers.XLMRobertaConfig(
+            **sizes, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1
+        )
+        model = transformers.XLMRobertaForSequenceClassification(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.uniform_(-0.5, 0.5)
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+def _theirs(folder, pairs):
+    """Raw logits of sentence-transformers."""
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(str(folder), device="cpu").predict(
+        pairs, activation_fn=torch.nn.Identity(), show_progress_bar=False
+    )
+
+
+def _ours(folder, pairs, **options):
+    return score_pairs(cross_encoder.load_cross_encoder(str(folder)), None, pairs, **options)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("layers", [2, 12])  # 12: stacked, a scan
+def test_logits_equal_those_of_sentence_transformers(tmp_path, kind, layers):
+    pytest.importorskip("sentence_transformers")
+    folder = _folder(tmp_path, kind, layers=layers)
+    expected = _theirs(folder, _PAIRS)
+    assert np.std(expected) > 0.1
+    np.testing.assert_allclose(_ours(folder, _PAIRS), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_an_export_gives_the_same_scores_everywhere(tmp_path, kind):
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import CrossEncoder
+
+    model = cross_encoder.load_cross_encoder(str(_folder(tmp_path / "a", kind)), max_length=20)
+    state = jax.tree.map(lambda x: x * 1.25, model.state)
+    folder = export_cross_encoder(model, state, tmp_path / "b")
+    expected = score_pairs(model, state, _PAIRS)
+    np.testing.assert_allclose(_ours(folder, _PAIRS), expected, atol=1e-5)
+    theirs = CrossEncoder(str(folder), device="cpu").predict(_PAIRS, show_progress_bar=False)
+    np.testing.assert_allclose(theirs, 1 / (1 + np.exp(-expected)), atol=1e-5)
+    assert export_cross_encoder(model, None, folder) == folder  # An earlier export is replaced.
+    np.testing.assert_allclose(_ours(folder, _PAIRS), score_pairs(model, None, _PAIRS), atol=1e-5)
+
+
+def test_an_encoder_alone_gets_a_new_head_only_where_one_is_asked_for(tmp_path):
+    folder = tiny.model_folder(tmp_path / "model")
+    with pytest.raises(UserError, match=r"is no cross-encoder: it has no tensor pooler"):
+        cross_encoder.load_cross_encoder(str(folder))
+    heads = [
+        np.asarray(
+            cross_encoder.load_cross_encoder(str(folder), new_head=seed).state["score_kernel"]
+        )
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(heads[0], heads[1])
+    assert not np.array_equal(heads[0], heads[2])
+
+
+def test_more_labels_than_one_are_refused(tmp_path):
+    with pytest.raises(UserError, match="scores 3 labels, not one"):
+        cross_encoder.load_cross_encoder(str(_folder(tmp_path, "bert", labels=3)))
+
+
+def test_scores_do_not_depend_on_neighbours_batches_or_devices(tmp_path):
+    folder = _folder(tmp_path, "bert")
+    together = _ours(folder, _PAIRS)
+    alone = np.concatenate([_ours(folder, [pair]) for pair in _PAIRS])
+    np.testing.assert_array_equal(together, alone)
+    seen = []
+    repeated = _ours(folder, [*_PAIRS, *_PAIRS], tokens_per_batch=64, progress=seen.append)
+    np.testing.assert_allclose(repeated, [*together, *together], rtol=1e-5, atol=1e-5)
+    assert sum(seen) == len(_PAIRS)
+    mesh = sharding.make_mesh(fsdp=2)
+    sharded = cross_encoder.load_cross_encoder(str(folder), mesh=mesh)
+    np.testing.assert_allclose(
+        score_pairs(sharded, None, _PAIRS, mesh=mesh), together, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_longer_text_of_a_pair_is_cut(tmp_path):
+    model = cross_encoder.load_cross_encoder(str(_folder(tmp_path, "bert")))
+    (row,) = tokenize_pairs(model, [("a b", "c " * 50)], 12)
+    assert len(row.tokens_T) == 12
+    assert list(row.types_T) == [0] * 4 + [1] * 8
+
+
+def test_the_reranker_scores_each_querys_own_texts(tmp_path):
+    folder = _folder(tmp_path, "xlm-roberta")
+    reranker = CrossEncoderReranker.open(str(folder))
+    scores = reranker.score(["a", "b", "c"], [["x", "y z"], [], ["x"]])
+    assert [len(s) for s in scores] == [2, 0, 1]
+    expected = _ours(folder, [("a", "x"), ("a", "y z"), ("c", "x")])
+    np.testing.assert_array_equal(np.concatenate(scores), expected)
+    assert reranker.score([], []) == []
+    json.dumps(reranker.identity)
