@@ -1,0 +1,343 @@
+"""What answers requests: searches, triples, ranking, and a real (tiny) language model."""
+
+import numpy as np
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
+from cirag_jax.llm.engine import Engine
+from cirag_jax.llm.shapes import EngineConfig
+from cirag_jax.llm.types import Message, Usage
+from cirag_jax.retrieval.index import PassageIndex
+from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime.handlers import (
+    ExtractHandler,
+    GenerateHandler,
+    RankHandler,
+    RetrieveHandler,
+    tuple_text,
+)
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.requests import (
+    Extract,
+    Generate,
+    Generated,
+    RankTriples,
+    RequestError,
+    Retrieve,
+)
+from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.types import Passage, Triple
+from tests import tiny_decoder
+from tests.llm.faulty_server import faulty_server
+from tests.runtime.recording import passage, say
+
+
+def ask(handler, *requests, programs=None):
+    """The responses of a handler, each of which it must give once."""
+    names = programs or [f"p{i}" for i in range(len(requests))]
+    found = {}
+
+    def done(index, response):
+        assert index not in found
+        found[index] = response
+
+    handler([Call(Key(n, 0), r) for n, r in zip(names, requests, strict=True)], done)
+    assert set(found) == set(range(len(requests)))
+    return [found[index] for index in range(len(requests))]
+
+
+# --------------------------------------------------------------------------------------- retrieval
+
+TOWNS = [
+    Passage("lund", "Lund", "Lund has a cathedral and a university."),
+    Passage("kiruna", "Kiruna", "Kiruna has a mine."),
+    Passage("visby", "Visby", "Visby has a wall and a cathedral."),
+    Passage("umea", "Umea", "Birches grow there."),
+]
+
+
+class Counting:
+    """A search that remembers how it was called."""
+
+    def __init__(self):
+        self.index = PassageIndex.in_memory(TOWNS, None, "bm25")
+        self.calls = []
+
+    def __call__(self, queries, k, allowed=None):
+        self.calls.append((list(queries), k))
+        return self.index.search(queries, k, allowed)
+
+
+def test_retrieval_is_one_search_for_each_k():
+    search = Counting()
+    handler = RetrieveHandler(search, TOWNS)
+    found = ask(
+        handler,
+        Retrieve("cathedral wall", 2),
+        Retrieve("mine", 1),
+        Retrieve("cathedral university", 2),
+    )
+    assert search.calls == [(["cathedral wall", "cathedral university"], 2), (["mine"], 1)]
+    assert [p.id for p in found[0].passages] == ["visby", "lund"]
+    assert [p.id for p in found[1].passages] == ["kiruna"]
+    assert [p.id for p in found[2].passages] == ["lund", "visby"]
+    assert all(type(score) is float for score in found[0].scores)
+    assert found[0].scores[0] > found[0].scores[1] > 0
+
+
+def test_retrieval_finds_what_the_question_may_find():
+    rows = {"a": np.array([1, 2], np.int32), "b": np.array([0, 1], np.int32)}
+    handler = RetrieveHandler(Counting(), TOWNS, rows)
+    asked = Retrieve("cathedral wall", 4)
+    found = ask(handler, asked, asked, programs=["a", "b"])
+    assert [p.id for p in found[0].passages][0] == "visby"
+    assert {p.id for p in found[0].passages} <= {"kiruna", "visby"}
+    assert [p.id for p in found[1].passages][0] == "lund"
+    assert {p.id for p in found[1].passages} <= {"lund", "kiruna"}
+
+
+def test_rows_that_were_not_found_are_left_out():
+    def search(queries, k, allowed):
+        return np.array([[2, -1, -1]] * len(queries)), np.zeros((len(queries), 3), np.float32)
+
+    found = ask(RetrieveHandler(search, TOWNS), Retrieve("x", 3))[0]
+    assert [p.id for p in found.passages] == ["visby"] and found.scores == (0.0,)
+
+
+# ----------------------------------------------------------------------------------------- triples
+
+
+def test_every_passage_is_looked_up_once():
+    asked = []
+    triple = Triple("a", "is", "b", "p")
+
+    def source(ids):
+        asked.append(list(ids))
+        return {"p": (triple,), "q": None, "r": ()}
+
+    p, q, r, s = (passage(name) for name in "pqrs")
+    found = ask(ExtractHandler(source), Extract((q, p)), Extract((p, r, s)), Extract(()))
+    assert asked == [["q", "p", "r", "s"]]
+    assert [f.triples for f in found] == [(None, (triple,)), ((triple,), (), None), ()]
+
+
+class Scores:
+    """A reranker with scores by text."""
+
+    def __init__(self, table):
+        self.table, self.texts = table, []
+
+    def score(self, queries, texts):
+        self.texts.append(texts)
+        return [np.array([self.table[t] for t in group], np.float32) for group in texts]
+
+
+A, B, C = (Triple(name, "Is", "X!", "p") for name in "ABC")
+
+
+def test_ranking_is_one_call_and_ties_keep_their_order():
+    reranker = Scores({"('a', 'is', 'x')": 0.5, "('b', 'is', 'x')": 0.75, "('c', 'is', 'x')": 0.5})
+    handler = RankHandler(reranker, "ascii")
+    found = ask(
+        handler,
+        RankTriples("q", (C, A, B), 0),
+        RankTriples("q", (A, B, C), 2),
+        RankTriples("q", (A,), 5),
+    )
+    assert [f.triples for f in found] == [(B, C, A), (B, A), (A,)]
+    assert [f.scores for f in found] == [(0.75, 0.5, 0.5), (0.75, 0.5), (0.5,)]
+    assert len(reranker.texts) == 1
+
+
+def test_triples_are_ranked_by_their_normal_form():
+    triple = Triple("Ås  kyrka", "I", "Öst")
+    assert tuple_text(triple, "ascii") == "('s kyrka', 'i', 'st')"
+    assert tuple_text(triple, "unicode") == "('ås kyrka', 'i', 'öst')"
+
+
+# ------------------------------------------------------------------------------- the language model
+
+SIZES = {
+    "batch_size": 3,
+    "cache_lengths": (128, 256),
+    "prefill_chunks": (64, 16),
+    "decode_chunk": 8,
+    "prefix_tokens": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tiny_decoder.folder(tmp_path_factory.mktemp("m"), max_position_embeddings=256)
+    return Engine.open(str(folder), options=EngineConfig(**SIZES))
+
+
+@pytest.fixture
+def handler(engine):
+    return GenerateHandler(engine, {"reader": 6, "integrator": 9})
+
+
+WORDS = ("where was the weaver born?", "the sailor", "who is the patron saint of the town?")
+
+
+def test_a_batch_gives_what_the_model_gives(engine, handler):
+    requests = [say(text) for text in WORDS] + [say(WORDS[0], "integrator")]
+    found = ask(handler, *requests)
+    direct = engine.generate(
+        [handler.request(Call(Key(f"x{i}", 0), r)) for i, r in enumerate(requests)]
+    )
+    assert [f.text for f in found] == [r.text for r in direct]
+    assert [f.usage.generated_tokens for f in found] == [6, 6, 6, 9]  # the role's limit
+    assert all(isinstance(f, Generated) and f.finish_reason == "length" for f in found)
+    assert found[3].text.startswith(found[0].text)
+    assert engine.on_response is None
+
+
+def test_fields_of_a_request_reach_the_model(handler):
+    asked = Generate(
+        (Message("user", "a", "b", "c"),), "reader", 3, 0.5, ("x",), True, {"type": "object"}
+    )
+    request = handler.request(Call(Key("p", 2, 1), asked))
+    assert request.id == "p/2.1" and request.messages == asked.messages
+    assert (request.max_tokens, request.temperature, request.stop) == (3, 0.5, ("x",))
+    assert request.continue_final and request.json_schema == {"type": "object"}
+    assert handler.request(Call(Key("p", 2), say("x"))).seed == 0  # greedy: one cache entry for all
+
+
+def test_samples_depend_on_the_seed_and_the_place_alone(engine):
+    def texts(seed, programs):
+        handler = GenerateHandler(engine, {"reader": 6}, seed=seed)
+        asked = [say("the town", temperature=2.0)] * len(programs)
+        return [f.text for f in ask(handler, *asked, programs=programs)]
+
+    three = texts(0, ["a", "b", "c"])
+    assert len(set(three)) == 3
+    assert texts(0, ["c", "a"]) == [three[2], three[0]]
+    assert texts(1, ["a", "b", "c"]) != three
+
+
+def test_a_prompt_that_does_not_fit_fails_alone(handler):
+    found = ask(handler, say(WORDS[0]), say("town " * 500), say(WORDS[1]))
+    assert isinstance(found[1], RequestError) and "only 255 fit" in str(found[1])
+    assert isinstance(found[0], Generated) and isinstance(found[2], Generated)
+
+
+class Silent:
+    """A backend that tells of its responses only at the end."""
+
+    def __init__(self, engine):
+        self.generate, self.usage = engine.generate, Usage()
+
+
+def test_a_backend_that_does_not_report_is_read_at_the_end(engine, handler):
+    requests = [say(text) for text in WORDS]
+    silent = GenerateHandler(Silent(engine), {"reader": 6})
+    assert [f.text for f in ask(silent, *requests)] == [f.text for f in ask(handler, *requests)]
+
+
+def test_responses_are_handed_on_one_by_one(engine, handler, tmp_path):
+    """What the journal has when the machine dies in the middle of a batch."""
+    requests = [say(text, max_tokens=2 + 12 * i) for i, text in enumerate(WORDS)]
+    seen = []
+
+    class Died(Exception):
+        pass
+
+    def done(index, response):
+        seen.append(index)
+        if len(seen) == 2:
+            raise Died
+
+    with pytest.raises(Died):
+        handler([Call(Key(f"p{i}", 0), r) for i, r in enumerate(requests)], done)
+    assert seen == [0, 1] and engine.on_response is None
+    engine._caches.clear()  # an engine whose batch was abandoned begins with fresh caches
+
+
+def test_what_is_cached_is_not_asked_again(engine, tmp_path):
+    cache = ResponseCache(tmp_path / "cache")
+    requests = [say(text) for text in WORDS[:2]]
+
+    def run(identity, asked):
+        handler = GenerateHandler(engine, {"reader": 6}, cache=cache, identity=identity)
+        before = engine.usage.generated_tokens
+        found = ask(handler, *asked)
+        return found, engine.usage.generated_tokens - before
+
+    first, tokens = run("m", requests)
+    assert tokens == 12
+    again, tokens = run("m", [*requests, say(WORDS[2])])
+    assert tokens == 6
+    assert [f.text for f in again[:2]] == [f.text for f in first]
+    assert again[0].usage.cached_tokens == again[0].usage.prompt_tokens
+    assert run("other", requests)[1] == 12
+    assert run("m", requests)[1] == 0
+    cache.close()
+
+
+def test_errors_are_not_cached(engine, tmp_path):
+    cache = ResponseCache(tmp_path / "cache")
+    handler = GenerateHandler(engine, {"reader": 6}, cache=cache)
+    for _ in range(2):
+        assert isinstance(ask(handler, say("town " * 500))[0], RequestError)
+    cache.close()
+
+
+# ----------------------------------------------------------------------------------------- a server
+
+
+@pytest.fixture
+def server():
+    with faulty_server() as running:
+        yield running
+
+
+def served(server, **fields):
+    settings = {"model": "m", "base_url": server.url, "max_retries": 0, "max_concurrency": 2}
+    return GenerateHandler(OpenAIBackend(OpenAIConfig(**{**settings, **fields})), {"reader": 5})
+
+
+def asks(name):
+    found = yield say(name)
+    return found.text
+
+
+def jobs(count):
+    return [Job(f"q{i}", i, lambda i=i: asks(f"q{i}")) for i in range(count)]
+
+
+def test_a_budget_that_ends_leaves_the_rest_for_another_run(server, tmp_path):
+    with Journal(tmp_path / "j", {}) as book:
+        handler = served(server, budget_tokens=60)
+        assert Scheduler({"reader": handler}, book).run(jobs(8)) is False
+        assert handler.is_exhausted
+        answered = set(book.outcomes())
+        assert 0 < len(answered) < 8
+        assert not any(record.error for record in book.records())
+    sent = len(server.bodies)
+    assert sent == len(answered)
+    with Journal(tmp_path / "j", {}) as book:
+        assert Scheduler({"reader": served(server)}, book).run(jobs(8)) is True
+        assert len(book.outcomes()) == 8
+    assert sorted(server.texts()) == [f"q{i}" for i in range(8)]
+
+
+def test_a_request_the_server_refuses_fails_alone(server, tmp_path):
+    server.script["q1"] = [400]
+    with Journal(tmp_path / "j", {}) as book:
+        assert Scheduler({"reader": served(server)}, book).run(jobs(3))
+        records = {record.id: record for record in book.records()}
+    assert "400" in str(records["q1"].error) and records["q1"].outcome is None
+    assert records["q0"].outcome == "echo q0" and records["q2"].outcome == "echo q2"
+
+
+def test_a_full_disk_beneath_a_servers_tasks_stays_one_sentence(server, tmp_path):
+    long = "x" * 100_000
+    with Journal(tmp_path / "j", {}) as book:
+        book.open_program("warm", 0, None)
+        pages = book._db.execute("PRAGMA page_count").fetchone()[0] + 1
+        book._db.execute(f"PRAGMA max_page_count = {pages}")
+        run = Scheduler({"reader": served(server)}, book)
+        with pytest.raises(UserError, match="the disk is full"):
+            run.run([Job("q", 0, lambda: asks(long))])
