@@ -193,6 +193,7 @@ class _Run:
         self._tally = _Tally(config.max_empty_share, config.min_passages)
         self._work = Workload(settings)
         self._reused = self._deleted = self._done = self._retried = 0
+        self._known = 0  # passages of the block that the journal had answered before
 
     @property
     def left(self) -> int:
@@ -239,26 +240,25 @@ class _Run:
         deadline = begun + 60 * minutes if minutes else None
         _estimated(self._config, self._work, self._log)
         handler = GenerateHandler(backend, {})
-        with _progress_bar(self._work.passages) as show:
+        with _progress_bar(self._work.passages) as bar:
             scheduler = Scheduler(
                 {"extractor": handler},
                 self._book,
                 in_flight=self._config.in_flight,
                 encode=extraction.encode_extraction,
-                on_progress=lambda progress: self._on_progress(progress, show),
+                on_progress=lambda progress: self._on_progress(progress, bar),
             )
-            handler.on_tokens = lambda tokens: show(
-                self._done, self._tally, scheduler.progress, tokens
-            )
+            handler.on_tokens = bar.count_tokens
             for block in self._blocks():
                 if not self._extract_block(block, scheduler, deadline):
                     return False
         self._book.forget([record.id for record in self._book.records()])
         return True
 
-    def _on_progress(self, progress: Progress, show: Any) -> None:
+    def _on_progress(self, progress: Progress, bar: "_ProgressBar") -> None:
         self._tally.check()
-        show(self._done + progress.done, self._tally, progress, 0)
+        answers = max(2 * progress.done, 2 * self._known + progress.generated + progress.replayed)
+        bar.show(2 * self._done + answers, self._tally, progress)
 
     def _blocks(self) -> Iterator[list[Passage]]:
         """What is left, in the corpus's order; what failed before comes last.
@@ -277,9 +277,10 @@ class _Run:
         started = time.monotonic()
         jobs = {job.id: (job, passage) for job, passage in map(self._job, block)}
         outcomes = self._book.outcomes()
-        for name in jobs:
-            if name in outcomes:
-                self._tally.add(outcomes[name]["status"], outcomes[name]["answer"])
+        known = [outcomes[name] for name in jobs if name in outcomes]
+        for outcome in known:
+            self._tally.add(outcome["status"], outcome["answer"])
+        self._known = len(known)
         if not scheduler.run([job for job, _ in jobs.values()], deadline=deadline):
             return False
         self._tally.check()
@@ -376,25 +377,40 @@ class _Tally:
         )
 
 
+class _ProgressBar:
+    """Answers (two a passage), their rate and the time left, tokens, outcomes and cost."""
+
+    def __init__(self, bar: Any):
+        self._bar = bar
+        self._tokens = self._before = 0  # of the handler's current call, and of those before it
+
+    def count_tokens(self, tokens: int) -> None:
+        """Takes the tokens that the backend's current call has generated so far."""
+        if tokens < self._tokens:
+            self._before += self._tokens
+        self._tokens = tokens
+        self._bar.set_postfix_str(f"{self._before + tokens:,} tokens", refresh=False)
+        self._bar.update(0)
+
+    def show(self, answers: int, tally: _Tally, progress: Progress) -> None:
+        """Shows what there is."""
+        parts = [f"{tally.counts[name]} {name}" for name in ("ok", "empty", "failed")]
+        if progress.cost:
+            parts.append(f"cost {progress.cost:.2f}")
+        self._bar.set_description_str(", ".join(parts), refresh=False)
+        self._bar.update(answers - self._bar.n)
+
+
 @contextlib.contextmanager
-def _progress_bar(total: int) -> Iterator[Any]:
+def _progress_bar(passages: int) -> Iterator[_ProgressBar]:
     with tqdm.tqdm(
-        total=total,
-        unit=" passages",
+        total=2 * passages,
+        unit=" answers",
         file=sys.stderr,
         mininterval=0.5 if sys.stderr.isatty() else 15,
         smoothing=0,
     ) as bar:
-
-        def show(done: int, tally: _Tally, progress: Progress, new_tokens: int) -> None:
-            parts = [f"{progress.generated_tokens + new_tokens:,} tokens"]
-            parts += [f"{tally.counts[name]} {name}" for name in ("empty", "failed")]
-            if progress.cost:
-                parts.append(f"cost {progress.cost:.2f}")
-            bar.set_postfix_str(", ".join(parts), refresh=False)
-            bar.update(done - bar.n)
-
-        yield show
+        yield _ProgressBar(bar)
 
 
 def _say(text: str) -> None:

@@ -91,8 +91,6 @@ class StoreWriter(TripleStore):
             raise cannot_write(folder, error) from None
         if (folder / MANIFEST).exists():
             read_manifest(folder)
-        elif (folder / INDEX).exists():
-            raise damaged(folder, f"it has no {MANIFEST}")
         try:
             store = cls(folder, _create_or_open(folder / INDEX))
         except sqlite3.Error as error:
@@ -102,8 +100,7 @@ class StoreWriter(TripleStore):
 
     def _load(self) -> None:
         super()._load()
-        if not (self.folder / MANIFEST).exists():
-            self._write_manifest()
+        self._write_manifest()
         # Changes whenever another connection has written: two writers are found out.
         self._version = next(self._rows("PRAGMA data_version"))[0]
 
@@ -111,7 +108,10 @@ class StoreWriter(TripleStore):
         identities = [self._extractors[number] for number in sorted(self._extractors)]
         manifest = {"kind": KIND, "format": FORMAT, "extractors": identities}
         text = json.dumps(manifest, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-        write_file(self.folder / MANIFEST, text.encode())
+        path = self.folder / MANIFEST
+        # The index knows it all: a writer that was killed before this line is made up for.
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_file(path, text.encode())
 
     def _remove_unknown_files(self) -> None:
         names = {info.name for info in self._segments.values()}
@@ -260,7 +260,6 @@ class StoreWriter(TripleStore):
         finally:
             self._db = _create_or_open(self.folder / INDEX)
         self._load()
-        self._write_manifest()
         self._remove_unknown_files()
         embeddings.remove_others(self.folder, {info.name for info in self.segments()})
 

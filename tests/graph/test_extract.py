@@ -1,0 +1,370 @@
+"""Extraction: updates, failures by cause, interruption at any instant."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.graph import segments
+from cirag_jax.graph.extract import extract_corpus
+from cirag_jax.graph.extraction import ExtractionSettings, extract
+from cirag_jax.graph.store import TripleStore
+from cirag_jax.graph.store_writer import StoreWriter
+from cirag_jax.runtime.requests import Generate, Generated, RequestError
+from cirag_jax.types import Passage, Triple
+from configs import extract as extract_config
+from tests.graph.model_server import model_server
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+TEXTS = {
+    "p0": "Ule feeds Tarn. Tarn governs Osk.",
+    "p1": "Brum borders Osk. It nothing.",
+    "p2": "Osk prose here.",
+    "p3": "Dunn joins Ule. Ule cuts Brum. Brum cut Osk.",
+    "p4": "Fenn garbled Osk. Osk feeds Fenn.",
+    "p5": "Fenn refused Osk.",
+}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with model_server() as running:
+        yield running
+
+
+def corpus(folder, texts):
+    folder.mkdir(exist_ok=True)
+    rows = [{"id": name, "title": name, "text": text} for name, text in texts.items()]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(server, folder, workdir, **fields):
+    config = extract_config.get_config()
+    config.update_from_flattened_dict(
+        {
+            "data.dir": str(folder),
+            "extractor.backend": "openai",
+            "extractor.base_url": server.url,
+            "extractor.model": "m",
+            "extractor.max_retries": 0,
+            "max_empty_share": 1.0,
+            **fields,
+        }
+    )
+    workdir.mkdir(exist_ok=True)
+    return extract_corpus(config.lock(), workdir)
+
+
+def triples(workdir, names):
+    with TripleStore.open(workdir) as store:
+        return store.triples(names), {name: store.status(name) for name in names}
+
+
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+# -------------------------------------------------------------------------------------- one passage
+
+PASSAGE = Passage("p", "Ule", "Ule feeds Tarn. Tarn governs Osk.")
+
+
+def drive(*answers, **settings) -> tuple[list[Any], Any]:
+    """The program by hand: answers are (text, finish reason); returns its requests, its result."""
+    program = extract(PASSAGE, ExtractionSettings(**settings))
+    requests = [next(program)]
+    for text, reason in answers:
+        try:
+            requests.append(program.send(Generated(text, reason)))
+        except StopIteration as end:
+            return requests, end.value
+    raise AssertionError("the program asked for more")
+
+
+def test_two_requests_and_triples_with_their_sentences():
+    requests, found = drive(
+        ('{"named_entities": ["Ule", "Osk"]}', "stop"),
+        ('{"triples": [["Tarn", "governs", "Osk"], ["Ule", "feeds", "Tarn"]]}', "stop"),
+        entity_tokens=7,
+        triple_tokens=9,
+    )
+    assert all(isinstance(r, Generate) and r.role == "extractor" for r in requests)
+    assert [r.max_tokens for r in requests] == [7, 9] and requests[0].json_schema is None
+    assert '["Ule", "Osk"]' in requests[1].messages[-1].text
+    assert found.status == "ok" and found.problems == {}
+    assert found.triples == (
+        Triple("Tarn", "governs", "Osk", "p", 1),
+        Triple("Ule", "feeds", "Tarn", "p", 0),
+    )
+
+
+EXAMPLE = '["Agnes Thorley", "discovered", "comet Oriel"]'
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status", "cause", "problems"),
+    [
+        ("no idea", '{"triples": [["a", "b", "c"]]}', "ok", None, {"entities: no_json": 1}),
+        ('{"named_entities": []}', '{"triples": []}', "empty", None, {}),
+        ("[]", "", "failed", "answer: no_json",
+         {"entities: wrong_shape": 1, "triples: no_json": 1}),
+        ('["Ule"]', '{"triples": [["a", "b"]]}', "failed", "answer: wrong_shape",
+         {"entities: wrong_shape": 1, "triples: wrong_shape": 1}),
+        ('{"named_entities": ["Ule"]}', f'{{"triples": [{EXAMPLE}]}}', "failed",
+         "answer: example", {"triples: example": 1}),
+        ('{"named_entities": ["Ule"]}', f'{{"triples": [{EXAMPLE}, ["a", "b", "c"]]}}', "ok",
+         None, {"triples: example": 1}),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_answers(first, second, status, cause, problems):
+    _, found = drive((first, "stop"), (second, "stop"))
+    assert (found.status, found.cause) == (status, cause)
+    assert found.problems == problems
+    assert bool(found.answer) == (status != "ok" and bool(second))
+
+
+def test_a_failed_request_is_the_failure_of_the_passage():
+    program = extract(PASSAGE, ExtractionSettings())
+    next(program)
+    with pytest.raises(RequestError, match="away"):
+        program.throw(RequestError("the server is away"))
+
+
+def test_constrained_answers_have_schemas():
+    requests, _ = drive(("[]", "stop"), ("[]", "stop"), constrained=True)
+    keys = [next(iter(r.json_schema["properties"])) for r in requests]
+    assert keys == ["named_entities", "triples"]
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
+    result = run(server, corpus(tmp_path / "c", TEXTS), tmp_path / "w")
+    assert (result["passages"], result["ok"], result["empty"], result["failed"]) == (6, 3, 1, 2)
+    assert result["triples"] == 6 and result["complete"] and result["left"] == 0
+    (refused,) = (cause for cause in result["failures"] if cause.startswith("request: "))
+    assert result["failures"] == {"answer: no_json": 1, refused: 1} and "status #" in refused
+    assert result["problems"] == {"entities: cut": 1, "triples: cut": 1, "triples: no_json": 1}
+    assert result["calls"] == 11 and result["generated_tokens"] == 70
+    assert result["cached_tokens"] == 20 and result["prompt_tokens"] > 70
+    found, status = triples(tmp_path / "w", TEXTS)
+    assert status == dict(zip(TEXTS, ["ok", "empty", "failed", "ok", "ok", "failed"], strict=True))
+    assert found["p0"] == (
+        Triple("Ule", "feeds", "Tarn", "p0", 0),
+        Triple("Tarn", "governs", "Osk", "p0", 1),
+    )
+    assert found["p1"] == () and found["p2"] is None and found["p5"] is None
+    assert [t.head for t in found["p3"] or ()] == ["Dunn", "Ule"]  # the third was cut off
+    assert json.loads((tmp_path / "w" / "triples" / "manifest.json").read_text())["extractors"][0][
+        "model"
+    ] == ("m")
+
+
+def test_what_failed_is_tried_again_as_configured(server, tmp_path):
+    folder = corpus(tmp_path / "c", TEXTS)
+    run(server, folder, tmp_path / "w")
+    for retry, asked in (("none", 0), ("errors", 1), ("all", 3)):
+        server.asked.clear()
+        result = run(server, folder, tmp_path / "w", retry=retry)
+        assert len(server.asked) == asked and result["failed"] == 2
+    server.answer = lambda text, wants: ('{"triples": [["a", "b", "c"]]}', "stop")
+    result = run(server, folder, tmp_path / "w")
+    assert result["failed"] == 1 and triples(tmp_path / "w", ["p5"])[1] == {"p5": "ok"}
+
+
+def test_updates_equal_an_extraction_from_scratch(server, tmp_path):
+    old = {**TEXTS, "q1": "Ule joins Osk.", "q2": "Tarn joins Osk."}
+    new = {
+        "n1": "Osk joins Brum.",
+        **{name: text for name, text in TEXTS.items() if name != "p0"},
+        "q2": "Tarn leaves Osk.",
+        "n2": "It says nothing.",
+    }
+    run(server, corpus(tmp_path / "c", old), tmp_path / "w", block=3)
+    server.asked.clear()
+    result = run(server, corpus(tmp_path / "c", new), tmp_path / "w", block=3, retry="none")
+    texts = {text.split("\n")[0] for _, text in server.asked}
+    assert texts == {"Title: n1", "Title: q2", "Title: n2"}  # only what is new or has changed
+    assert (result["extracted"], result["deleted"], result["reused"]) == (3, 2, 5)
+    run(server, corpus(tmp_path / "c", new), tmp_path / "scratch")
+    names = {**old, **new}
+    assert triples(tmp_path / "w", names) == triples(tmp_path / "scratch", names)
+    for workdir in ("w", "scratch"):
+        with StoreWriter.open(tmp_path / workdir / "triples") as store:
+            store.compact()
+    assert files(tmp_path / "w" / "triples") == files(tmp_path / "scratch" / "triples")
+
+
+def test_a_limit_leaves_the_rest_alone(server, tmp_path):
+    folder = corpus(tmp_path / "c", TEXTS)
+    result = run(server, folder, tmp_path / "w", limit=2)
+    assert (result["passages"], result["extracted"]) == (2, 2)
+    result = run(server, folder, tmp_path / "w")
+    assert (result["extracted"], result["reused"]) == (4, 2)
+    server.asked.clear()
+    result = run(server, folder, tmp_path / "w", limit=1)
+    assert (result["passages"], result["deleted"]) == (6, 0) and not server.asked
+
+
+def test_another_model_needs_a_word(server, tmp_path):
+    folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
+    run(server, folder, tmp_path / "w")
+    with pytest.raises(UserError, match=r"triples by model m, .*config.replace=true"):
+        run(server, folder, tmp_path / "w", **{"extractor.model": "n"})
+    result = run(server, folder, tmp_path / "w", replace=True, **{"extractor.model": "n"})
+    assert result["extracted"] == 1 and result["passages"] == 1
+    # A server's only model is asked for its name.
+    with pytest.raises(UserError, match="asks for model only"):
+        run(server, folder, tmp_path / "w", **{"extractor.model": None})
+
+
+def test_a_run_without_triples_stops(server, tmp_path):
+    texts = {f"p{i}": "It says nothing." if i < 3 else "prose" for i in range(9)}
+    texts["p0"] = TEXTS["p0"]
+    folder = corpus(tmp_path / "c", texts)
+    fields = {"min_passages": 5, "extractor.max_concurrency": 1}
+    with pytest.raises(
+        UserError, match=r"4 of 5 passages gave no triple .*'\{\"triples\": \[\]\}'"
+    ):
+        run(server, folder, tmp_path / "w", max_empty_share=0.5, **fields)
+    asked = len(server.asked)
+    with pytest.raises(UserError, match="gave no triple"):
+        run(server, folder, tmp_path / "w", max_empty_share=0.5, **fields)
+    result = run(server, folder, tmp_path / "w", max_empty_share=0.9, **fields)
+    assert result["complete"] and (result["ok"], result["empty"]) == (1, 2)
+    assert len(server.asked) == len(set(server.asked)) and asked <= 18  # nothing was asked twice
+    few = corpus(tmp_path / "few", {"p1": "It says nothing."})
+    assert run(server, few, tmp_path / "v", max_empty_share=0.5, **fields)["empty"] == 1
+
+
+def test_the_estimate_comes_first_and_may_be_all(server, tmp_path, capsys):
+    folder = corpus(tmp_path / "c", TEXTS)
+    prices = {"extractor.prices.prompt": 2.0, "extractor.prices.generated": 10.0}
+    result = run(server, folder, tmp_path / "w", estimate_only=True, **prices)
+    assert not server.asked and not list((tmp_path / "w").iterdir())
+    assert result["passages"] == 6 and not result["complete"] and result["seconds"] > 0
+    expected = (result["prompt_tokens"] * 2 + result["generated_tokens"] * 10) / 1e6
+    assert result["cost"] == pytest.approx(expected)
+    done = run(server, folder, tmp_path / "w", **prices)
+    assert done["cost"] <= result["cost"]
+    assert done["prompt_tokens"] <= result["prompt_tokens"]
+    assert "estimate: 6 passages: at most about" in capsys.readouterr().err
+    assert run(server, folder, tmp_path / "w", estimate_only=True)["passages"] == 1  # p5 again
+
+
+def test_a_deadline_ends_cleanly_and_a_budget_too(server, tmp_path):
+    folder = corpus(tmp_path / "c", TEXTS)
+    stopped = run(server, folder, tmp_path / "w", stop_after_minutes=1e-9)
+    assert not stopped["complete"] and stopped["left"] == 6 and not server.asked
+    budget = {"extractor.budget.tokens": 900, "extractor.max_concurrency": 1}
+    stopped = run(server, folder, tmp_path / "w", **budget)
+    assert not stopped["complete"] and server.asked
+    assert run(server, folder, tmp_path / "w")["complete"]
+    refused = [text for _, text in server.asked if "refused" in text]
+    rest = [text for _, text in server.asked if "refused" not in text]
+    assert len(rest) == len(set(rest)) and refused
+
+
+def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
+    folder = corpus(tmp_path / "c", TEXTS)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "w").mkdir()
+    StoreWriter.open(tmp_path / "w" / "triples").close()
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.os, "fsync", full)
+        with pytest.raises(UserError, match="disk is full; what is recorded is kept"):
+            run(server, folder, tmp_path / "w")
+    asked = len(server.asked)
+    assert run(server, folder, tmp_path / "w")["complete"]
+    assert len(server.asked) == asked + 1  # the request that had failed, and no other
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"id": "a", "title": "", "text": "x"}\n{"id": "a", "title": "", "text": "y"}\n',
+         "corpus.jsonl:2: field 'id' repeats the id 'a'"),
+        ('{"id": "a", "title": "", "text": "x"}\n{"id": "b", "tit', "corpus.jsonl:2: invalid"),
+        ('{"id": "a", "title": ""}\n', "corpus.jsonl:1: field 'text' is missing"),
+        ("", "corpus.jsonl is empty"),
+        (None, "corpus.jsonl does not exist"),
+    ],
+)  # fmt: skip
+def test_broken_corpora_are_refused(server, tmp_path, content, message):
+    (tmp_path / "c").mkdir()
+    if content is not None:
+        (tmp_path / "c" / "corpus.jsonl").write_text(content)
+    with pytest.raises(UserError, match=message):
+        run(server, tmp_path / "c", tmp_path / "w")
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("block", 0), ("retry", "some"), ("max_empty_share", 1.5), ("limit", -1),
+     ("entity_tokens", 0), ("data.dir", "/nowhere")],
+)  # fmt: skip
+def test_bad_settings_are_refused(server, tmp_path, field, value):
+    folder = corpus(tmp_path / "c", TEXTS)
+    with pytest.raises(UserError, match=field if field != "data.dir" else "/nowhere"):
+        run(server, folder, tmp_path / "w", **{field: value})
+
+
+# --------------------------------------------------------------------------------------------- kill
+
+
+def test_killed_at_ten_points_it_goes_on_to_the_same_bytes(server, tmp_path):
+    words = [f"{a}{b}" for a in ("Ul", "Tar", "Os", "Bru") for b in ("e", "n", "k")]
+    texts = {f"p{i}": f"{a} feeds {words[i - 3]}. Osk joins {a}." for i, a in enumerate(words[:9])}
+    texts |= {"p3": "It says nothing.", "p5": "Osk prose here."}
+    folder = corpus(tmp_path / "c", texts)
+
+    def drive(*kills):
+        done = subprocess.run(
+            [sys.executable, str(pathlib.Path(__file__).with_name("killed_driver.py")),
+             server.url_of("NAME"), str(folder), str(tmp_path), *map(str, kills)],
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    events = drive(0)["0"]
+    expected = files(tmp_path / "0" / "triples")
+    once = set(server.asked_at["0"])
+    assert events > 90 and len(once) == len(server.asked_at["0"]) == 18
+    kills = sorted(random.Random(4).sample(range(1, events + 1), 10))
+    assert drive(*kills) == {str(kill): kill for kill in kills}
+    recorded = 0
+    for name in map(str, kills):
+        assert files(tmp_path / name / "triples") == expected, name
+        assert json.loads((tmp_path / name / "result.json").read_text())["complete"]
+        asked = server.asked_at[name]
+        done = tmp_path / f"{name}.done"
+        lines = done.read_text().splitlines() if done.exists() else []
+        completed = [json.loads(line) for line in lines]
+        assert [asked.count(text) for text in completed] == [1] * len(completed), name
+        # Only what was under way when it was killed is asked a second time.
+        assert set(asked) == once and len(asked) <= len(once) + 2
+        recorded += len(completed)
+    assert recorded > 40
