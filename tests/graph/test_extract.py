@@ -16,6 +16,7 @@ from cirag_jax.graph.extract import extract_corpus
 from cirag_jax.graph.extraction import ExtractionSettings, extract
 from cirag_jax.graph.store import TripleStore
 from cirag_jax.graph.store_writer import StoreWriter
+from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generate, Generated, RequestError
 from cirag_jax.types import Passage, Triple
 from configs import extract as extract_config
@@ -294,6 +295,27 @@ def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
     asked = len(server.asked)
     assert run(server, folder, tmp_path / "w")["complete"]
     assert len(server.asked) == asked + 1  # the request that had failed, and no other
+
+
+def test_an_interruption_from_the_keyboard_loses_nothing(server, tmp_path, monkeypatch):
+    folder, record, count = corpus(tmp_path / "c", TEXTS), Journal.record, 0
+
+    def interrupted(*arguments):
+        nonlocal count
+        record(*arguments)
+        count += 1
+        if count == 8:
+            raise KeyboardInterrupt
+
+    fields = {"extractor.max_concurrency": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(server, folder, tmp_path / "w", **fields)
+    before = len(server.asked)
+    assert run(server, folder, tmp_path / "w", **fields)["complete"]
+    again = [text for _, text in server.asked if "refused" not in text]
+    assert 8 <= before < 12 and len(again) - len(set(again)) <= 1  # the one under way
 
 
 @pytest.mark.parametrize(
