@@ -124,7 +124,7 @@ function drawPassages(q) {
     el("div", "legend",
       el("span", "", el("span", "s core", "core"), " source of a core fact"),
       q.gold_sentences.length > 0 && el("span", "", el("span", "s gold", "gold"), " annotated"),
-      el("span", "", el("span", "s target", "chosen"), " clicked")),
+      el("span", "", el("span", "s chosen", "chosen"), " clicked")),
     ...missing, ...nodes);
   $("sources").scrollTop = 0;
 }
@@ -172,9 +172,10 @@ function drawStep(step, index, q) {
     step.thought.trim() !== "" && part("Thought", el("div", "thought", text(step.thought.trim()))),
     step.kept.length > 0 && part("Core facts", step.kept.map(coreFact)),
     step.kept.length === 0 && step.candidates.length > 0 && part("Core facts", el("div", "soft", "none kept")),
-    step.next_query !== null && part("Next query", el("div", "next", "→ ", text(step.next_query))),
-    step.candidates.length > 0 && folded(plural(step.candidates.length, "candidate fact"), () => candidates(step)),
-    step.response !== "" && folded("Model's response", () => el("pre", "raw text", step.response)));
+    step.next_query !== null && el("div", "part next", "Next query → ", text(step.next_query)),
+    el("div", "more",
+      step.candidates.length > 0 && folded(plural(step.candidates.length, "candidate fact"), () => candidates(step)),
+      step.response !== "" && folded("Model's response", () => el("pre", "raw text", step.response))));
 }
 
 function drawAttempt(attempt) {
@@ -185,9 +186,10 @@ function drawAttempt(attempt) {
       el("span", "level", attempt.level),
       el("span", "said", text(attempt.answer)),
       el("span", attempt.sufficient ? "pill sufficient" : "pill", state)),
-    attempt.evidence.length > 0 && folded(plural(attempt.evidence.length, attempt.level) + " read",
-      () => el("ol", "small", attempt.evidence.map((item) => el("li", "", text(item))))),
-    attempt.response !== "" && folded("Model's response", () => el("pre", "raw text", attempt.response)));
+    el("div", "more",
+      attempt.evidence.length > 0 && folded(plural(attempt.evidence.length, attempt.level) + " read",
+        () => el("ol", "small", attempt.evidence.map((item) => el("li", "", text(item))))),
+      attempt.response !== "" && folded("Model's response", () => el("pre", "raw text", attempt.response))));
 }
 
 function drawFigures(q) {
@@ -331,12 +333,13 @@ function show(index) {
 }
 
 function route() {
-  const number = /^#\d+$/.test(location.hash) ? Number(location.hash.slice(1)) : 0;
+  const [, number, fact] = /^#(\d+)(?:\.(\d+))?$/.exec(location.hash) ?? []; // question.fact
   const isQuestion = number >= 1 && number <= questions.length;
   document.body.classList.toggle("reading", isQuestion);
   if (isQuestion) {
     show(number - 1);
     if (matchMedia("(max-width: 760px)").matches) scrollTo(0, 0);
+    if (fact) $("main").querySelectorAll(".fact")[fact - 1]?.click();
   } else if (current === null && questions.length > 0) {
     show(0);
   }

@@ -46,7 +46,7 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     if config.run is None:
         raise UserError(
-            "--config.run=WORKDIR is required: the folder of a run of launch/answer.py."
+            "--config.run=WORKDIR is required: a folder of launch/answer.py."
         )
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)

@@ -1,0 +1,11 @@
+"""One browser for all tests of the viewer; closed when the last has run."""
+
+import pytest
+
+from tests.reports.browser import headless
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory):
+    with headless(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab

@@ -1,0 +1,357 @@
+"""The viewer's page: what stands in it, and that a browser shows it and runs nothing of it."""
+
+import dataclasses
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Usage
+from cirag_jax.reports import trace
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.journal import Record
+from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from tests.reports import made_up
+
+OWN = "document.title='owned';window.owned=1"
+# What hostile text tries, and how the page must show it.
+HOSTILE = {
+    f"<script>{OWN}</script>": None,
+    f"</script><script>{OWN}</script>": None,
+    f"</title></textarea></style></noscript><script>{OWN}</script>": None,
+    f'<img src=x onerror="{OWN}">': None,
+    f'"><svg onload={OWN}>': None,
+    f"' onmouseover='{OWN}' autofocus onfocus='{OWN}": None,
+    "<!--<script>": None,
+    f"]}}]}};{OWN};//": None,
+    f"javascript:{OWN}": None,
+    f'<a href="javascript:{OWN}">x</a>': None,
+    f'<iframe srcdoc="<script>parent.{OWN}</script>">': None,
+    '<meta http-equiv="refresh" content="0;url=https://example.org">': None,
+    '<link rel=stylesheet href="https://example.org/x.css">': None,
+    "&lt;b&gt; &amp;": None,
+    "{{script}} {{data}}": None,
+    "__proto__": None,
+    f"a\u2028{OWN}\u2029b": f"a\\u2028{OWN}\\u2029b",
+    "half \ud800 pair \udc00": "half \\ud800 pair \\udc00",
+    "nul \x00 escape \x1b[31m": "nul \\u0000 escape \\u001b[31m",
+    "reversed \u202egnp.exe": "reversed \\u202egnp.exe",
+}
+
+
+def record(question, prediction, error=None):
+    given = json.loads(json.dumps(dataclasses.asdict(question)))
+    outcome = None if prediction is None else codec.encode_prediction(prediction)
+    usage, calls = Usage(900, 640, 31), {"retrieve": 3, "generate": 4}
+    return Record(question.id, given, outcome, error, 2.5, usage, calls)
+
+
+def write(path, records, passages=made_up.PASSAGES, title="A run"):
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        counts = trace.write_page(file, title, records, passages)
+    return path, counts
+
+
+def blocks(path):
+    """The data blocks of a page, read as a browser delimits them."""
+    found = re.findall(
+        r'<script type="application/json" id="(\w+)">(.*?)</script>', path.read_text("utf-8"), re.S
+    )
+    return {name: json.loads(text) for name, text in found}
+
+
+@pytest.fixture(scope="module")
+def made_up_page(tmp_path_factory):
+    questions = [record(*pair) for pair in made_up.many(3)]
+    failed = dataclasses.replace(made_up.QUESTION, id="failed", question="Who keeps the light?")
+    questions.append(record(failed, None, "the server closed the connection"))
+    questions.append(record(dataclasses.replace(failed, id="unfinished"), None))
+    path, _ = write(tmp_path_factory.mktemp("page") / "trace.html", questions)
+    return path
+
+
+# ---------------------------------------------------------------------------------- what it holds
+
+
+def test_a_journal_becomes_a_page(tmp_path):
+    failed = dataclasses.replace(made_up.QUESTION, id="failed")
+    begun = dataclasses.replace(made_up.QUESTION, id="begun")
+    pairs = [*made_up.many(4), (failed, None), (begun, None)]
+    made_up.write_journal(tmp_path / journal.FILE, pairs, failed=[failed])
+    before = (tmp_path / journal.FILE).read_bytes()
+
+    counts = trace.write_trace(tmp_path, tmp_path / "trace.html")
+
+    wanted = {"right": 3, "wrong": 1, "unscored": 0, "failed": 1, "unfinished": 1}
+    assert counts == {"num_questions": 6, **wanted}
+    data = blocks(tmp_path / "trace.html")
+    assert [row["verdict"] for row in data["index"]["questions"]] == [
+        *("right", "right", "wrong", "right", "failed", "unfinished")
+    ]
+    assert data["index"]["title"] == f"cirag, {tmp_path.name}"
+    assert data["q4"]["error"] == "the server closed the connection"
+    assert data["q0"]["calls"] == {"retrieve": 1, "generate": 1}
+    assert data["q0"]["usage"]["cached_tokens"] == 640
+    assert (tmp_path / journal.FILE).read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_facts_point_at_their_sentences_and_gold_is_marked(made_up_page):
+    data = blocks(made_up_page)
+    question = data["q0"]
+    for step, expected in zip(question["steps"], made_up.PREDICTION.steps, strict=True):
+        for fact, triple in zip(step["kept"], expected.kept, strict=True):
+            source = data[f"p{fact[3]}"]
+            assert fact[:3] == [triple.head, triple.relation, triple.tail]
+            assert source["id"] == triple.passage_id
+            assert triple.tail in source["sentences"][fact[4]]
+            assert fact[5], "joins the ends of a gold fact"
+    assert [fact[5] for fact in question["steps"][0]["candidates"]] == [True, False]
+    assert [data[f"p{n}"]["id"] for n in question["gold_passages"]] == [
+        "p-lantern",
+        "p-varga",
+        "p-bay",
+    ]
+    assert question["gold_missing"] == ["p-lost"]
+    assert [fact[3] for fact in question["gold_facts"]] == [True, True, True]
+    assert (question["em"], question["f1"]) == (1.0, 1.0)
+    assert data["q2"]["f1"] == 0.5  # Ferry County, Orlin County
+
+
+def test_passages_without_own_sentences_are_split_as_extraction_splits_them(made_up_page):
+    shown = {data["id"]: data for name, data in blocks(made_up_page).items() if name[0] == "p"}
+    assert shown["p-ferry"]["sentences"] == ["Night ferries run in winter.", "They carry mail."]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.recursive(st.text(st.characters()) | st.floats(allow_nan=False), st.lists, max_leaves=5))
+def test_a_data_block_holds_any_value_and_no_markup(value):
+    block = trace._data_block("name", value)
+    start, end = '<script type="application/json" id="name">', "</script>\n"
+    assert block.startswith(start) and block.endswith(end)
+    text = block.removeprefix(start).removesuffix(end)
+    assert text.isascii() and "<" not in text
+    assert json.loads(text) == value
+
+
+def test_only_the_page_s_own_script_and_style_may_run():
+    file = io.StringIO()
+    trace.write_page(file, "{{script}} <b>", [], {})
+    text = file.getvalue()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    rules = dict(rule.split(" ", 1) for rule in policy[1].split("; "))
+    style = re.search("<style>(.*?)</style>", text, re.S)[1]
+    script = re.search("<script>(.*?)</script>", text, re.S)[1]
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules["style-src"] == f"'{trace._hash(style)}'"
+    assert rules["script-src"] == f"'{trace._hash(script)}'"
+    assert "<title>{{script}} &lt;b&gt;</title>" in text
+    assert "innerHTML" not in script and "insertAdjacent" not in script
+
+
+def test_a_run_that_is_none_is_refused(tmp_path):
+    page = tmp_path / "trace.html"
+    with pytest.raises(UserError, match="does not exist"):
+        trace.write_trace(tmp_path, page)
+    with journal.Journal(tmp_path / journal.FILE, {}) as book:
+        book.open_program("p-bay", 0, {"passage": "p-bay"})
+    with pytest.raises(UserError, match="not the journal of a run that answers questions"):
+        trace.write_trace(tmp_path, page)
+    (tmp_path / "text.sqlite").write_text("no database, but long enough to be looked at" * 30)
+    with pytest.raises(UserError, match=r"text\.sqlite"):
+        trace.write_trace(tmp_path / "text.sqlite", page)
+    assert not page.exists()
+
+
+# ------------------------------------------------------------------------------ what a browser does
+
+
+def hostile(text):
+    """A question in which every field that is shown is ``text``."""
+    triple = Triple(text, text, text, f"passage {text}", 1)
+    step = Step(text, (triple.passage_id,), (triple,), (0.5,), text, (triple,), text, text)
+    attempt = Attempt("triple", (text,), text, text, True)
+    prediction = Prediction(
+        text, "triple", (triple.passage_id,), ((triple.passage_id, 1),), (triple,), (step, step),
+        (attempt,), {text: 1},
+    )  # fmt: skip
+    passage = Passage(triple.passage_id, text, text, (text, f"2nd {text}"))
+    question = dataclasses.replace(
+        made_up.QUESTION,
+        id=text,
+        question=text,
+        answers=(text,),
+        type=text,
+        supporting=(passage.id, f"lost {text}"),
+        evidences=((text, text, text),),
+    )
+    return question, prediction, passage
+
+
+def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
+    cases = [hostile(text) for text in HOSTILE]
+    records = [record(question, prediction) for question, prediction, _ in cases]
+    records += [record(q, None, text) for (q, _, _), text in zip(cases, HOSTILE, strict=True)]
+    passages = {passage.id: passage for *_, passage in cases}
+    title = "".join(HOSTILE)
+    path, _ = write(tmp_path / "trace.html", records, passages, title)
+
+    page.open(path)
+    page_title = page.evaluate("document.title")
+    for index, shown in enumerate(shown or text for text, shown in HOSTILE.items()):
+        page.after("hashchange", "window", f"location.hash = '#x'; location.hash = '#{index + 1}'")
+        page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+        page.evaluate("new Promise((done) => setTimeout(done, 0))")  # their toggle events
+        page.evaluate("document.querySelectorAll('.fact').forEach((fact) => fact.click())")
+        for selector, least in {
+            ".ask": 1, ".answer": 1, ".query": 1, ".thought": 1, ".fact": 3, ".next .text": 1,
+            "table": 3, "pre": 1, ".try": 3, ".passage summary": 1, ".passage .body": 2,
+            "#sources > div.passage": 1, ".gold-row": 3, ".place": 2, "[aria-current]": 2,
+        }.items():  # fmt: skip
+            found = page.text(selector)
+            assert found.count(shown) >= least, (selector, shown, found)
+        assert page.count("main :is(script, img, svg, iframe, a:not(.back), meta, link)") == 0
+        assert page.count("aside :is(script, img, svg, iframe, a, meta, link)") == 0
+        page.after("hashchange", "window", f"location.hash = '#{len(HOSTILE) + index + 1}'")
+        assert shown in page.text(".verdict")
+    assert page.evaluate("[document.title, typeof window.owned]") == [page_title, "undefined"]
+    assert page.evaluate("location.pathname").endswith("/trace.html")
+    assert page.requests() == [path.resolve().as_uri()]
+    assert page.complaints() == []
+
+
+def test_a_question_with_everything(page, made_up_page):
+    page.open(made_up_page)
+    assert page.text(".ask").startswith(made_up.QUESTION.question)
+    assert page.text(".answer") == "Orlin County" and page.text(".pill.right") == "right"
+    assert page.count(".step") == 3 and page.count(".fact") == 3 and page.count(".try") == 2
+    tried = page.evaluate("[...document.querySelectorAll('.try .pill')].map(n => n.textContent)")
+    assert tried == ["refused", "sufficient"]
+    assert "p-lost" in page.text("#sources > div.passage")
+    assert "900 tokens read (640 cached)" in page.text(".figures")
+    assert page.complaints() == []
+
+
+def test_a_fact_leads_to_its_sentence_and_back(page, made_up_page):
+    page.resize(1440, 500)
+    page.open(made_up_page)
+    page.evaluate("document.querySelectorAll('.fact')[2].click()")
+    assert page.text(".s.target") == made_up.PASSAGES["p-bay"].sentences[1]
+    assert page.evaluate(
+        "(() => { const t = document.querySelector('.target').getBoundingClientRect();"
+        " return t.top >= 0 && t.bottom <= innerHeight; })()"
+    )
+    page.evaluate("document.querySelectorAll('.fact')[0].click()")
+    assert page.count(".target") == 1
+    assert page.text(".s.target") == made_up.PASSAGES["p-lantern"].sentences[1]
+    page.press("Escape")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.fact')[0]")
+    page.resize(1440, 900)
+
+
+def test_gold_and_core_sentences_are_marked(page, made_up_page):
+    page.open(made_up_page)
+    marked = "[...document.querySelectorAll('{}')].map(n => n.textContent)"
+    gold = page.evaluate(marked.format("#sources .body .gold"))
+    core = page.evaluate(marked.format("#sources .body .core"))
+    sentences = [made_up.PASSAGES[i].sentences[1] for i in ("p-lantern", "p-varga", "p-bay")]
+    assert sorted(gold) == sorted(core) == sorted(sentences)
+
+
+def test_candidates_are_drawn_when_asked_for(page, made_up_page):
+    page.open(made_up_page)
+    assert page.count("table") == 0
+    details = "[...document.querySelectorAll('.step details')][0]"
+    page.after("toggle", details, f"{details}.open = true")
+    rows = page.evaluate(
+        "[...document.querySelectorAll('table tbody tr')].map(r => [r.className, r.textContent])"
+    )
+    assert [name for name, _ in rows] == ["core", ""]
+    assert "0.812" in rows[0][1] and made_up.ABOUT.tail in rows[1][1]
+
+
+def test_keys_lead_through_questions_and_facts(page, made_up_page):
+    page.open(made_up_page)
+    for key, place in (("j", 2), ("j", 3), ("k", 2), ("j", 3), ("j", 4)):
+        page.press(key)
+        page.evaluate("new Promise((done) => setTimeout(done, 0))")
+        assert page.text(".place").startswith(f"{place} of 5")
+        assert page.evaluate("document.querySelector('[aria-current]').hash") == f"#{place}"
+    assert "the server closed the connection" in page.text(".verdict")
+    page.open(made_up_page, "#2")
+    page.press("n")
+    page.press("n")
+    assert page.text(".s.target") == made_up.PASSAGES["p-varga"].sentences[1]
+    page.press("p")
+    assert page.text(".s.target") == made_up.PASSAGES["p-lantern"].sentences[1]
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.press("d")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_search_and_filters(page, made_up_page):
+    def shown():
+        return page.evaluate("[...document.querySelectorAll('.item')].map(n => n.hash)")
+
+    def search(text):
+        page.press("/")
+        page.evaluate("document.activeElement.value = ''")
+        page.call("Input.insertText", text=text)
+
+    page.open(made_up_page)
+    assert shown() == ["#1", "#2", "#3", "#4", "#5"]
+    search("FERRY county")
+    assert shown() == ["#3"]
+    assert page.text("#summary") == "1 of 5 questions · EM 0.0 · F1 50.0"
+    search("keeps líght")
+    assert shown() == ["#4", "#5"]
+    search("nowhere to be found")
+    assert shown() == [] and "No question matches" in page.text("#list")
+    page.press("Escape")
+    assert len(shown()) == 5
+
+    def choose(label):
+        page.evaluate(
+            f"[...document.querySelectorAll('.chips button')].find("
+            f"n => n.textContent === '{label}').click()"
+        )
+
+    choose("wrong 1")
+    assert shown() == ["#3"]
+    choose("failed 1")
+    assert shown() == ["#4"]
+    choose("all")
+    choose("sentence 2")
+    assert shown() == ["#1", "#2"]
+
+
+def test_a_thousand_questions_open_and_only_what_is_seen_is_drawn(page, tmp_path):
+    path, _ = write(tmp_path / "trace.html", [record(*pair) for pair in made_up.many(1000)])
+    page.open(path)
+    assert page.text("#summary").startswith("1,000 questions · EM 66.7")
+    assert page.count(".item") < 200 and page.count(".ask") == 1
+    page.after("scroll", "document.getElementById('list')", "list.scrollTop = 1e9")
+    assert 60 < page.count(".item") < 1000
+    page.open(path, "#1000")
+    assert page.text(".ask").endswith("(1000)")
+    assert page.evaluate("document.querySelector('[aria-current]').hash") == "#1000"
+    assert page.complaints() == []
+
+
+def test_a_phone_shows_the_list_or_a_question(page, made_up_page):
+    visible = "[...document.querySelectorAll('#side, #main')].map(n => n.offsetHeight > 0)"
+    page.resize(390, 844)
+    try:
+        page.open(made_up_page)
+        assert page.evaluate(visible) == [True, False]
+        page.after("hashchange", "window", "document.querySelector('.item').click()")
+        assert page.evaluate(visible) == [False, True]
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.after("hashchange", "window", "document.querySelector('.back').click()")
+        assert page.evaluate(visible) == [True, False]
+    finally:
+        page.resize(1440, 900)
