@@ -1,0 +1,257 @@
+"""Training of the cross-encoder: the step against torch, resumption, what is compared, export."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax import cli, sharding
+from cirag_jax.datasets import load
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import reranking
+from cirag_jax.models.cross_encoder import load_cross_encoder
+from cirag_jax.models.export import export_cross_encoder
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.pairs import score_pairs
+from cirag_jax.retrieval.rerank import CrossEncoderReranker
+from cirag_jax.training import cross_encoder, optimizers
+from cirag_jax.training import cross_encoder_data as data_lib
+from cirag_jax.training.trained import component_of, open_cross_encoder, open_encoder
+from tests import tiny
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Optax raises a float to the integer step count; our own code passes the strict rule."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny")
+    return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
+
+
+def _overrides(folders, **changes):
+    model, data = folders
+    values = {
+        "model.spec": model, "encoder.model": model, "data.dir": data, "dev.questions": 2,
+        "targets_per_step": 6, "num_steps": 6, "eval_every": 3, "buckets": "(32, 64)",
+        "max_length": 64, "chunk_tokens": 512, "optimizer.learning_rate": 0.003,
+        "evaluate.retrieved": 3, "evaluate.bootstrap_samples": 200, "mesh.data": 1, **changes,
+    }  # fmt: skip
+    return [f"--config.{key}={value}" for key, value in values.items()]
+
+
+def _config(folders, **changes):
+    return cli.load_config(str(_ROOT / "configs/cross_encoder.py"), _overrides(folders, **changes))
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs on one of the eight devices."""
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(
+        sharding, "make_mesh", lambda *sizes: make_mesh(*sizes, devices=jax.devices()[:1])
+    )
+
+
+def _step(folders, mesh, **changes):
+    config = _config(folders, **changes)
+    dataset = load.load_dataset(config.data)
+    questions = data_lib.training_questions(dataset, config.data)
+    targets = cross_encoder.make_targets(
+        config, dataset, questions, open_encoder_for(config.encoder)
+    )
+    model = load_cross_encoder(config.model.spec, mesh=mesh, new_head=0, max_length=64)
+    sampling = data_lib.Sampling(6, 3, 2, 0)
+    pairs = data_lib.pairs_of_step(targets, 0, sampling)
+    batch = cross_encoder.make_batch(config, model, pairs, mesh)
+    tx = optimizers.make_optimizer(config.optimizer, 6)
+    state = cross_encoder.make_state(model, tx, 0, mesh)
+    with jax.set_mesh(mesh):
+        _, metrics = cross_encoder.train_step(model.graphdef, tx, state, batch, config, mesh)
+    return model, pairs, {name: float(value) for name, value in metrics.items()}
+
+
+def test_loss_and_gradient_are_those_of_torch(folders, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model, pairs, metrics = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+    folder = export_cross_encoder(model, None, tmp_path / "start")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]"
+    )
+    rows = tokenizer(
+        [query for query, _, _ in pairs], [text for _, text, _ in pairs],
+        padding=True, truncation="longest_first", max_length=64, return_tensors="pt",
+        return_token_type_ids=True,
+    )  # fmt: skip
+    label = torch.tensor([float(relevant) for _, _, relevant in pairs])
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(theirs(**rows).logits[:, 0], label)
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in theirs.parameters() if p.grad is not None]).norm()
+    np.testing.assert_allclose(metrics["loss"], loss.item(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm.item(), rtol=1e-4)
+
+
+def test_a_step_is_the_same_on_a_mesh(folders):
+    _, _, alone = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+    _, _, sharded = _step(folders, sharding.make_mesh(data=2, fsdp=2, tensor=2))
+    for name in ("loss", "accuracy", "gradient_norm"):
+        np.testing.assert_allclose(sharded[name], alone[name], rtol=1e-4, err_msg=name)
+
+
+def test_training_learns_and_says_what_it_gains(folders, tmp_path, one_device):
+    config = _config(folders, num_steps=80, eval_every=0)
+    result = cross_encoder.train_and_evaluate(config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert len(losses) == 80
+    # Six pairs of which one is relevant: knowing only that costs 0.4506.
+    assert np.mean(losses[-5:]) < 0.41 < 0.45 < losses[0]
+    assert result["complete"] and result["step"] == 80
+    assert result["positives"] == {"passage": 12, "triple": 12}
+    for kind in ("passages", "triples"):
+        gain = result[kind]
+        assert gain["num_questions"] == 4
+        for name in ("mrr", "recall@2"):
+            difference = gain["cross_encoder"][name] - gain["bi_encoder"][name]
+            np.testing.assert_allclose(gain["difference"][name]["difference"], difference)
+    assert result["triples"]["difference"]["mrr"]["difference"] > 0
+    json.dumps(result)
+
+
+def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device, monkeypatch):
+    config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
+    cross_encoder.train_and_evaluate(config, tmp_path / "whole")
+    calls = iter([False] * 3 + [True] * 9)
+    monkeypatch.setattr(cross_encoder, "_out_of_time", lambda *_: next(calls))
+    stopped = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
+    assert stopped["complete"] is False and stopped["step"] == 4 and "passages" not in stopped
+    monkeypatch.setattr(cross_encoder, "_out_of_time", lambda *_: False)
+    resumed = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
+    assert resumed["complete"] and resumed["step"] == 6
+    for a, b in zip(
+        tiny.arrays(open_cross_encoder(str(tmp_path / "cut"))[0].state),
+        tiny.arrays(open_cross_encoder(str(tmp_path / "whole"))[0].state),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+    def losses(workdir):
+        lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+        return {r["step"]: r["train/loss"] for r in lines if "train/loss" in r}
+
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    with pytest.raises(UserError, match=r"another run: config\.max_length differ"):
+        cross_encoder.train_and_evaluate(
+            _config(folders, **{"model.dropout": 0.1, "max_length": 32}), tmp_path / "cut"
+        )
+
+
+def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(folders, tmp_path, one_device):
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import CrossEncoder
+
+    cross_encoder.train_and_evaluate(_config(folders, num_steps=2), tmp_path / "w")
+    assert component_of(str(tmp_path / "w")) == "cross_encoder"
+    assert component_of(str(folders[0])) is None
+    with pytest.raises(UserError, match="checkpoints of a cross_encoder, where a aligner"):
+        open_encoder(str(tmp_path / "w"))
+    model, meta = open_cross_encoder(str(tmp_path / "w"))
+    assert meta["max_length"] == model.max_length == 64
+    pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
+    done = _run("launch/export.py", tmp_path / "e", [f"--config.checkpoint={tmp_path / 'w'}"])
+    assert done.returncode == 0, done.stderr
+    folder = json.loads(done.stdout)["folder"]
+    theirs = CrossEncoder(folder, device="cpu").predict(pairs, show_progress_bar=False)
+    for spec in (str(tmp_path / "w"), folder):
+        (scores,) = CrossEncoderReranker.open(spec).score([pairs[0][0]], [[pairs[0][1]]])
+        np.testing.assert_allclose(1 / (1 + np.exp(-scores[0])), theirs[0], atol=1e-5)
+    np.testing.assert_allclose(
+        1 / (1 + np.exp(-score_pairs(model, None, pairs))), theirs, atol=1e-5
+    )
+
+
+def test_nothing_that_is_trained_on_is_compared(folders, one_device, tmp_path):
+    config = _config(folders, num_steps=1, **{"evaluate.split": "train"})
+    result = cross_encoder.train_and_evaluate(config, tmp_path)
+    assert "passages" not in result and "triples" not in result
+
+
+def test_ranks_are_against_the_scorer_and_figures_per_question():
+    problem = reranking.Reranking("q", ("a", "b", "c", "d"), (1, 3))
+    assert list(reranking.ranks(problem, np.array([0.5, 0.9, 0.5, 0.5]))) == [1, 4]
+    assert list(reranking.ranks(problem, np.zeros(4))) == [3, 4]
+    values = reranking.figures([problem], [np.array([0.5, 0.9, 0.4, 0.45])])
+    assert values["mrr"] == [1.0]
+    assert values["recall@1"] == [0.5] and values["recall@2"] == [0.5] and values["recall@3"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kinds": "('sentence',)"}, r"config\.kinds=\('sentence',\)"),
+        ({"buckets": "(64, 32)"}, r"config\.buckets=\(64, 32\)"),
+        ({"dev.questions": 8}, "would leave none of the 8 questions"),
+        ({"targets_per_step": 0}, r"config\.targets_per_step=0"),
+        ({"optimizer.learning_rate": 1e38}, r"step \d+: .* not finite"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(folders, tmp_path, one_device, changes, message):
+    with pytest.raises(UserError, match=message):
+        cross_encoder.train_and_evaluate(_config(folders, **changes), tmp_path)
+
+
+def _run(script, workdir, arguments):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "CIRAG_JAX_CACHE": "0"}
+    return subprocess.run(
+        [sys.executable, script, f"--workdir={workdir}", *arguments],
+        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+_DRIVER = """
+import os, runpy, signal, sys
+from cirag_jax.training import metrics
+write = metrics.MetricWriter.write
+def watched(self, at, scalars):
+    write(self, at, scalars)
+    if at == 2 and "train/loss" in scalars:
+        os.kill(os.getpid(), signal.SIGTERM)
+metrics.MetricWriter.write = watched
+sys.argv[0] = "launch/train.py"
+runpy.run_path("launch/train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_command_goes_on(folders, tmp_path):
+    arguments = [
+        "--config=configs/cross_encoder.py:quick", f"--workdir={tmp_path}",
+        *_overrides(folders, eval_every=0, num_steps=4),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_NUM_CPU_DEVICES": "1",
+                   "CIRAG_JAX_CACHE": "0"}  # fmt: skip
+    stopped = subprocess.run(
+        [sys.executable, "-c", _DRIVER, *arguments],
+        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert stopped.returncode == 0, stopped.stderr
+    result = json.loads(stopped.stdout)
+    assert result["complete"] is False and 2 <= result["step"] < 4
+    assert signal.SIGTERM  # What the driver sends.
+    resumed = _run("launch/train.py", tmp_path, arguments)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["complete"] is True
