@@ -46,6 +46,13 @@ PASSAGES = {
         Passage("p-other", "The Lantern Road (song)", "A song of 1962. It has four verses."),
     )
 }
+
+
+def sentence(passage_id, index):
+    """A sentence of one of `PASSAGES`."""
+    return (PASSAGES[passage_id].sentences or ())[index]
+
+
 DIRECTED = Triple("The Lantern Road", "was directed by", "Ilse Varga", "p-lantern", 1)
 GREW_UP = Triple("Ilse Varga", "grew up in", "Tarnow Bay", "p-varga", 1)
 SEAT = Triple("Tarnow Bay", "is the seat of", "Orlin County", "p-bay", 1)

@@ -1,0 +1,83 @@
+import dataclasses
+import unicodedata
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cirag_jax.reports import console
+from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from tests.reports import made_up
+
+SHOWN = console.render(made_up.PREDICTION, made_up.PASSAGES)
+
+
+def test_the_answer_its_evidence_and_the_steps():
+    lines = SHOWN.splitlines()
+    assert lines[0] == "Answer: Orlin County"
+    assert lines[1].strip() == "from sentence evidence, after triple evidence did not suffice"
+    place = lines.index("Evidence")
+    assert lines[place + 1 : place + 4] == [
+        "   1. <The Lantern Road; was directed by; Ilse Varga>",
+        f"      in The Lantern Road, sentence 2: {made_up.sentence('p-lantern', 1)}",
+        "   2. <Ilse Varga; grew up in; Tarnow Bay>",
+    ]
+    assert "Step 2: Where did Ilse Varga grow up?" in lines
+    assert "  found   Ilse Varga; The Lantern Road" in lines
+    assert "  thought The town is known now; its county is not." in lines
+    assert "  next    Which county is Tarnow Bay in?" in lines
+    assert lines[-1] == "Problems: fact_not_a_candidate 2"
+    assert all(len(line) <= console.WIDTH for line in lines)
+
+
+def test_without_core_triples_the_passages_are_the_evidence():
+    """NativeRAG names no sentence and no triple."""
+    step = Step("Who?", tuple(f"p{i}" for i in range(12)), (made_up.SEAT,), (0.5,))
+    attempt = Attempt("passage", ("text",), "Nobody", "Nobody", True)
+    prediction = Prediction(
+        "Nobody", "passage", ("p-bay", "gone"), steps=(step,), attempts=(attempt,)
+    )
+    shown = console.render(prediction, made_up.PASSAGES).splitlines()
+    assert shown[1].strip() == "from passage evidence"
+    assert shown[3:6] == ["Evidence", "   1. Tarnow Bay", "   2. gone"]
+    assert "  found   p0; p1; p2; p3; p4; p5; p6; p7; p8; p9; 2 more" in shown
+    assert "  kept    none of 1 candidates" in shown
+    sentences = dataclasses.replace(prediction, sentences=(("p-ferry", 1), ("gone", 0)))
+    shown = console.render(sentences, made_up.PASSAGES).splitlines()
+    assert shown[4:6] == [
+        "   1. in Night ferries, sentence 2: They carry mail.",
+        "   2. gone, sentence 1",
+    ]
+
+
+def test_nothing_at_all():
+    shown = console.render(Prediction("", "default"), {})
+    assert shown.splitlines()[0] == "Answer: (none)"
+    assert "every level refused (none)" in shown and "Evidence\n  (none)" in shown
+
+
+def test_escape_sequences_are_spelt_out():
+    assert console.plain("a\x1b[2Jb\x07\x9bc") == "a\\x1b[2Jb\\x07\\x9bc"
+    assert console.plain("x\u202egnp\u2066\ud800\ufeff") == "x\\u202egnp\\u2066\\ud800\\ufeff"
+    assert console.plain("one\r\ntwo\u2028three\tfour") == "one two three four"
+    assert console.plain("می‌خواهم 👩‍🚒 é") == "می‌خواهم 👩‍🚒 é"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(), max_size=150))
+def test_no_text_drives_the_terminal(text):
+    triple = Triple(text, text, text, "p", 0)
+    step = Step(text, ("p", text), (triple,), (0.1,), text, (triple,), text, text)
+    attempt = Attempt("triple", (text,), text, text, True)
+    prediction = Prediction(
+        text, "triple", ("p",), (("p", 0),), (triple,), (step,), (attempt,), {text: 1}
+    )
+    shown = console.render(prediction, {"p": Passage("p", text, text, (text,))})
+    for char in shown.replace("\n", ""):
+        is_joiner = char in "\u200c\u200d"
+        assert is_joiner or not unicodedata.category(char).startswith("C"), hex(ord(char))
+    assert not set(shown) & set("\u2028\u2029\x85")
+    shown.encode("utf-8")
+    assert max(map(len, shown.split("\n"))) <= console.WIDTH
+    # Lines that text broke cannot pass for ours: what begins a line is a label or an indent.
+    labels = ("Answer: ", "Evidence", "Step 1: ", "Problems: ", " ", "")
+    assert all(line.startswith(labels[:-1]) or not line for line in shown.split("\n"))
