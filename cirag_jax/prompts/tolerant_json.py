@@ -43,9 +43,10 @@ def find_json(
 
     Beyond JSON it understands quotes of other kinds and unescaped ones, tuples, Python's constants,
     superfluous and missing commas and missing closing brackets; words without quotes are dropped.
-    What a reasoning model thinks first, up to ``</think>``, is ignored. With ``key``, a complete object is preferred to a
-    broken one before it, the object may lie within other values, its key may differ in case and
-    in ``_``, ``-`` or space (it is renamed to ``key``), and ``key: [...]`` without braces counts.
+    What a reasoning model thinks first, up to ``</think>``, is ignored. With ``key``, a complete
+    object is preferred to a broken one before it, the object may lie within other values, its key
+    may differ in case and in ``_``, ``-`` or space (it is renamed to ``key``), and ``key: [...]``
+    without braces counts.
 
     Args:
       text: what a model wrote; only the first `MAX_CHARS` characters are looked at.
