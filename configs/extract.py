@@ -4,9 +4,9 @@ python launch/extract.py --config=configs/extract.py --config.data.dir=FOLDER --
 python launch/extract.py --config=configs/extract.py:small --config.data.dir=FOLDER --workdir=W
 python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --workdir=W
 
-Presets: (none) leaves room for the answers of a good model; ``small`` cuts the default model's
-short, which repeats itself until it is stopped. docs/triples.md describes the store that is left in
-W/triples, resumption, updates and costs.
+Presets: (none) leaves room for the answers of a good model; ``small`` holds the default model to
+JSON and cuts it short, since it repeats itself until it is stopped. docs/triples.md describes the
+store that is left in W/triples, resumption, updates and costs.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def get_config(preset: str = "") -> Any:
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
     config.estimate_only = False  # Prints what it would take, and ends.
     if preset == "small":
-        config.entity_tokens, config.triple_tokens = 64, 160
+        config.entity_tokens, config.triple_tokens, config.constrained = 64, 160, True
     elif preset:
         raise ValueError("the preset is small")
     return config
