@@ -1,6 +1,7 @@
 """A headless Chromium that a test drives over the DevTools protocol, without further packages."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -116,12 +117,21 @@ class Page:
         return [event["params"] for event in self.events if event.get("method") in kinds]
 
 
+def _pipe():
+    """A pipe whose ends are not descriptors that bash is about to give away."""
+    ends = os.pipe()
+    moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return moved
+
+
 @contextlib.contextmanager
 def headless(profile):
     """A `Page` of a browser that keeps its files in ``profile`` and ends with the block."""
     browser = find_chromium()
-    commands, to_browser = os.pipe()
-    from_browser, answers = os.pipe()
+    commands, to_browser = _pipe()
+    from_browser, answers = _pipe()
     # The protocol speaks on descriptors 3 and 4; bash puts the pipes there.
     script = f'exec "$@" 3<&{commands} 4>&{answers} {commands}<&- {answers}>&-'
     process = subprocess.Popen(
