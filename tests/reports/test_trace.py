@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cirag_jax import cli
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import trace
@@ -100,6 +101,23 @@ def test_a_journal_becomes_a_page(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_the_command(tmp_path):
+    made_up.write_journal(tmp_path / journal.FILE, made_up.many(3))
+    config = cli.load_config("configs/report.py", [f"--config.run={tmp_path}"])
+    (tmp_path / "out").mkdir()
+    result = trace.report(config, tmp_path / "out")
+    page = tmp_path / "out" / "trace.html"
+    assert result["page"] == str(page) and result["bytes"] == page.stat().st_size
+    assert (result["num_questions"], result["right"], result["wrong"]) == (3, 2, 1)
+    with pytest.raises(UserError, match="config.run=WORKDIR is required"):
+        trace.report(cli.load_config("configs/report.py"), tmp_path)
+    config = cli.load_config(
+        "configs/report.py", [f"--config.run={tmp_path}", "--config.profile=x"]
+    )
+    with pytest.raises(UserError, match="config.profile='x' is no profile; there are musique"):
+        trace.report(config, tmp_path)
+
+
 def test_facts_point_at_their_sentences_and_gold_is_marked(made_up_page):
     data = blocks(made_up_page)
     question = data["q0"]
@@ -159,6 +177,8 @@ def test_a_run_that_is_none_is_refused(tmp_path):
         trace.write_trace(tmp_path, page)
     with journal.Journal(tmp_path / journal.FILE, {}) as book:
         book.open_program("p-bay", 0, {"passage": "p-bay"})
+        with pytest.raises(UserError, match="in use by another run"):
+            trace.write_trace(tmp_path, page)
     with pytest.raises(UserError, match="not the journal of a run that answers questions"):
         trace.write_trace(tmp_path, page)
     (tmp_path / "text.sqlite").write_text("no database, but long enough to be looked at" * 30)
