@@ -5,11 +5,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import bm25s
 import numpy as np
 import Stemmer
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # It reports every index at DEBUG.
+
+
+def _bm25s() -> Any:
+    """The library, imported late: doing so starts JAX's backends, which is not for an import."""
+    import bm25s
+
+    return bm25s
 
 
 class BM25:
@@ -17,7 +23,7 @@ class BM25:
 
     def __init__(self, texts: Sequence[str] | None):
         self._stemmer = Stemmer.Stemmer("english")
-        self._index = bm25s.BM25()
+        self._index = _bm25s().BM25()
         self._size = 0
         if texts is not None:
             self._index.index(self._tokens(texts), show_progress=False)
@@ -27,7 +33,7 @@ class BM25:
     def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
         """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk."""
         index = cls(None)
-        index._index = bm25s.BM25.load(os.fspath(folder), mmap=True)
+        index._index = _bm25s().BM25.load(os.fspath(folder), mmap=True)
         index._size = size
         return index
 
@@ -39,7 +45,7 @@ class BM25:
         return self._size
 
     def _tokens(self, texts: Sequence[str]) -> Any:
-        return bm25s.tokenize(
+        return _bm25s().tokenize(
             list(texts),
             stopwords="en",
             stemmer=self._stemmer,
