@@ -28,7 +28,7 @@ def get_config(preset: str = "") -> Any:
     config.extractor = common.language_model()
     config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
     config.triple_tokens = 512  # And of its list of triples.
-    config.constrained = False  # Forces the JSON asked for; slower with backend=jax.
+    config.constrained = False  # Forces the JSON asked for, where the backend can.
 
     config.retry = "errors"  # Failed passages tried again: none | errors (of requests) | all.
     config.replace = False  # Extract again what another model or prompt extracted.

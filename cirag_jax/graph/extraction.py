@@ -75,7 +75,7 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
     )
     parts, problem = prompts.parse_triples(told.text, told.finish_reason)
     problems.update(_kinds("triples", problem))
-    own = [triple for triple in parts if not prompts.is_example(triple)]
+    own = [triple for triple in parts if not prompts.is_example(triple, passage)]
     if len(own) < len(parts):  # small models repeat the worked example
         problems["triples: example"] += 1
     if own:

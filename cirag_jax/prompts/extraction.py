@@ -174,9 +174,14 @@ def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Pro
     return tuple(kept.values())[:MAX_ITEMS], _problem(problem, found, len(triples))
 
 
-def is_example(triple: Parts) -> bool:
-    """Whether a triple is one of the prompt's worked example, word for word."""
-    return _folded(triple) in _EXAMPLE_KEYS
+def is_example(triple: Parts, passage: Passage) -> bool:
+    """Whether head or tail is a name of the worked example that the passage does not hold.
+
+    Small models repeat the example; since it is invented, no passage says such a thing.
+    """
+    told = f"{passage.title}\n{passage.text}".casefold()
+    names = (triple[0].casefold(), triple[2].casefold())
+    return any(name in _EXAMPLE_NAMES and name not in told for name in names)
 
 
 def _problem(problem: Problem | None, found: Sequence[Any], good: int) -> Problem | None:
@@ -237,4 +242,8 @@ def _folded(triple: Parts) -> Parts:
     return head, relation, tail
 
 
-_EXAMPLE_KEYS = frozenset(map(_folded, _EXAMPLE_TRIPLES))
+_EXAMPLE_NAMES = frozenset(
+    name.casefold()
+    for names in (_EXAMPLE_ENTITIES, *((head, tail) for head, _, tail in _EXAMPLE_TRIPLES))
+    for name in names
+)

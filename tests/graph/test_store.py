@@ -253,6 +253,22 @@ def test_flipped_bytes_are_found(folder):
                 store.segment(info.id).triples(0, info.num_rows)
 
 
+def test_another_store_s_segment_is_found(folder):
+    path = sorted((folder / "segments").iterdir())[0]
+    path.write_bytes(segments.encode_segment([("a", ok("a", 9).triples)]))
+    with pytest.raises(UserError, match=rf"{path.name} is damaged \(it has \d+ bytes, not"):
+        TripleStore.open(folder)
+
+
+def test_a_segment_with_other_rows_is_found(folder):
+    db = sqlite3.connect(folder / "index.sqlite")
+    db.execute("UPDATE segments SET num_rows = num_rows + 1")
+    db.commit()
+    db.close()
+    with TripleStore.open(folder) as store, pytest.raises(UserError, match="rows, not"):
+        store.triples(["a"])
+
+
 def test_rows_of_another_passage_are_found(folder):
     db = sqlite3.connect(folder / "index.sqlite")
     db.execute("UPDATE passages SET first = 0 WHERE id = 'a'")

@@ -42,10 +42,16 @@ def test_worked_examples_are_answers_in_the_right_shape():
     names, problem = parse_entities(entities, "stop")
     assert problem is None and len(names) == 9
     found, problem = parse_triples(triples, "stop")
-    assert problem is None and len(found) == 8 and all(map(is_example, found))
+    assert problem is None and len(found) == 8
     text = entity_messages(PASSAGE)[1].text
     assert all(name in text for name in names)
-    assert not is_example(("Ule", "flows to", "Tarn"))
+    # Repeated for another passage they are no facts; of a passage that says so they are.
+    assert all(is_example(triple, PASSAGE) for triple in found)
+    assert not any(is_example(triple, Passage("x", *text.split("\n"))) for triple in found[:3])
+    assert is_example(("Ule", "was founded in", "1894"), PASSAGE)
+    assert is_example(("dunnet & sons", "built", "Ule"), PASSAGE)
+    assert not is_example(("Ule", "was founded in", "1894"), Passage("x", "Ule", "Since 1894."))
+    assert not is_example(("Ule", "flows to", "Tarn"), PASSAGE)
 
 
 def test_the_prefix_of_all_passages_is_the_same():
