@@ -1,0 +1,386 @@
+"""The answering command: results, kills and resumptions, bad input. Tiny models, real code."""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import random
+import runpy
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.datasets import load
+from cirag_jax.runtime import codec
+from tests import tiny, tiny_decoder
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_KILLS = 10
+VOLATILE = {"seconds", "seconds_per_question", "load_seconds"}
+_MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A dataset of which eight questions are asked, an encoder and a decoder, all tiny."""
+    root = tmp_path_factory.mktemp("tiny")
+    return {
+        "data": tiny.dataset_folder(root / "data"),
+        "encoder": tiny.model_folder(root / "encoder"),
+        "decoder": tiny_decoder.folder(root / "decoder", max_position_embeddings=2048),
+    }
+
+
+def arguments(folders, workdir, *more, method="cirag") -> list[str]:
+    roles = ("integrator", "reader") if method == "cirag" else ("reader",)
+    values = {
+        "data.dir": folders["data"], "data.split": "train", "encoder.model": folders["encoder"],
+        "in_flight": 5, f"{method}.num_passages": 3, f"{method}.answer_tokens": 6,
+    }  # fmt: skip
+    if method == "cirag":
+        values |= {
+            "cirag.max_steps": 2, "cirag.num_candidates": 4, "cirag.guided": True,
+            "cirag.decision_tokens": 5,
+        }  # fmt: skip
+    else:
+        values["native_rag.num_read"] = 2
+    for role in roles:
+        values[f"{role}.model"] = folders["decoder"]
+        values[f"{role}.prefix_tokens"] = 0
+        values[f"{role}.batch_size"] = 4
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    config = f"--config=configs/methods/{method}.py"
+    return [config, *overrides, *more, f"--workdir={workdir}"]
+
+
+# ------------------------------------------------------------------------------- in other processes
+
+
+@dataclasses.dataclass
+class Run:
+    """One run of the command: its status, its result, and what its backends were asked."""
+
+    status: int
+    out: str
+    err: str
+    batches: list[tuple[str, set[tuple[str, int, int]]]]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+    @property
+    def asked(self) -> list[tuple[str, int, int]]:
+        return [place for _, places in self.batches for place in places]
+
+
+def execute(folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
+    """Runs the command as `tests.answer_driver` says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, plan in enumerate(plans):
+        plan.setdefault("keep", None)
+        plan |= {name: str(folder / f"{index}.{name}") for name in ("log", "out", "err")}
+    (folder / "plan.json").write_text(json.dumps(plans))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT),
+        "JAX_NUM_CPU_DEVICES": "1",
+        "CIRAG_JAX_CACHE": "0",
+        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.answer_driver", str(folder / "plan.json")],
+        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [
+        Run(
+            status,
+            pathlib.Path(plan["out"]).read_text("utf-8"),
+            pathlib.Path(plan["err"]).read_text("utf-8"),
+            _batches(plan["log"]),
+        )
+        for status, plan in zip(json.loads(done.stdout), plans, strict=True)
+    ]
+
+
+def _batches(log: str) -> list[tuple[str, set[tuple[str, int, int]]]]:
+    lines = map(json.loads, pathlib.Path(log).read_text("utf-8").splitlines())
+    return [(name, {tuple(place) for place in places}) for name, places in lines]
+
+
+def journalled(workdir: pathlib.Path) -> set[tuple[str, int, int]]:
+    """Places of the responses that a journal holds."""
+    with sqlite3.connect(workdir / "journal.sqlite") as db:
+        found = set(db.execute("SELECT program, ordinal, part FROM responses"))
+    db.close()
+    return found
+
+
+def lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(folders, tmp_path_factory):
+    """An uninterrupted run, a question of one's own, and the second method, in that order."""
+    root = tmp_path_factory.mktemp("runs")
+    question = "--config.question=  who is the patron  of balum? "
+    plans = [
+        {"arguments": arguments(folders, root / "whole"), "kill": None},
+        {"arguments": arguments(folders, root / "whole"), "kill": None},
+        {"arguments": arguments(folders, root / "one", question), "kill": None},
+        {"arguments": arguments(folders, root / "native", method="native_rag"), "kill": None},
+    ]
+    return root, execute(root / "logs", plans)
+
+
+@pytest.mark.slow
+def test_the_result_and_the_files_of_a_run(runs):
+    root, (run, again, *_) = runs
+    assert run.status == 0, run.err
+    result = run.result
+    contract = {
+        "em", "f1", "acc", "recall", "levels", "calls", "prompt_tokens", "cached_tokens",
+        "generated_tokens", "seconds", "num_questions", "failures", "complete",
+    }  # fmt: skip
+    assert contract <= result.keys()
+    assert (result["num_questions"], result["answered"], result["failures"]) == (8, 8, 0)
+    assert result["complete"] is True and result["errors"] == {}
+    assert set(result["levels"]) == {"triple", "sentence", "passage", "default"}
+    assert sum(result["levels"].values()) == 8 and 1 <= result["steps"] <= 2
+    for level in ("passage", "sentence", "triple"):
+        assert set(result["recall"][level]) == {"recall@3", "recall@5", "num_questions"}
+        assert result["recall"][level]["num_questions"] == 8
+    assert json.loads((root / "whole" / "result.json").read_text())["calls"] == result["calls"]
+
+    rows = lines(root / "whole" / "predictions.jsonl")
+    assert [row["id"] for row in rows] == [f"q{i}" for i in range(8)]
+    fields = [
+        "id",
+        "answer",
+        "level",
+        "passages",
+        "sentences",
+        "triples",
+        "calls",
+        "tokens",
+        "error",
+    ]
+    assert all(list(row) == fields for row in rows)
+    assert all(row["error"] is None and row["passages"] and row["triples"] for row in rows)
+    for name in ("retrieve", "extract", "rank_triples", "generate"):
+        assert result["calls"][name] == sum(row["calls"][name] for row in rows) > 0
+    for name in ("prompt", "generated"):
+        assert result[f"{name}_tokens"] == sum(row["tokens"][name] for row in rows) > 0
+    timings = lines(root / "whole" / "timings.jsonl")
+    assert [row["id"] for row in timings] == [row["id"] for row in rows]
+    assert all(set(row) == {"id", "seconds", "cached_tokens", "cost"} for row in timings)
+    assert all(row["seconds"] > 0 for row in timings)
+    # What the journal holds is what was asked, each of it once.
+    assert len(run.asked) == len(set(run.asked)) == sum(result["calls"].values())
+    assert set(run.asked) == journalled(root / "whole")
+    # The same command again asks nothing, opens no model, and says the same.
+    assert again.status == 0 and again.asked == []
+    assert {k: v for k, v in again.result.items() if k not in VOLATILE} == {
+        k: v for k, v in result.items() if k not in VOLATILE
+    }
+
+
+@pytest.mark.slow
+def test_a_question_of_ones_own(runs):
+    root, (_, _, run, _) = runs
+    assert run.status == 0, run.err
+    result, row = run.result, lines(root / "one" / "predictions.jsonl")[0]
+    assert (result["num_questions"], result["complete"], result["em"]) == (1, True, None)
+    assert set(result["recall"].values()) == {None}
+    assert len(lines(root / "one" / "predictions.jsonl")) == 1
+    # A person sees the answer with its evidence and its steps, on standard error.
+    assert "Answer: " in run.err and "who is the patron of balum?" in run.err
+    assert row["passages"][0] in run.err or "Evidence" in run.err
+    assert len(run.out.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_second_method_answers_the_same_questions(runs):
+    root, (*_, run) = runs
+    assert run.status == 0, run.err
+    assert run.result["calls"] == {"retrieve": 8, "generate": 8}
+    assert run.result["num_questions"] == 8 and run.result["levels"]["passage"] == 8
+    rows = lines(root / "native" / "predictions.jsonl")
+    assert [row["id"] for row in rows] == [f"q{i}" for i in range(8)]
+    assert all(len(row["passages"]) == 3 and not row["triples"] for row in rows)
+    names = {name for name, _ in run.batches}
+    assert names == {"RetrieveHandler", "GenerateHandler"}
+
+
+@pytest.mark.slow
+def test_killed_at_ten_points_and_resumed_gives_the_same_bytes(runs, folders, tmp_path):
+    """SIGKILL around ten seeded writes of one run, which is resumed each time.
+
+    Every run may ask only what the journal did not hold; what is asked twice was in flight, in the
+    very batch that was being answered at the kill.
+    """
+    root, (whole, *_) = runs
+    writes = sum(whole.result["calls"].values()) + 8  # every response, every end of a question
+    rng = random.Random(4)
+    points = [0, *sorted(rng.sample(range(1, writes - 1), _KILLS))]
+    kills = [[b - a, rng.choice(("before", "after"))] for a, b in itertools.pairwise(points)]
+    workdir, looks = tmp_path / "cut", tmp_path / "looks"
+    plans = [
+        {
+            "arguments": arguments(folders, workdir),
+            "kill": kill,
+            "keep": [str(workdir), str(looks / str(index))],
+        }
+        for index, kill in enumerate([*kills, None])
+    ]
+    cut = execute(root / "cut", plans)
+    assert [run.status for run in cut] == [-signal.SIGKILL] * _KILLS + [0], cut[-1].err
+
+    held = [set(), *(journalled(looks / str(index)) for index in range(len(plans)))]
+    twice = 0
+    for run, (before, after) in zip(cut, itertools.pairwise(held), strict=True):
+        assert before <= after  # nothing is lost
+        assert not before & set(run.asked)  # nothing is repeated
+        assert len(run.asked) == len(set(run.asked))
+        lost = set(run.asked) - after
+        assert not lost or lost <= run.batches[-1][1]
+        twice += len(lost)
+    assert sum(len(run.asked) for run in cut) == len(whole.asked) + twice
+    assert held[-1] == set(whole.asked)
+    assert all(held[i] < held[-1] for i in range(_KILLS))  # every kill came before the end
+
+    done, uncut = workdir / "predictions.jsonl", root / "whole" / "predictions.jsonl"
+    assert done.read_bytes() == uncut.read_bytes()
+    for name, value in whole.result.items():
+        assert name in VOLATILE or cut[-1].result[name] == value, name
+
+
+# ------------------------------------------------------------------------------------- in this one
+
+
+def fails(capsys, argv) -> str:
+    """The one sentence on standard error of a command that exits with 2."""
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
+    captured = capsys.readouterr()
+    assert end.value.code == 2, captured.err
+    assert captured.out == "" and "Traceback" not in captured.err
+    return captured.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("method=crag", "config.method='crag' is no method; there are cirag, native_rag."),
+        ("profile=squad", "config.profile='squad' is no profile"),
+        ("cirag.max_steps=-1", "max_steps must be >= 0"),
+        ("cirag.num_candidates=0", "num_candidates >= 1"),
+        ("cirag.levels=('page',)", "levels=('page',) must be some of triple, sentence, passage"),
+        ("cirag.rendering=xml", "rendering='xml' must be multi_turn or paper"),
+        ("cirag.beams=2", "unknown config key 'cirag.beams'"),
+        ("data.limit=-1", "config.data.limit must not be negative"),
+        ("data.split=autumn", "config.data.split=autumn leaves no question"),
+        ("data.corpus=everything", "config.data.corpus='everything' is not a corpus policy"),
+        ("question=   ", "config.question is empty"),
+        ("stop_after_minutes=-1", "config.stop_after_minutes must not be negative"),
+        ("in_flight=0", "in_flight must be at least 1"),
+        ("reader.max_tokens=0", "config.reader.max_tokens must be at least 1"),
+        ("reader.backend=cloud", "backend='cloud' is unknown"),
+        ("retriever.kind=psychic", "psychic"),
+        ("reranker.kind=oracle", "config.reranker.kind='oracle' is unknown"),
+        ("reranker.kind=cross_encoder", "needs config.reranker.model"),
+        ("triples=nowhere/at/all", "nowhere/at/all"),
+        ("cache=/nowhere/at/all", "config.cache=/nowhere/at/all cannot be used"),
+    ],
+)
+def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, words):
+    message = fails(capsys, arguments(folders, tmp_path, f"--config.{override}"))
+    assert words in message
+
+
+def test_a_preset_that_does_not_exist(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path)
+    argv[0] = "--config=configs/methods/cirag.py:huge"
+    assert "the presets are small and paper" in fails(capsys, argv)
+
+
+@pytest.mark.parametrize("damage", ["no triples", "broken corpus", "broken question", "no folder"])
+def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
+    data = shutil.copytree(folders["data"], tmp_path / "data")
+    words = {
+        "no triples": "has triples; extract them",
+        "broken corpus": "corpus.jsonl, line 3",
+        "broken question": "questions.jsonl, line 2",
+        "no folder": "data",
+    }[damage]
+    if damage == "no triples":
+        (data / "openie.jsonl").unlink()
+    elif damage == "no folder":
+        shutil.rmtree(data)
+    else:
+        file, line = words.split(", line ")
+        rows = (data / file).read_text().splitlines()
+        rows[int(line) - 1] = rows[int(line) - 1][:-5]
+        (data / file).write_text("\n".join(rows))
+    argv = arguments({**folders, "data": data}, tmp_path / "w")
+    message = fails(capsys, argv)
+    assert words in message or words.replace(", line ", ":") in message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("cirag.num_candidates=5", "was begun with cirag.num_candidates=4, not 5"),
+        ("cirag.levels=('passage',)", "was begun with cirag.levels="),
+        ("seed=1", "was begun with seed=0, not 1"),
+        ("reader.max_tokens=7", "was begun with reader.max_tokens=192, not 7"),
+        ("data.limit=2", "was begun with passages="),
+    ],
+)
+@pytest.mark.slow
+def test_another_config_on_the_same_workdir_is_refused(runs, folders, capsys, override, words):
+    root, _ = runs
+    before = (root / "whole" / "predictions.jsonl").read_bytes()
+    message = fails(capsys, arguments(folders, root / "whole", f"--config.{override}"))
+    assert words in message and "use another --workdir" in message
+    assert (root / "whole" / "predictions.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_another_method_on_the_same_workdir_is_refused(runs, folders, capsys):
+    root, _ = runs
+    argv = arguments(folders, root / "whole", method="native_rag")
+    assert 'was begun with method="cirag", not "native_rag"' in fails(capsys, argv)
+
+
+def test_what_is_not_answered_yet_says_so(folders, tmp_path, capsys):
+    """A journal that knows the question but no answer: stopped before anything was asked."""
+    argv = arguments(folders, tmp_path, "--config.stop_after_minutes=1e-9")
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
+    result = json.loads(capsys.readouterr().out)
+    assert end.value.code == 0
+    assert result["complete"] is False and result["answered"] == 0 and result["em"] is None
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:
+        config = cli.load_config("configs/methods/cirag.py", arguments(folders, tmp_path)[1:-1])
+        question = load.select_questions(load.load_dataset(config.data), config.data)[0]
+        row = (question.id, 0, codec.dump(dataclasses.asdict(question)))
+        db.execute("INSERT INTO programs (id, place, input) VALUES (?, ?, ?)", row)
+    db.close()
+    with pytest.raises(SystemExit):
+        cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
+    capsys.readouterr()
+    rows = lines(tmp_path / "predictions.jsonl")
+    assert [row["error"] for row in rows] == ["not answered yet"] * 8
+    assert all(row["answer"] == "" and row["level"] is None for row in rows)
