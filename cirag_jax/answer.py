@@ -143,6 +143,8 @@ def _run(
     begun, deadline = time.monotonic(), None
     if config.stop_after_minutes < 0:
         raise UserError("config.stop_after_minutes must not be negative.")
+    if config.in_flight < 1:
+        raise UserError("config.in_flight must be at least 1.")
     if config.stop_after_minutes:
         deadline = begun + 60 * config.stop_after_minutes
     with contextlib.ExitStack() as stack:

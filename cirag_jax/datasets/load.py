@@ -21,8 +21,11 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
     ``data.limit`` then keeps the first N (0 keeps all).
 
     Raises:
-      UserError: nothing is left; the message names the filter that emptied the set.
+      UserError: nothing is left; the message names the filter that emptied the set. Or the limit is
+        negative.
     """
+    if data.limit < 0:
+        raise UserError("config.data.limit must not be negative.")
     questions: Sequence[Question] = dataset.questions
     for field in ("split", "fold", "setting"):
         wanted = data[field]

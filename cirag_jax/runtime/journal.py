@@ -358,7 +358,8 @@ def _passage(text: str) -> Passage:
 
 
 def _check_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    for name in dict.fromkeys((*old, *new)):
+    shared = [name for name in old if name in new]  # "method" says more than a method's own fields
+    for name in dict.fromkeys((*shared, *old, *new)):
         if old.get(name) != new.get(name):
             raise UserError(
                 f"{path} was begun with {name}={_short(old.get(name))}, not "
