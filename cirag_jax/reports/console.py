@@ -65,11 +65,15 @@ def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[s
     """What the answer was read from: core triples, else sentences, else passages."""
     core = _distinct(triple for step in prediction.steps for triple in step.kept)
     lines = []
+    quoted: set[str] = set()
     for number, triple in enumerate(core, 1):
         lines += _paragraph(f"  {number:2}. ", _fact(triple))
         source = passages.get(triple.passage_id or "")
         if source is not None:
-            lines += _paragraph("      ", _quote(source, triple.sentence))
+            quote = _quote(source, triple.sentence)
+            place = f"{_place(source, triple.sentence)} (quoted above)"
+            lines += _paragraph("      ", place if quote in quoted else quote)
+            quoted.add(quote)
     if not core:
         for number, (passage_id, index) in enumerate(prediction.sentences[:_MOST], 1):
             source = passages.get(passage_id)
@@ -113,11 +117,15 @@ def _title(passage_id: str, passages: Mapping[str, Passage]) -> str:
 
 def _quote(passage: Passage, sentence: int | None) -> str:
     """Where a fact stands, and the words there."""
-    sentences = sentences_of(passage)
+    sentences, place = sentences_of(passage), _place(passage, sentence)
     if sentence is None or not 0 <= sentence < len(sentences):
-        return f"in {passage.title or passage.id}"
-    quoted = sentences[sentence].strip()
-    return f"in {passage.title or passage.id}, sentence {sentence + 1}: {quoted}"
+        return place
+    return f"{place}: {sentences[sentence].strip()}"
+
+
+def _place(passage: Passage, sentence: int | None) -> str:
+    title = passage.title.strip() or passage.id
+    return f"in {title}" if sentence is None else f"in {title}, sentence {sentence + 1}"
 
 
 def _paragraph(label: str, text: str) -> list[str]:

@@ -195,12 +195,14 @@ function drawAttempt(attempt) {
 function drawFigures(q) {
   const figure = (value, label) => el("span", "", el("b", "", value), " ", label);
   const count = (n) => n.toLocaleString("en");
-  const calls = Object.values(q.calls).reduce((a, b) => a + b, 0);
+  const asked = q.calls.generate ?? 0;
+  const lookups = Object.values(q.calls).reduce((a, b) => a + b, 0) - asked;
   const kinds = Object.entries(q.calls).map(([kind, n]) => `${n} ${kind.replace("_", " ")}`).join(", ");
   const line = el("div", "figures",
     q.f1 !== null && figure(q.f1.toFixed(2), "F1"),
     figure(count(q.steps.length), q.steps.length === 1 ? "step" : "steps"),
-    figure(count(calls), "calls"),
+    figure(count(asked), asked === 1 ? "model call" : "model calls"),
+    figure(count(lookups), lookups === 1 ? "lookup" : "lookups"),
     figure(count(q.usage.prompt_tokens), q.usage.cached_tokens ? `tokens read (${count(q.usage.cached_tokens)} cached)` : "tokens read"),
     figure(count(q.usage.generated_tokens), "written"),
     figure(q.seconds.toFixed(1), "s"),

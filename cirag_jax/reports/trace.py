@@ -45,9 +45,7 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: there is no such run, its journal holds no questions, or a run is writing it.
     """
     if config.run is None:
-        raise UserError(
-            "--config.run=WORKDIR is required: a folder of launch/answer.py."
-        )
+        raise UserError("--config.run=WORKDIR is required: a folder of launch/answer.py.")
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")

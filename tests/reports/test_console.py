@@ -29,6 +29,14 @@ def test_the_answer_its_evidence_and_the_steps():
     assert all(len(line) <= console.WIDTH for line in lines)
 
 
+def test_a_sentence_is_quoted_once():
+    first = Triple("Tarnow Bay", "has", "a lighthouse", "p-bay", 1)
+    step = Step("?", ("p-bay",), (made_up.SEAT, first), (0.2, 0.1), "", (made_up.SEAT, first))
+    shown = console.render(Prediction("Orlin", "triple", steps=(step,)), made_up.PASSAGES)
+    assert shown.count(made_up.sentence("p-bay", 1)) == 1
+    assert "      in Tarnow Bay, sentence 2 (quoted above)" in shown.splitlines()
+
+
 def test_without_core_triples_the_passages_are_the_evidence():
     """NativeRAG names no sentence and no triple."""
     step = Step("Who?", tuple(f"p{i}" for i in range(12)), (made_up.SEAT,), (0.5,))

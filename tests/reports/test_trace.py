@@ -252,7 +252,9 @@ def test_a_question_with_everything(page, made_up_page):
     tried = page.evaluate("[...document.querySelectorAll('.try .pill')].map(n => n.textContent)")
     assert tried == ["refused", "sufficient"]
     assert "p-lost" in page.text("#sources > div.passage")
-    assert "900 tokens read (640 cached)" in page.text(".figures")
+    figures = page.text(".figures")
+    assert "4 model calls" in figures and "3 lookups" in figures and "2.5 s" in figures
+    assert "900 tokens read (640 cached)" in figures and "31 written" in figures
     assert page.complaints() == []
 
 
