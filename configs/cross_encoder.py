@@ -51,9 +51,10 @@ def base() -> Any:
     config.max_length = 192  # Tokens of a pair.
     config.targets_per_step = 16  # Positives of a step, over all devices.
     config.negatives = ConfigDict()
-    config.negatives.own = 3  # Of each positive: from the question's own pool,
-    config.negatives.mined = 2  # from what the bi-encoder finds in everything.
-    config.negatives.depth = 20  # Both are drawn from this many nearest.
+    config.negatives.own = 2  # Of each positive: from the question's own pool,
+    config.negatives.mined = 1  # from what the bi-encoder finds in everything,
+    config.negatives.easy = 2  # and positives of other questions, without which nothing is learnt.
+    config.negatives.depth = 20  # The first two are drawn from this many nearest.
     config.buckets = (
         32,
         64,
@@ -67,7 +68,7 @@ def base() -> Any:
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.max_steps = 0  # Above 0: at most so many.
     config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 1e-4
+    config.optimizer.learning_rate = 3e-4
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_ratio = 0.1
     config.optimizer.weight_decay = 0.01
@@ -77,7 +78,7 @@ def base() -> Any:
     config.optimizer.clip_norm = 1.0
 
     config.mesh = common.mesh()
-    config.eval_every = 60
+    config.eval_every = 50
     config.save_every = 0
     config.keep_checkpoints = 2
     config.best_metric = "dev/mrr"
@@ -88,7 +89,7 @@ def base() -> Any:
 def quick() -> Any:
     """MiniLM-L6 on two CPU cores, in about ten minutes."""
     config = base()
-    config.max_steps = 180
+    config.max_steps = 200
     return config
 
 
@@ -104,8 +105,9 @@ def full() -> Any:
     config.buckets = (64, 128, 192, 256, 384, 512)
     config.chunk_tokens = 16384
     config.targets_per_step = 32
-    config.negatives.own = 4
+    config.negatives.own = 3
     config.negatives.mined = 3
+    config.negatives.easy = 1
     config.num_epochs = 3.0
     config.optimizer.learning_rate = 1e-5
     config.dev.questions = 200

@@ -63,7 +63,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     bi_encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
     targets = make_targets(config, dataset, train_questions, bi_encoder)
     sampling = data_lib.Sampling(
-        config.targets_per_step, config.negatives.own, config.negatives.mined, config.seed
+        config.targets_per_step,
+        config.negatives.own,
+        config.negatives.mined,
+        config.negatives.easy,
+        config.seed,
     )
     steps_per_epoch = max(len(targets) // config.targets_per_step, 1)
     total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)

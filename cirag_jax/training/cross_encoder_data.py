@@ -249,12 +249,14 @@ class Sampling:
       targets_per_step: positives of a step.
       own: negatives of each from its own pool.
       mined: negatives of each from everything.
+      easy: negatives of each that are positives of another question, drawn from the same step.
       seed: of the order of targets and of the negatives.
     """
 
     targets_per_step: int
     own: int
     mined: int
+    easy: int
     seed: int
 
 
@@ -269,19 +271,34 @@ def pairs_of_step(
     wanted = sampling.own + sampling.mined
     pairs = []
     first = step * sampling.targets_per_step
-    for number in range(first, first + sampling.targets_per_step):
-        epoch, place = divmod(number, len(targets))
-        order = np.random.default_rng((sampling.seed, epoch)).permutation(len(targets))
-        target = targets[order[place]]
-        rng = np.random.default_rng((sampling.seed, epoch, place, 1))
+    numbers = range(first, first + sampling.targets_per_step)
+    drawn = [_target(targets, number, sampling.seed) for number in numbers]
+    for number, target in zip(numbers, drawn, strict=True):
+        rng = np.random.default_rng((sampling.seed, number, 1))
         own = _draw(target.own, sampling.own, rng)
         mined = _draw(target.mined, wanted - len(own), rng)
         if len(own) + len(mined) < wanted:
             rest = [text for text in target.own if text not in own]
             own = own + _draw(rest, wanted - len(own) - len(mined), rng)
+        others = _easy(target, drawn, {*own, *mined})
+        easy = _draw(others, sampling.easy, rng)
         pairs.append((target.query, target.positive, True))
-        pairs += [(target.query, text, False) for text in own + mined]
+        pairs += [(target.query, text, False) for text in own + mined + easy]
     return pairs
+
+
+def _target(targets: Sequence[Target], number: int, seed: int) -> Target:
+    """The target in this place of the endless sequence of epochs."""
+    epoch, place = divmod(number, len(targets))
+    return targets[np.random.default_rng((seed, epoch)).permutation(len(targets))[place]]
+
+
+def _easy(target: Target, drawn: Sequence[Target], taken: set[str]) -> list[str]:
+    """Positives of other questions, of the same kind; a text of the own pool may be relevant."""
+    known = {target.positive, *target.own, *taken}
+    same = {t.positive for t in drawn if t.query == target.query}
+    texts = dict.fromkeys(t.positive for t in drawn if t.kind == target.kind)
+    return [text for text in texts if text not in known and text not in same]
 
 
 def _draw(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:

@@ -73,7 +73,7 @@ def _step(folders, mesh, **changes):
         config, dataset, questions, open_encoder_for(config.encoder)
     )
     model = load_cross_encoder(config.model.spec, mesh=mesh, new_head=0, max_length=64)
-    sampling = data_lib.Sampling(6, 3, 2, 0)
+    sampling = data_lib.Sampling(6, 2, 1, 2, 0)
     pairs = data_lib.pairs_of_step(targets, 0, sampling)
     batch = cross_encoder.make_batch(config, model, pairs, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)

@@ -120,7 +120,7 @@ def _targets(count, own=6, mined=4):
 
 
 def test_a_steps_pairs_depend_on_its_number_alone_and_an_epoch_has_every_target_once():
-    targets, sampling = _targets(12), data_lib.Sampling(5, own=2, mined=1, seed=3)
+    targets, sampling = _targets(12), data_lib.Sampling(5, own=2, mined=1, easy=0, seed=3)
     steps = [data_lib.pairs_of_step(targets, step, sampling) for step in range(24)]
     assert steps[17] == data_lib.pairs_of_step(targets, 17, sampling)
     pairs = [pair for step in steps for pair in step]
@@ -142,9 +142,20 @@ def test_a_steps_pairs_depend_on_its_number_alone_and_an_epoch_has_every_target_
     ("own", "mined", "negatives"), [(0, 9, 3), (1, 9, 3), (9, 0, 3), (1, 1, 2)]
 )
 def test_where_one_pool_is_short_the_other_fills_up(own, mined, negatives):
-    sampling = data_lib.Sampling(1, own=2, mined=1, seed=0)
+    sampling = data_lib.Sampling(1, own=2, mined=1, easy=0, seed=0)
     pairs = data_lib.pairs_of_step(_targets(1, own, mined), 0, sampling)
     assert len(pairs) == len({text for _, text, _ in pairs}) == 1 + negatives
+
+
+def test_easy_negatives_are_positives_of_other_questions():
+    targets = [*_targets(12), *(dataclasses.replace(t, kind="triple") for t in _targets(12, 1, 0))]
+    targets += [dataclasses.replace(t, positive=f"second of {t.query}") for t in targets]
+    sampling = data_lib.Sampling(30, own=1, mined=0, easy=2, seed=3)
+    pairs = data_lib.pairs_of_step(targets, 0, sampling)
+    easy = [(q, t) for q, t, relevant in pairs if not relevant and not t.startswith("own")]
+    assert len(easy) == 2 * 30 and len(pairs) == 4 * 30
+    for query, text in easy:
+        assert query.replace("q", "p") != text != f"second of {query}"
 
 
 def test_chunks_hold_every_row_once_and_padding_weighs_nothing():
