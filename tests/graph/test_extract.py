@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.graph import segments
+from cirag_jax.graph import segments, store_writer
 from cirag_jax.graph.extract import extract_corpus
 from cirag_jax.graph.extraction import ExtractionSettings, extract
 from cirag_jax.graph.store import TripleStore
 from cirag_jax.graph.store_writer import StoreWriter
+from cirag_jax.graph.usage_log import UsageLog
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generate, Generated, RequestError
 from cirag_jax.types import Passage, Triple
@@ -70,9 +71,8 @@ def triples(workdir, names):
         return store.triples(names), {name: store.status(name) for name in names}
 
 
-def result_of(workdir):
+def constant(result):
     """A result without what the interruptions of a run change."""
-    result = json.loads((workdir / "result.json").read_text())
     varying = ("seconds", "reused", "extracted", "store")
     return {name: value for name, value in result.items() if name not in varying}
 
@@ -304,6 +304,43 @@ def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
     assert len(server.asked) == asked + 1  # the request that had failed, and no other
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (UsageLog, "add"),
+        (StoreWriter, "commit"),
+        (StoreWriter, "_insert_passages"),
+        (store_writer, "write_file"),
+        (Journal, "forget"),
+    ],
+)
+def test_a_block_counts_once_wherever_its_commit_ends(
+    server, tmp_path, monkeypatch, owner, name, when
+):
+    folder, function, count = corpus(tmp_path / "c", TEXTS), getattr(owner, name), 0
+
+    def interrupted(*arguments):
+        nonlocal count
+        count += 1
+        if count == 2 and when == "before":
+            raise KeyboardInterrupt
+        result = function(*arguments)
+        if count == 2:
+            raise KeyboardInterrupt
+        return result
+
+    fields = {"block": 2, "retry": "none"}
+    expected = run(server, folder, tmp_path / "whole", **fields)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(server, folder, tmp_path / "w", **fields)
+    result = run(server, folder, tmp_path / "w", **fields)
+    assert constant(result) == constant(expected)
+    assert files(tmp_path / "w" / "triples") == files(tmp_path / "whole" / "triples")
+
+
 def test_an_interruption_from_the_keyboard_loses_nothing(server, tmp_path, monkeypatch):
     folder, record, count = corpus(tmp_path / "c", TEXTS), Journal.record, 0
 
@@ -384,12 +421,13 @@ def test_killed_at_ten_points_it_goes_on_to_the_same_bytes(server, tmp_path):
     assert events > 90 and len(once) == len(server.asked_at["0"]) == 18
     kills = sorted(random.Random(4).sample(range(1, events + 1), 10))
     assert drive(*kills) == {str(kill): kill for kill in kills}
-    counted = result_of(tmp_path / "0")
+    counted = constant(json.loads((tmp_path / "0" / "result.json").read_text()))
     assert counted["complete"] and counted["ok"] == 7
     recorded = 0
     for name in map(str, kills):
         assert files(tmp_path / name / "triples") == expected, name
-        assert result_of(tmp_path / name) == counted, name
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        assert constant(result) == counted, name
         asked = server.asked_at[name]
         done = tmp_path / f"{name}.done"
         lines = done.read_text().splitlines() if done.exists() else []
