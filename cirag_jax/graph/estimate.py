@@ -1,6 +1,8 @@
 """What an extraction will take, before it starts: tokens, money, time."""
 
 import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from cirag_jax.graph.extraction import ExtractionSettings
@@ -8,10 +10,11 @@ from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.prompts.extraction import entity_messages, triple_messages
 from cirag_jax.types import Passage
 
-# Assumed where nothing has been measured: bytes/s of memory, operations/s, and a server's tokens/s.
-_MACHINE = {"cpu": (8e9, 1e11), "other": (1e12, 1e14)}
-_ROWS = {"cpu": 16, "other": 64}
+# Assumed where nothing has been measured: parameters read per second, operations per second, rows
+# of a batch; and a server's tokens per second.
+_MACHINE = {"cpu": (2e9, 1e11, 16), "other": (5e11, 1e14, 64)}
 _SERVER_RATE = 40.0
+_BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # a parameter, in a file of a usual kind
 
 
 @dataclasses.dataclass
@@ -79,23 +82,28 @@ class Estimate:
         )
 
 
-def estimate(work: Workload, config: Any, weight_bytes: int, rate: float | None) -> Estimate:
+def parameters(files: Iterable[Path]) -> float:
+    """About how many parameters a local model's files hold."""
+    return sum(file.stat().st_size / _BYTES.get(file.suffix, 2.0) for file in files)
+
+
+def estimate(work: Workload, config: Any, size: float, rate: float | None) -> Estimate:
     """What ``work`` takes at most.
 
     Args:
         work: The passages.
         config: Of `configs.common.language_model`.
-        weight_bytes: Of a local model's files; 0 for a server's.
-        rate: Passages per second, measured before; None: estimated from the model's size (every
-            decoding step reads all weights once, for all rows of the batch) or, for a server, from
-            40 tokens per second and request.
+        size: Parameters of a local model; 0 for a server's.
+        rate: Passages per second, measured before; None: estimated from ``size`` (every decoding
+            step reads all parameters once, for all rows of the batch) or, for a server, from 40
+            tokens per second and request.
     """
     if rate is not None:
         seconds = work.passages / rate
     elif config.backend == "openai":
         seconds = work.generated_tokens / (_SERVER_RATE * config.max_concurrency)
     else:
-        seconds = _local_seconds(work, config, weight_bytes)
+        seconds = _local_seconds(work, config, size)
     return Estimate(
         work.passages,
         work.prompt_tokens,
@@ -106,15 +114,14 @@ def estimate(work: Workload, config: Any, weight_bytes: int, rate: float | None)
     )
 
 
-def _local_seconds(work: Workload, config: Any, weight_bytes: int) -> float:
+def _local_seconds(work: Workload, config: Any, size: float) -> float:
     import jax
 
     machine = "cpu" if jax.default_backend() == "cpu" else "other"
-    bandwidth, operations = _MACHINE[machine]
-    rows = min(config.batch_size or _ROWS[machine], max(work.passages, 1))
-    decoding = work.generated_tokens / rows * weight_bytes / bandwidth
-    # Two operations a parameter and token; files hold two bytes a parameter, or about that.
-    return decoding + work.new_prompt_tokens * weight_bytes / operations
+    reading, operations, rows = _MACHINE[machine]
+    rows = min(config.batch_size or rows, max(work.passages, 1))
+    decoding = work.generated_tokens / rows * size / reading
+    return decoding + work.new_prompt_tokens * 2 * size / operations
 
 
 def _cost(work: Workload, config: Any) -> float | None:

@@ -19,7 +19,7 @@ import tqdm
 from cirag_jax.errors import UserError
 from cirag_jax.graph import extraction, openie
 from cirag_jax.graph.corpus_scan import CorpusScan, open_corpus
-from cirag_jax.graph.estimate import Estimate, Workload, estimate
+from cirag_jax.graph.estimate import Estimate, Workload, estimate, parameters
 from cirag_jax.graph.extraction import Extraction, ExtractionSettings
 from cirag_jax.graph.plan import RETRIES, Plan
 from cirag_jax.graph.store import FOLDER, TripleStore, batches, content_hash
@@ -139,14 +139,10 @@ def _plan(config: Config, store: TripleStore | None, identity: Mapping[str, Any]
 
 
 def _estimated(config: Config, work: Workload, log: UsageLog) -> Estimate:
-    size = 0
+    size = 0.0
     model = backends.model_name(config.extractor)
     if config.extractor.backend != "openai" and model is not None:
-        from cirag_jax.models.pretrained_decoder import resolve_decoder
-
-        place = resolve_decoder(model)
-        files = [place] if place.is_file() else place.glob("*.safetensors")
-        size = sum(file.stat().st_size for file in files)
+        size = parameters(extraction.weight_files(model))
     found = estimate(work, config.extractor, size, log.rate)
     _say(f"estimate: {found}")
     return found

@@ -135,19 +135,20 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
     if settings.constrained:
         identity["constrained"] = True
     if config.backend != "openai":
-        identity["weights"] = _weights(model)
+        identity["weights"] = _digest(weight_files(model))
         if config.adapter is not None:
             identity["adapter"] = _digest(sorted(Path(config.adapter).glob("*.safetensors")))
     return identity
 
 
-def _weights(model: str) -> str:
+def weight_files(model: str) -> list[Path]:
+    """The files with a local model's weights; raises `UserError` where there is no such model."""
     from cirag_jax.models.pretrained_decoder import resolve_decoder
 
     place = resolve_decoder(model)
     if place.is_file():
-        return _digest([place])
-    return _digest(sorted([*place.glob("*.safetensors"), *place.glob("*.gguf")]))
+        return [place]
+    return sorted([*place.glob("*.safetensors"), *place.glob("*.gguf")])
 
 
 def _digest(files: list[Path]) -> str:

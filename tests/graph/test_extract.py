@@ -396,6 +396,7 @@ def test_bad_settings_are_refused(server, tmp_path, field, value):
 # --------------------------------------------------------------------------------------------- kill
 
 
+@pytest.mark.slow
 def test_killed_at_ten_points_it_goes_on_to_the_same_bytes(server, tmp_path):
     words = [f"{a}{b}" for a in ("Ul", "Tar", "Os", "Bru") for b in ("e", "n", "k")]
     texts = {f"p{i}": f"{a} feeds {words[i - 3]}. Osk joins {a}." for i, a in enumerate(words[:9])}

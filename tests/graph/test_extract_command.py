@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from cirag_jax.graph.store import TripleStore
 from tests import tiny, tiny_decoder
 
@@ -23,6 +25,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_nonsense_is_counted_and_stops_the_run(tmp_path):
     model = tiny_decoder.folder(tmp_path / "model", max_position_embeddings=4096)
     data = tiny.dataset_folder(tmp_path / "data")
