@@ -75,7 +75,8 @@ def test_records_sum_tokens_and_calls(path):
     with begin(path) as book:
         book.record(Key("a", 2), say("more?"), Generated("yes", "length", USAGE))
         book.record(Key("a", 3), say("fails"), RequestError("busy"))
-        book.close_program("a", {"answer": "x"}, None, 1.5)
+        book.close_program("a", None, "busy", 0.5)  # a run that failed took its time too
+        book.close_program("a", {"answer": "x"}, None, 1.0)
         book.open_program("b", 1, None)
         book.close_program("b", None, "broken", 0.25)
         found = {record.id: record for record in book.records()}

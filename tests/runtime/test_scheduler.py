@@ -252,10 +252,10 @@ def test_programs_are_closed_whatever_ends_the_run(book):
         finally:
             closed.append(name)
 
+    programs = [watched(name) for name in ("a", "bad", "b")]  # held, so that no collector ends them
+    jobs = [Job(name, None, lambda p=p: p) for name, p in zip("abc", programs, strict=True)]
     with pytest.raises(UserError):
-        scheduler(book, Recording(), Recording(is_slow=True)).run(
-            [job("a", watched), job("bad", watched), job("b", watched)]
-        )
+        scheduler(book, Recording(), Recording(is_slow=True)).run(jobs)
     assert sorted(closed) == ["a", "b", "bad"]
 
 
