@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -105,8 +106,7 @@ class TripleStore:
         folder = find_store(Path(folder))
         read_manifest(folder)
         try:
-            uri = f"{(folder / INDEX).resolve().as_uri()}?mode=ro"
-            return cls(folder, sqlite3.connect(uri, uri=True, isolation_level=None))
+            return cls(folder, _connect(folder / INDEX))
         except sqlite3.Error as error:
             raise damaged(folder / INDEX, error) from None
 
@@ -293,6 +293,17 @@ class TripleStore:
 
 
 # ------------------------------------------------------------------------------------------ details
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection for reading; what a killed writer left half-done is undone first."""
+    uri = path.resolve().as_uri()
+    # Undoing it needs the right to write; where there is none, nobody can have been writing.
+    mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
+    db = sqlite3.connect(f"{uri}?mode={mode}", uri=True, isolation_level=None)
+    db.execute("SELECT 1 FROM sqlite_master").fetchone()
+    db.execute("PRAGMA query_only = ON")
+    return db
 
 
 def find_store(folder: Path) -> Path:

@@ -5,6 +5,8 @@ import json
 import pathlib
 import shutil
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,6 +214,30 @@ def test_what_a_killed_writer_left_is_removed(folder):
         (folder / name).write_bytes(b"half")
     StoreWriter.open(folder).close()
     assert files(folder) == before
+
+
+_KILLED_WHILE_WRITING = """
+import os, signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN IMMEDIATE")
+db.execute("DELETE FROM passages")
+for i in range(3000):
+    db.execute("INSERT INTO tombstones VALUES (9, ?, 1)", (i,))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_reader_undoes_what_a_killed_writer_left(folder):
+    index = folder / "index.sqlite"
+    before = index.read_bytes()
+    subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(index)], check=False)
+    assert index.read_bytes() != before and (folder / "index.sqlite-journal").exists()
+    with TripleStore.open(folder) as store:
+        assert len(store) == 4 and store.triples(["c"])["c"] == ok("c", 1).triples
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            store._db.execute("DELETE FROM passages")
+    assert index.read_bytes() == before
 
 
 # ---------------------------------------------------------------------------------- damage, no room
