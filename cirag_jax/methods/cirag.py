@@ -127,7 +127,7 @@ def construct(
 ) -> Program[RankedTriples]:
     """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
     extracted: Extracted = yield Extract(tuple(passages))
-    problems["passage_without_triples"] += sum(1 for t in extracted.triples if not t)
+    problems["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
     problems["passage_not_extracted"] += sum(1 for t in extracted.triples if t is None)
     found = (triple for triples in extracted.triples for triple in triples or ())
     triples = merge_sources((t for t in found if any(triple_key(t, config.form))), config.form)
