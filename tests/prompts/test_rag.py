@@ -20,6 +20,7 @@ def test_documents_are_numbered_and_may_be_dropped():
     ("text", "answer"),
     [
         ("Lund", "Lund"),
+        ("**Lund**", "Lund"),
         ("\n  Lund.\nbecause", "Lund."),
         ("Answer: Lund", "Lund"),
         ("**Answer:** Lund", "Lund"),

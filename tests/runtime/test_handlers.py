@@ -148,6 +148,9 @@ def test_ranking_is_one_call_and_ties_keep_their_order():
     assert [f.triples for f in found] == [(B, C, A), (B, A), (A,)]
     assert [f.scores for f in found] == [(0.75, 0.5, 0.5), (0.75, 0.5), (0.5,)]
     assert len(reranker.texts) == 1
+    # Short lists are sorted by insertion, which is stable whatever is asked for.
+    many = tuple(Triple("A", "Is", "X!", f"p{i}") for i in range(60))
+    assert ask(handler, RankTriples("q", (*many, B), 0))[0].triples == (B, *many)
 
 
 def test_triples_are_ranked_by_their_normal_form():
@@ -239,7 +242,7 @@ def test_a_backend_that_does_not_report_is_read_at_the_end(engine, handler):
 def test_responses_are_handed_on_one_by_one(engine, handler, tmp_path):
     """What the journal has when the machine dies in the middle of a batch."""
     requests = [say(text, max_tokens=2 + 12 * i) for i, text in enumerate(WORDS)]
-    seen = []
+    seen, before = [], engine.usage.generated_tokens
 
     class Died(Exception):
         pass
@@ -252,6 +255,7 @@ def test_responses_are_handed_on_one_by_one(engine, handler, tmp_path):
     with pytest.raises(Died):
         handler([Call(Key(f"p{i}", 0), r) for i, r in enumerate(requests)], done)
     assert seen == [0, 1] and engine.on_response is None
+    assert engine.usage.generated_tokens - before == 2 + 14  # the third was still being written
     engine._caches.clear()  # an engine whose batch was abandoned begins with fresh caches
 
 
