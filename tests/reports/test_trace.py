@@ -1,6 +1,7 @@
 """The viewer's page: what stands in it, and that a browser shows it and runs nothing of it."""
 
 import dataclasses
+import errno
 import io
 import json
 import re
@@ -187,6 +188,22 @@ def test_a_run_that_is_none_is_refused(tmp_path):
     assert not page.exists()
 
 
+def test_a_page_is_never_half_written(tmp_path, monkeypatch):
+    made_up.write_journal(tmp_path / journal.FILE, made_up.many(1))
+    page = tmp_path / "trace.html"
+    page.write_text("the page before")
+
+    def fill_the_disk(file, *_):
+        file.write("half a page")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trace, "write_page", fill_the_disk)
+    with pytest.raises(UserError, match=r"trace\.html cannot be written: No space left"):
+        trace.write_trace(tmp_path, page)
+    assert page.read_text() == "the page before"
+    assert not list(tmp_path.glob(".*"))
+
+
 # ------------------------------------------------------------------------------ what a browser does
 
 
@@ -259,7 +276,7 @@ def test_a_question_with_everything(page, made_up_page):
 
 
 def test_a_fact_leads_to_its_sentence_and_back(page, made_up_page):
-    page.resize(1440, 500)
+    page.resize(1440, 240)
     page.open(made_up_page)
     page.evaluate("document.querySelectorAll('.fact')[2].click()")
     assert page.text(".s.target") == made_up.sentence("p-bay", 1)
