@@ -257,15 +257,14 @@ class _Run:
         bar.show(2 * self._done + answers, self._tally, progress)
 
     def _blocks(self) -> Iterator[list[Passage]]:
-        """What is left, in the corpus's order; what failed before comes last.
+        """What is left, in the corpus's order; what failed before comes first.
 
-        So the blocks of passages that were never tried are the same in every run.
+        So the blocks of passages that were never tried are the same in every run, and what fails
+        in this one is not tried again in it.
         """
-        kinds = ("extract", "retry") if self._retried else ("extract",)
-        for kind in kinds:
+        for kind in ("retry", "extract") if self._retried else ("extract",):
             wanted = (p for p, need in self._plan.needs(self._corpus) if need == kind)
-            # All that failed is known before the first of it is tried again.
-            yield from batches(list(wanted) if kind == "retry" else wanted, self._config.block)
+            yield from batches(wanted, self._config.block)
 
     def _extract_block(
         self, block: Sequence[Passage], scheduler: Scheduler, deadline: float | None

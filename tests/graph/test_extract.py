@@ -194,6 +194,15 @@ def test_what_failed_is_tried_again_as_configured(server, tmp_path):
     assert result["failed"] == 1 and triples(tmp_path / "w", ["p5"])[1] == {"p5": "ok"}
 
 
+def test_what_fails_in_a_run_is_not_tried_again_in_it(server, tmp_path):
+    run(server, corpus(tmp_path / "c", TEXTS), tmp_path / "w")
+    server.asked.clear()
+    more = {"n1": "Osk refused Ule.", **TEXTS, "n2": "Ule joins Osk."}
+    result = run(server, corpus(tmp_path / "c", more), tmp_path / "w", block=1)
+    assert (result["extracted"], result["left"], result["failed"]) == (3, 0, 3)
+    assert len(server.asked) == 4 and "p5" in server.asked[0][1]
+
+
 def test_updates_equal_an_extraction_from_scratch(server, tmp_path):
     old = {**TEXTS, "q1": "Ule joins Osk.", "q2": "Tarn joins Osk."}
     new = {
