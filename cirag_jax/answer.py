@@ -21,6 +21,7 @@ from cirag_jax.evaluation.evidence import evidence_recall
 from cirag_jax.files import write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.registry import Method, find_method
+from cirag_jax.retrieval.index import hash_corpus
 from cirag_jax.runtime import codec, journal, online, opening
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Job, Progress, Scheduler
@@ -87,6 +88,8 @@ def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
         text = " ".join(config.question.split())
         if not text:
             raise UserError("config.question is empty.")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError("config.question is not valid UTF-8.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
         return dataset, (question,), build_corpus(dataset, (), "ircot_full")
     data = config.data.copy_and_resolve_references()
@@ -120,7 +123,7 @@ def _settings(config: Config, method: Method, corpus: Corpus) -> dict[str, Any]:
         found["triples"] = config.triples
     if config.question is None:
         found["data.corpus"] = corpus.policy
-    found["passages"] = len(corpus.passages)
+    found["passages"] = hash_corpus(corpus.passages)
     return found
 
 

@@ -285,12 +285,16 @@ def _prediction(
     problems: collections.Counter[str],
     config: CiragConfig,
 ) -> Prediction:
-    """The last attempt's answer; where all refuse, that output stands, in the default bucket."""
+    """The last attempt's answer; where all refuse, that output stands, in the default bucket.
+
+    So does an answer that was forced.
+    """
     last = attempts[-1]
+    by_itself = last.sufficient and len(attempts) <= len(config.levels)
     ranked = rank_triples(steps, config.form)
     return Prediction(
         answer=last.answer,
-        level=last.level if last.sufficient else "default",
+        level=last.level if by_itself else "default",
         passages=rank_passages(ranked, steps),
         sentences=rank_sentences(ranked),
         triples=ranked,

@@ -50,7 +50,12 @@ class Evidence:
     def sentences(self) -> tuple[tuple[str, int], ...]:
         """Core sentences (S) as (passage id, sentence index)."""
         places = ((t.passage_id, t.sentence) for t in self.triples)
-        known = ((p, s) for p, s in places if p is not None and s is not None)
+        known = (
+            (p, s)
+            for p, s in places
+            # A store may have been made from other sentence boundaries.
+            if p in self._seen and s is not None and s < len(sentences_of(self._seen[p]))
+        )
         return tuple(dict.fromkeys(known))
 
     @property

@@ -60,20 +60,21 @@ def open_handlers(
       UserError: something cannot be opened, or does not fit the rest.
     """
     handlers: dict[type | str, Handler] = {}
-    handlers |= _open_models(config, roles_of(config, method.roles), stack, rows)
     encoder = None
+    _say(f"{len(corpus.passages):,} passages")
+    # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     if config.retriever.kind != "bm25" or method.uses_triples:
         encoder = open_encoder_for(config.encoder)
-    _say(f"{len(corpus.passages):,} passages")
+    if method.uses_triples:
+        if config.triples != ONLINE:
+            handlers[Extract] = _open_triples(config, dataset, corpus)
+        form = config[config.method].form
+        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
+    handlers |= _open_models(config, roles_of(config, method.roles), stack, rows)
+    if "extractor" in handlers:
+        handlers[Extract] = _open_online(config, handlers["extractor"], workdir, stack)
     index = open_retriever(config.retriever, corpus.passages, encoder)
     handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
-    if method.uses_triples:
-        form = config[config.method].form
-        if config.triples == ONLINE:
-            handlers[Extract] = _open_online(config, handlers["extractor"], workdir, stack)
-        else:
-            handlers[Extract] = _open_triples(config, dataset, corpus)
-        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
     return handlers
 
 

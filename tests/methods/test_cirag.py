@@ -412,7 +412,7 @@ def test_force_answer_asks_the_last_level_again_without_a_way_out():
     assert found.attempts[3].evidence == found.attempts[2].evidence
     assert all("Unanswerable" in prompt(r) for r in asked[:3])
     assert "Unanswerable" not in prompt(asked[3])
-    assert found.answer == "Skane"
+    assert (found.answer, found.level) == ("Skane", "default")
 
 
 def test_force_answer_reads_passages_where_the_last_pool_is_empty():
@@ -420,7 +420,17 @@ def test_force_answer_reads_passages_where_the_last_pool_is_empty():
     found = run(hands, levels=("triple",), force_answer=True)
     assert [a.level for a in found.attempts] == ["triple", "passage"]
     assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}", f"Kiruna\n{OTHER.text}")
-    assert found.level == "passage"
+    assert found.level == "default"
+
+
+def test_a_sentence_that_its_passage_does_not_have_is_no_evidence():
+    beyond = Triple("Ada Moen", "born in", "Kiruna", "a", 99)
+    found = run(hand([ENDS_BORN], [REFUSES, ANSWERS], triples={"a": (beyond,)}))
+    assert [(a.level, bool(a.evidence)) for a in found.attempts] == [
+        ("triple", True),
+        ("sentence", False),
+        ("passage", True),
+    ]
 
 
 def test_force_answer_changes_nothing_where_a_level_answers():
