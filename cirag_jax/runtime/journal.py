@@ -100,7 +100,9 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; it is then a single one again, which a read-only folder may hold."""
+        with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays beside it
+            self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
 
     def _begin(self, settings: dict[str, Any]) -> None:

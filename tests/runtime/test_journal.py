@@ -290,3 +290,11 @@ def test_what_was_recorded_survives_a_kill(path, repository):
         for index in range(18):
             assert book.replay(Key("a", index), say(f"n{index}")) is not None
         assert book.replay(Key("a", 18), say("n18")) is None
+
+
+def test_a_closed_journal_is_one_file(tmp_path):
+    with Journal(tmp_path / "journal.sqlite", {}) as book:
+        book.open_program("a", 0, None)
+        assert (tmp_path / "journal.sqlite-wal").exists()
+    journal.read_records(tmp_path / "journal.sqlite")
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
