@@ -1,6 +1,7 @@
 """Trains a cross-encoder with binary cross-entropy, and measures it against the bi-encoder."""
 
 import functools
+import json
 import pathlib
 import sys
 import time
@@ -489,8 +490,6 @@ def _fingerprint(config: Config) -> dict[str, Any]:
 
 def _check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathlib.Path) -> None:
     # Through JSON, as the checkpoint holds it: tuples became lists.
-    import json
-
     old, new = saved.get("run", {}), json.loads(json.dumps(wanted["run"]))
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
     if changed:

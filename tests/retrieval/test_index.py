@@ -100,6 +100,7 @@ def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
     assert len(encoder.passages) == len(_PASSAGES) - 10  # Nothing is embedded twice.
     assert sum(done) == len(_PASSAGES)
     assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
+    assert not (tmp_path / "cut" / build.PLAN).exists()
     encoder.passages = []
     build.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
     assert not encoder.passages  # It is finished.
