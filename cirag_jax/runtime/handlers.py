@@ -136,6 +136,9 @@ class GenerateHandler:
       seed: of sampled requests; each has its own stream, by its place in its program.
       cache: responses of earlier runs to the same request; None: none.
       identity: what decides the model's texts, for the cache.
+
+    Attributes:
+      on_tokens: called while it works with the tokens written of responses not yet handed on.
     """
 
     is_slow = True
@@ -179,11 +182,13 @@ class GenerateHandler:
                 requests[index], index_of[request.id] = request, index
         if not requests:
             return
-        pending = set(requests)
+        pending, received = set(requests), 0
 
         def receive(response: llm.Response) -> None:
+            nonlocal received
             index = index_of[response.id]
             pending.remove(index)
+            received += response.usage.generated_tokens
             if response.error is not None:
                 done(index, RequestError(response.error))
                 return
@@ -197,7 +202,7 @@ class GenerateHandler:
             self._backend.on_response = receive
         try:
             responses = self._backend.generate(
-                list(requests.values()), lambda rows, tokens: self.on_tokens(tokens)
+                list(requests.values()), lambda rows, tokens: self.on_tokens(tokens - received)
             )
         except ExceptionGroup as group:  # a server's tasks wrap what ``done`` raised (a full disk)
             users = group.subgroup(UserError)
