@@ -87,7 +87,7 @@ def test_constraints_have_their_triples_and_no_other_statement_of_the_answer_amo
 def test_without_a_store_the_annotated_evidences_are_the_triples():
     dataset = dataclasses.replace(tiny.dataset(), triples={})
     targets = data_lib.triple_targets(dataset, dataset.questions[:1], "ascii")
-    evidences = dataset.questions[0].evidences
+    evidences = dataset.questions[0].evidences or ()
     assert [t.positive for t in targets] == [repr(evidence) for evidence in evidences]
     assert all(t.own == () for t in targets)
 
