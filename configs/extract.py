@@ -7,6 +7,10 @@ python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --
 Presets: (none) leaves room for the answers of a good model; ``small`` holds the default model to
 JSON and cuts it short, since it repeats itself until it is stopped. docs/triples.md describes the
 store that is left in W/triples, resumption, updates and costs.
+
+Record (``small``, the first 50 passages of MuSiQue, 2026-11-22, 2 shared CPU cores under load):
+375 s; 49 with triples (115 in all), 1 failed (answer: cut). Later the names of the prompt's example
+are dropped: of those triples it leaves 99, of 48 passages.
 """
 
 from typing import Any
