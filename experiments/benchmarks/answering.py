@@ -9,11 +9,12 @@ a run on other questions that compiles everything:
 - ``together``: all questions through the scheduler, 64 in flight.
 - ``no reuse``: the same without prefix reuse.
 
-``--serial`` questions of the set are answered by the first two, all by the others; times are per
-question, without loading and embedding the corpus. An answer differs where the text does; for the
-first request of a question on which two sides part, the gap between the two most probable tokens at
-the first token that differs is measured (``tie``, nats): floating-point noise can turn gaps of
-about 1e-4 and less, and nothing above.
+``--serial`` questions of the set are answered by the first two, all ``--questions`` together, a
+quarter of them without reuse, all over the whole corpus; times are per question, without loading
+and embedding the corpus. An answer differs where the text does; for the first request of a question
+on which two sides part, the gap between the two most probable tokens at the first token that
+differs is measured (``tie``, nats): floating-point noise can turn gaps of about 1e-4 and less, and
+nothing above.
 
 ``--mode=overhead`` runs 1,000 programs of eight requests each, answered at once by a handler that
 does nothing: what scheduler and journal cost themselves.
@@ -54,6 +55,7 @@ def config_of(side: str, questions: int, split: str) -> Any:
         overrides += [f"--config.{role}.{name}={value}" for name, value in settings.items()]
         overrides.append(f"--config.{role}.dtype=float32")
     overrides += [f"--config.data.split={split}", f"--config.data.limit={questions}"]
+    overrides.append("--config.data.corpus=ircot_full")  # the same passages for every side
     return cli.load_config("configs/methods/cirag.py:small", overrides)
 
 
@@ -152,6 +154,8 @@ def compare(questions: int, serial: int, folder: pathlib.Path) -> list[dict[str,
     print(f"{'prefilled':>9} {'cached':>8} {'generated':>9} {'differ':>6} {'tie':>8}", flush=True)
     for side in SIDES:
         count = serial if side in SERIAL else questions
+        if side == "no reuse":
+            count = max(questions // 4, serial)
         workdir = folder / side.replace(" ", "_")
         workdir.mkdir()
         run = found[side] = measure(side, count, workdir)
