@@ -117,10 +117,10 @@ def test_a_step_is_the_same_on_a_mesh(folders):
 
 def test_steps_learn_a_batch_by_heart(folders):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    _, pairs, metrics = _step(folders, mesh, repeats=100)
-    assert sum(relevant for _, _, relevant in pairs) == 6 and len(pairs) == 36
-    # Six pairs of which one is relevant: knowing only that costs 0.4506.
-    assert metrics["loss"] < 0.2 and metrics["accuracy"] > 0.95
+    _, pairs, metrics = _step(folders, mesh, repeats=150)
+    share = np.mean([relevant for _, _, relevant in pairs])
+    assert 0.15 < share < 0.25  # to know no more than that costs at least 0.42
+    assert metrics["loss"] < 0.25 and metrics["accuracy"] > 0.85, metrics
 
 
 def test_training_says_what_it_gains(folders, tmp_path, one_device):
