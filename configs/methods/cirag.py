@@ -10,8 +10,9 @@ names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: no
 Record (``small``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
 50746bd): 13 min 50 s; EM 1.0, F1 4.2, Acc 5.0, passage Recall@3 45.2, Recall@5 54.4; 85 answered
-from triples, 15 from passages; 643 generations, 86 % of their prompt tokens reused. The setting
-without a preset: not yet run on a whole data set.
+from triples, 15 from passages; 643 generations, 86 % of their prompt tokens reused. Killed twice
+and resumed (commits b1361ce, d317ff3): the same predictions.jsonl, the same 643 generations in all.
+The setting without a preset: not yet run on a whole data set.
 """
 
 from typing import Any
