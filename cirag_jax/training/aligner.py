@@ -20,7 +20,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.training import aligner_data, gradient_cache, optimizers
+from cirag_jax.training import aligner_data, continuation, gradient_cache, optimizers
 from cirag_jax.training.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.training.preemption import PreemptionGuard
@@ -85,21 +85,21 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "aligner",
-        "model": _absolute(config.model.spec),
+        "model": continuation.absolute(config.model.spec),
         "pooling": encoder.pooling,
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
-        "run": _fingerprint(config),
+        "run": continuation.fingerprint(config),
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
     first_step = 0
     if checkpoints.latest_step() is not None:
-        _check_same_run(checkpoints.meta(), meta, workdir)
+        continuation.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state, batches)
         state, first_step = restored.state, restored.step
         logging.info("going on from step %d of %d", first_step, total_steps)
@@ -125,7 +125,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             pending = (step, metrics, batch, began)
 
             last = step == total_steps
-            stop = preemption.should_stop(step) or _out_of_time(start, config.stop_after_minutes)
+            stop = preemption.should_stop(step) or continuation.out_of_time(
+                start, config.stop_after_minutes
+            )
             dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
                 _finish(writer, *pending)
@@ -386,29 +388,3 @@ def _finish(
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
     writer.write(step, {f"train/{name}": value for name, value in values.items()})
     writer.progress(step, values["loss"])
-
-
-def _absolute(spec: str) -> str:
-    """A local folder's full path, so that the checkpoint can be opened from anywhere."""
-    path = pathlib.Path(spec)
-    return str(path.resolve()) if path.is_dir() else spec
-
-
-def _out_of_time(start: float, minutes: float) -> bool:
-    return bool(minutes) and time.monotonic() - start > 60 * minutes
-
-
-def _fingerprint(config: Config) -> dict[str, Any]:
-    """What must not change between a run and its continuation."""
-    free = {"stop_after_minutes", "save_every", "eval_every", "keep_checkpoints", "mesh"}
-    return {k: v for k, v in config.to_dict().items() if k not in free}
-
-
-def _check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathlib.Path) -> None:
-    old, new = saved.get("run", {}), wanted["run"]
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
-    if changed:
-        raise UserError(
-            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} "
-            "differ; choose another --workdir or the same config"
-        )

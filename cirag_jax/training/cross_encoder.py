@@ -1,7 +1,6 @@
 """Trains a cross-encoder with binary cross-entropy, and measures it against the bi-encoder."""
 
 import functools
-import json
 import pathlib
 import sys
 import time
@@ -28,8 +27,8 @@ from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rerank import BiEncoderReranker
 from cirag_jax.runtime.handlers import tuple_text
+from cirag_jax.training import continuation, optimizers
 from cirag_jax.training import cross_encoder_data as data_lib
-from cirag_jax.training import optimizers
 from cirag_jax.training.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.training.preemption import PreemptionGuard
@@ -100,16 +99,16 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "cross_encoder",
-        "model": _absolute(config.model.spec),
+        "model": continuation.absolute(config.model.spec),
         "max_length": model.max_length,
-        "run": _fingerprint(config),
+        "run": continuation.fingerprint(config, ("evaluate", "component")),
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
     first_step = 0
     if checkpoints.latest_step() is not None:
-        _check_same_run(checkpoints.meta(), meta, workdir)
+        continuation.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state)
         state, first_step = restored.state, restored.step
         logging.info("going on from step %d of %d", first_step, total_steps)
@@ -131,7 +130,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             _finish(writer, step, metrics, batch, began)
 
             last = step == total_steps
-            stop = preemption.should_stop(step) or _out_of_time(start, config.stop_after_minutes)
+            stop = preemption.should_stop(step) or continuation.out_of_time(
+                start, config.stop_after_minutes
+            )
             dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
                 dev = evaluate(state.params)
@@ -463,37 +464,3 @@ def _bar(description: str, total: int) -> tqdm:
     return tqdm(
         total=total, desc=description, unit="text", file=sys.stderr, disable=None, leave=False
     )
-
-
-def _absolute(spec: str) -> str:
-    path = pathlib.Path(spec)
-    return str(path.resolve()) if path.is_dir() else spec
-
-
-def _out_of_time(start: float, minutes: float) -> bool:
-    return bool(minutes) and time.monotonic() - start > 60 * minutes
-
-
-def _fingerprint(config: Config) -> dict[str, Any]:
-    """What must not change between a run and its continuation."""
-    free = {
-        "stop_after_minutes",
-        "save_every",
-        "eval_every",
-        "keep_checkpoints",
-        "mesh",
-        "evaluate",
-        "component",
-    }
-    return {k: v for k, v in config.to_dict().items() if k not in free}
-
-
-def _check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathlib.Path) -> None:
-    # Through JSON, as the checkpoint holds it: tuples became lists.
-    old, new = saved.get("run", {}), json.loads(json.dumps(wanted["run"]))
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
-    if changed:
-        raise UserError(
-            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} "
-            "differ; choose another --workdir or the same config"
-        )

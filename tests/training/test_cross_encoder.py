@@ -142,10 +142,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
     cross_encoder.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 3 + [True] * 9)
-    monkeypatch.setattr(cross_encoder, "_out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(cross_encoder.continuation, "out_of_time", lambda *_: next(calls))
     stopped = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 4 and "passages" not in stopped
-    monkeypatch.setattr(cross_encoder, "_out_of_time", lambda *_: False)
+    monkeypatch.setattr(cross_encoder.continuation, "out_of_time", lambda *_: False)
     resumed = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 6
     for a, b in zip(
