@@ -308,10 +308,15 @@ def make_batch(
             *config.buckets,
             *([config.max_length] if max(config.buckets) < config.max_length else []),
         ),
-        config.chunk_tokens,
-        mesh.shape["data"] * mesh.shape["fsdp"],
+        _chunk_rows(config, mesh),
         model.config.pad_id,
     )
+
+
+def _chunk_rows(config: Config, mesh: jax.sharding.Mesh) -> int:
+    """Rows of a chunk: what the config says, rounded up to the mesh's row shards."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-config.chunk_rows // ways) * ways
 
 
 # ---------------------------------------------------------------------------------------- evaluate
@@ -441,7 +446,7 @@ def _finish(
 
 
 def _check_config(config: Config) -> None:
-    for field in ("targets_per_step", "max_length", "chunk_tokens"):
+    for field in ("targets_per_step", "max_length", "chunk_rows"):
         if config[field] < 1:
             raise UserError(f"config.{field}={config[field]} must be at least 1")
     unknown = set(config.kinds) - {"passage", "triple"}

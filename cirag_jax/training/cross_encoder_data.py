@@ -16,7 +16,6 @@ import numpy as np
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
-from cirag_jax.retrieval.encode import batch_rows
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.pairs import PairTokens, pad_pairs
 from cirag_jax.retrieval.search import ExactIndex
@@ -42,7 +41,7 @@ class Target:
 
 
 class Batch(NamedTuple):
-    """One step's pairs, packed by length.
+    """One step's pairs, sorted by length.
 
     ``chunks`` are (``tokens_BT``, ``types_BT``, ``lengths_B``, ``label_B``, ``weight_B``); a
     padding row weighs 0 and the weights of all rows sum to 1.
@@ -312,35 +311,29 @@ def pack(
     rows: Sequence[PairTokens],
     labels: Sequence[bool],
     buckets: Sequence[int],
-    chunk_tokens: int,
-    row_multiple: int,
+    chunk_rows: int,
     pad_id: int,
 ) -> Batch:
-    """Chunks of few shapes: every row in the smallest bucket that holds it.
+    """Chunks of as many rows, shortest first, each padded to the bucket that holds its longest row.
 
     Args:
       rows: tokenised pairs, none longer than the last bucket.
       labels: which are relevant.
       buckets: ascending lengths; one compilation each.
-      chunk_tokens: tokens of a chunk, at most.
-      row_multiple: rows of a chunk are a multiple of it.
+      chunk_rows: rows of every chunk.
       pad_id: padding token.
     """
-    by_bucket: dict[int, list[int]] = {}
-    for index, row in enumerate(rows):
-        bucket = next(b for b in buckets if b >= len(row.tokens_T))
-        by_bucket.setdefault(bucket, []).append(index)
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index].tokens_T))
     chunks = []
-    for bucket, indices in sorted(by_bucket.items()):
-        size = batch_rows(bucket, chunk_tokens, row_multiple)
-        for start in range(0, len(indices), size):
-            part = indices[start : start + size]
-            arrays = pad_pairs([rows[i] for i in part], size, bucket, pad_id)
-            label_B = np.zeros((size,), np.float32)
-            weight_B = np.zeros((size,), np.float32)
-            label_B[: len(part)] = [labels[i] for i in part]
-            weight_B[: len(part)] = 1.0 / len(rows)
-            chunks.append((*arrays, label_B, weight_B))
+    for start in range(0, len(order), chunk_rows):
+        part = order[start : start + chunk_rows]
+        bucket = next(b for b in buckets if b >= len(rows[part[-1]].tokens_T))
+        arrays = pad_pairs([rows[i] for i in part], chunk_rows, bucket, pad_id)
+        label_B = np.zeros((chunk_rows,), np.float32)
+        weight_B = np.zeros((chunk_rows,), np.float32)
+        label_B[: len(part)] = [labels[i] for i in part]
+        weight_B[: len(part)] = 1.0 / len(rows)
+        chunks.append((*arrays, label_B, weight_B))
     return Batch(
         tuple(chunks),
         sum(len(row.tokens_T) for row in rows),

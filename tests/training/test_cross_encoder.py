@@ -46,7 +46,7 @@ def _overrides(folders, **changes):
     values = {
         "model.spec": model, "encoder.model": model, "data.dir": data, "dev.questions": 2,
         "targets_per_step": 6, "num_steps": 6, "eval_every": 3, "buckets": "(32, 64)",
-        "max_length": 64, "chunk_tokens": 512, "optimizer.learning_rate": 0.003,
+        "max_length": 64, "chunk_rows": 16, "optimizer.learning_rate": 0.003,
         "evaluate.retrieved": 3, "evaluate.bootstrap_samples": 200, "mesh.data": 1, **changes,
     }  # fmt: skip
     return [f"--config.{key}={value}" for key, value in values.items()]

@@ -166,10 +166,12 @@ def test_chunks_hold_every_row_once_and_padding_weighs_nothing():
         for n in lengths
     ]
     labels = [i % 3 == 0 for i in range(len(rows))]
-    batch = data_lib.pack(rows, labels, (8, 16, 32), 64, 2, pad_id=0)
+    batch = data_lib.pack(rows, labels, (8, 16, 32), 4, pad_id=0)
     found = []
     for tokens_BT, types_BT, lengths_B, label_B, weight_B in batch.chunks:
-        assert tokens_BT.shape[1] in (8, 16, 32) and tokens_BT.shape[0] % 2 == 0
+        assert tokens_BT.shape[0] == 4
+        longest = int(lengths_B[weight_B > 0].max())
+        assert tokens_BT.shape[1] == next(b for b in (8, 16, 32) if b >= longest)
         for row in np.flatnonzero(weight_B):
             n = lengths_B[row]
             found.append((tuple(tokens_BT[row, :n]), tuple(types_BT[row, :n]), bool(label_B[row])))
@@ -179,4 +181,6 @@ def test_chunks_hold_every_row_once_and_padding_weighs_nothing():
         (tuple(r.tokens_T), tuple(r.types_T), label) for r, label in zip(rows, labels, strict=True)
     ]
     assert sorted(found) == sorted(expected)
-    assert batch.tokens == sum(lengths) <= batch.padded_tokens
+    assert batch.tokens == sum(lengths)
+    # 2 3 5 7 | 8 9 16 16 | 30 31: rows of like length share a chunk.
+    assert batch.padded_tokens == 4 * (8 + 16 + 32)
