@@ -1,0 +1,137 @@
+"""Texts of any length through one compiled function per length bucket.
+
+A text's bucket depends on its own length alone and every bucket has one batch shape, so there is
+one compilation per bucket and a row never depends on its neighbours.
+"""
+
+import collections
+import contextlib
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from cirag_jax import sharding
+
+# Fine steps where triples and sentences lie, coarser ones where compilations would cost more
+# than the padding.
+BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+# Tokens of one batch, by platform.
+TOKENS_PER_BATCH = {"cpu": 2048}
+DEFAULT_TOKENS_PER_BATCH = 65536
+
+_CHUNK = 4096  # texts tokenised at a time, while earlier batches run
+_AHEAD = 4  # batches dispatched before the oldest is fetched
+
+Text = TypeVar("Text", bound=Hashable)
+Row = TypeVar("Row")
+
+
+def bucket_length(n: int, limit: int = BUCKETS[-1]) -> int:
+    """Smallest bucket that holds ``n`` tokens, at most ``limit`` (the encoder's positions)."""
+    for bucket in BUCKETS:
+        if n <= bucket:
+            return max(min(bucket, limit), n)
+    return n
+
+
+def batch_rows(length: int, tokens_per_batch: int | None = None, multiple: int = 8) -> int:
+    """Rows of the one batch shape of bucket ``length``: a positive multiple of ``multiple``."""
+    if tokens_per_batch is None:
+        tokens_per_batch = TOKENS_PER_BATCH.get(jax.default_backend(), DEFAULT_TOKENS_PER_BATCH)
+    return max(tokens_per_batch // (length * multiple), 1) * multiple
+
+
+def map_texts(
+    texts: Sequence[Text],
+    tokenize: Callable[[Sequence[Text]], list[Row]],
+    length_of: Callable[[Row], int],
+    pad: Callable[[list[Row], int, int], tuple[np.ndarray, ...]],
+    apply: Callable[..., jax.Array],
+    *,
+    width: tuple[int, ...],
+    max_length: int,
+    mesh: Mesh | None,
+    tokens_per_batch: int | None,
+    progress: Callable[[int], Any] | None,
+) -> np.ndarray:
+    """``apply`` over batches of texts: float32 of shape (N, *width), in input order.
+
+    Args:
+      texts: or tuples of texts; equal ones are computed once.
+      tokenize: token rows of some of them.
+      length_of: tokens of a row.
+      pad: (rows, number of rows, length) -> arrays with the batch first.
+      apply: those arrays, on the device -> (number of rows, *width).
+      width: shape of one result.
+      max_length: of the longest bucket.
+      mesh: batches are split over its data and fsdp axes.
+      tokens_per_batch: None: by platform.
+      progress: called with the number of distinct texts just finished.
+    """
+    unique = list(dict.fromkeys(texts))
+    result = np.zeros((len(unique), *width), np.float32)
+    ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    multiple = math.lcm(8, ways)
+
+    def shape_of(row: Row) -> tuple[int, int]:
+        bucket = bucket_length(length_of(row), max_length)
+        return batch_rows(bucket, tokens_per_batch, multiple), bucket
+
+    pending: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
+
+    def fetch() -> None:
+        numbers, found_B = pending.popleft()
+        result[numbers] = np.asarray(found_B)[: len(numbers)]
+        if progress is not None:
+            progress(len(numbers))
+
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        for shape, numbers, rows in _batches(unique, tokenize, shape_of):
+            arrays = pad(rows, *shape)
+            pending.append((numbers, apply(*(_put(array, mesh) for array in arrays))))
+            if len(pending) > _AHEAD:
+                fetch()
+        while pending:
+            fetch()
+    if len(unique) == len(texts):
+        return result
+    position = {text: index for index, text in enumerate(unique)}
+    return result[[position[text] for text in texts]]
+
+
+def _batches(
+    texts: Sequence[Text],
+    tokenize: Callable[[Sequence[Text]], list[Row]],
+    shape_of: Callable[[Row], tuple[int, int]],
+) -> Iterator[tuple[tuple[int, int], list[int], list[Row]]]:
+    """Yields ((rows, length), numbers, rows): full batches first, then each bucket's rest."""
+    waiting: dict[tuple[int, int], tuple[list[int], list[Row]]] = {}
+    for start in range(0, len(texts), _CHUNK):
+        chunk = tokenize(texts[start : start + _CHUNK])
+        for number, row in enumerate(chunk, start):
+            shape = shape_of(row)
+            numbers, rows = waiting.setdefault(shape, ([], []))
+            numbers.append(number)
+            rows.append(row)
+            if len(rows) == shape[0]:
+                yield shape, *waiting.pop(shape)
+    for shape, (numbers, rows) in sorted(waiting.items(), key=lambda item: item[0][1]):
+        yield shape, numbers, rows
+
+
+def _put(array: np.ndarray, mesh: Mesh | None) -> Any:
+    if mesh is None:
+        return array
+    return sharding.place(array, sharding.batch_sharding(mesh, array.ndim, array.shape))
+
+
+def everywhere(array: jax.Array) -> jax.Array:
+    """Inside a compiled function: the array on every device of the mesh, if there is one."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec())
