@@ -45,22 +45,29 @@ _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gra
 _NULL_WORDS = ("null", "none", "None")
 
 
+class Shown(dict[str, Any]):
+    """A result that is printed and not kept: the command leaves its workdir as it found it."""
+
+
 def run(
     main: Main,
     default_config: str,
     argv: Sequence[str] | None = None,
     *,
     default_workdir: str | None = None,
+    resumes: bool = False,
 ) -> NoReturn:
     """Runs ``main(config, workdir)`` as a command and leaves the process.
 
     Args:
       main: gets the locked ``ConfigDict`` and the existing working directory, returns the result,
-        a mapping that JSON can hold once arrays are listed; NaN and infinities become null.
+        a mapping that JSON can hold once arrays are listed; NaN and infinities become null. It is
+        kept in ``result.json``, except a `Shown`.
       default_config: path of the default config file (``path.py`` or ``path.py:preset``), looked
         up in the current directory first, then in the repository.
       argv: the command line with the program's name first; ``sys.argv`` by default.
       default_workdir: used where ``--workdir`` is not given; without it the flag is required.
+      resumes: whether the same command goes on where an interrupted one was; its message says so.
 
     Raises:
       SystemExit: always, with the exit code of the module's docstring.
@@ -73,7 +80,8 @@ def run(
         _say(f"{program}: {_one_line(str(error))}")
         code = 2
     except KeyboardInterrupt:
-        _say(f"{program}: interrupted")
+        hint = "; what is recorded is kept, and the same command goes on from there"
+        _say(f"{program}: interrupted{hint if resumes else ''}")
         code = 130
     except Exception:
         traceback.print_exc()
@@ -95,34 +103,47 @@ def _run(main: Main, default_config: str, argv: list[str], default_workdir: str 
             own.coordinator_address, own.num_processes, own.process_id
         )
         enable_compilation_cache()
-        with _recorded(workdir, config, argv, process_index == 0):
-            result = _jsonable(main(config, workdir))
+        with _recorded(workdir, config, argv, process_index == 0) as take_back:
+            found = main(config, workdir)
+            if isinstance(found, Shown):
+                take_back()
+        result = _jsonable(found)
         if not isinstance(result, dict):
             raise TypeError(f"main returned {type(result).__name__}, not a mapping")
         if process_index == 0:
-            _write_json(workdir / "result.json", result)
+            if not isinstance(found, Shown):
+                _write_json(workdir / "result.json", result)
             print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=stdout, flush=True)
     return 0
 
 
 @contextlib.contextmanager
-def _recorded(workdir: pathlib.Path, config: Any, argv: list[str], writes: bool) -> Iterator[None]:
-    """Writes ``config.json`` and ``environment.json``; a refused command leaves what was there."""
+def _recorded(
+    workdir: pathlib.Path, config: Any, argv: list[str], writes: bool
+) -> Iterator[Callable[[], None]]:
+    """Writes ``config.json`` and ``environment.json``; a refused command leaves what was there.
+
+    Yields what takes them back.
+    """
     if not writes:
-        yield
+        yield lambda: None
         return
     contents = {"config.json": config.to_dict(), "environment.json": _environment(argv)}
     before = {workdir / name: _read_bytes(workdir / name) for name in contents}
-    for name, content in contents.items():
-        _write_json(workdir / name, content)
-    try:
-        yield
-    except UserError:
+
+    def take_back() -> None:
         for path, content in before.items():
             if content is None:
                 path.unlink(missing_ok=True)
             else:
                 path.write_bytes(content)
+
+    for name, content in contents.items():
+        _write_json(workdir / name, content)
+    try:
+        yield take_back
+    except UserError:
+        take_back()
         raise
 
 

@@ -17,8 +17,9 @@ def main(config, workdir):
     """Extracts what the config describes."""
     from cirag_jax.graph import extract
 
-    return extract.extract_corpus(config, workdir)
+    result = extract.extract_corpus(config, workdir)
+    return cli.Shown(result) if config.estimate_only else result
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/extract.py")
+    cli.run(main, "configs/extract.py", resumes=True)

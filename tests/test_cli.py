@@ -42,7 +42,7 @@ def config_file(tmp_path):
 def run(tmp_path, config_file, capsys):
     """Runs a command in this process; returns its exit code, stdout, stderr and configs seen."""
 
-    def run(*arguments, main=None, workdir=tmp_path / "work"):
+    def run(*arguments, main=None, workdir=tmp_path / "work", **fields):
         seen = []
 
         def record(config, workdir):
@@ -53,7 +53,7 @@ def run(tmp_path, config_file, capsys):
         if workdir is not None:
             argv.append(f"--workdir={workdir}")
         with pytest.raises(SystemExit) as exit_:
-            cli.run(main or record, str(config_file), argv)
+            cli.run(main or record, str(config_file), argv, **fields)
         out, err = capsys.readouterr()
         return types.SimpleNamespace(code=exit_.value.code, out=out, err=err, seen=seen)
 
@@ -224,6 +224,22 @@ def test_unwritable_workdir(run, config_file):
     assert refused(run(workdir=config_file / "inside"), f"--workdir={config_file}/inside")
 
 
+def test_a_result_that_is_only_shown_leaves_the_workdir_alone(run, tmp_path):
+    def shown(config, workdir):
+        return cli.Shown(seconds=3)
+
+    def contents():
+        return {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
+
+    done = run("--config.train.steps=8", main=shown)
+    assert (done.code, json.loads(done.out), contents()) == (0, {"seconds": 3}, {})
+    run("--config.train.steps=7")
+    before = contents()
+    assert {"result.json", "config.json", "environment.json"} <= before.keys()
+    done = run("--config.train.steps=8", main=shown)
+    assert (done.code, json.loads(done.out), contents()) == (0, {"seconds": 3}, before)
+
+
 def test_user_error_of_main(run, tmp_path):
     def main(config, workdir):
         raise UserError("corpus.jsonl, line 3:\n  'id' is missing")
@@ -254,12 +270,14 @@ def test_fault_of_ours_has_a_traceback(run):
     assert "Traceback" in done.err and "ValueError: a bug" in done.err
 
 
-def test_interrupt(run):
+@pytest.mark.parametrize("resumes", [False, True])
+def test_interrupt(run, resumes):
     def main(config, workdir):
         raise KeyboardInterrupt
 
-    done = run(main=main)
-    assert (done.code, done.out, done.err) == (130, "", "command.py: interrupted\n")
+    done = run(main=main, resumes=resumes)
+    hint = "; what is recorded is kept, and the same command goes on from there" * resumes
+    assert (done.code, done.out, done.err) == (130, "", f"command.py: interrupted{hint}\n")
 
 
 def test_a_result_that_is_no_mapping_is_a_fault_of_ours(run):

@@ -11,9 +11,15 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.graph.provenance import source_sentence
 from cirag_jax.graph.store import Status
 from cirag_jax.graph.store_writer import Record
+from cirag_jax.llm import backends
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.types import Passage, Triple
+
+# Raise it with every change after which an answer that was given before yields other triples: in
+# `extract`, in the parsing of prompts/extraction.py and prompts/tolerant_json.py, in the choice of
+# a triple's sentence (provenance.py, datasets/sentences.py). The prompts have a hash of their own.
+PARSER = 1
 
 UNREADABLE = "answer: "  # begins the cause of a failure that asking again would repeat
 
@@ -123,6 +129,11 @@ def stored(passage: Passage, digest: bytes, outcome: Any, error: str | None) -> 
 # ------------------------------------------------------------------------------------ the extractor
 
 
+def version() -> dict[str, Any]:
+    """What decides, beside the model, which triples a passage gets: JSON that changes with it."""
+    return {"prompt": prompts.prompt_hash(), "parser": PARSER}
+
+
 def extractor_identity(config: Any, model: str, settings: ExtractionSettings) -> dict[str, Any]:
     """Who extracts, as JSON: what makes the triples of a passage others than they were.
 
@@ -131,12 +142,16 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
         model: As the config names it, or as the server does.
         settings: How.
     """
-    identity: dict[str, Any] = {"model": model, "prompt": prompts.prompt_hash()}
+    identity: dict[str, Any] = {"model": model, **version()}
     if settings.constrained:
         identity["constrained"] = True
     if config.backend != "openai":
         identity["weights"] = _digest(weight_files(model))
-        if config.adapter is not None:
+        if backends.is_workdir(config.adapter):
+            from cirag_jax.training.trained import open_adapter
+
+            identity["adapter"] = open_adapter(config.adapter)[2]["revision"]
+        elif config.adapter is not None:
             identity["adapter"] = _digest(sorted(Path(config.adapter).glob("*.safetensors")))
     return identity
 

@@ -199,6 +199,23 @@ class TripleStore:
             raise damaged(path, f"rows of {entry.id!r} are another passage's")
         return triples
 
+    def digest(self, passage_ids: Iterable[str]) -> str:
+        """A hash of the triples of these passages, from the index alone.
+
+        Segments are named by their content, so any change of these triples gives another hash. So
+        does compaction, which writes the same triples elsewhere.
+        """
+        found = hashlib.sha256()
+        for batch in batches(passage_ids, _ASKED):
+            entries = self.entries(batch)
+            for passage_id in batch:
+                entry, rows = entries.get(passage_id), None
+                if entry is not None and entry.status != "failed":
+                    name = "" if entry.segment is None else self._segments[entry.segment].name
+                    rows = [name, entry.first]
+                found.update(json.dumps([passage_id, rows]).encode() + b"\n")
+        return found.hexdigest()
+
     def check_corpus(self, passages: Iterable[Passage]) -> None:
         """Makes sure that the triples are those of the passages as they are now.
 

@@ -99,7 +99,7 @@ def entity_messages(passage: Passage) -> tuple[Message, ...]:
     return (
         Message("system", _ENTITIES_TASK),
         Message("user", _passage_text(_EXAMPLE)),
-        Message("assistant", _dump({"named_entities": _EXAMPLE_ENTITIES})),
+        Message("assistant", render_entities(_EXAMPLE_ENTITIES)),
         Message("user", _passage_text(passage)),
     )
 
@@ -109,7 +109,7 @@ def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message,
     return (
         Message("system", _TRIPLES_TASK),
         Message("user", _triples_text(_EXAMPLE, _EXAMPLE_ENTITIES)),
-        Message("assistant", _dump({"triples": _EXAMPLE_TRIPLES})),
+        Message("assistant", render_triples(_EXAMPLE_TRIPLES)),
         Message("user", _triples_text(passage, entities)),
     )
 
@@ -120,7 +120,17 @@ def _passage_text(passage: Passage) -> str:
 
 
 def _triples_text(passage: Passage, entities: Sequence[str]) -> str:
-    return f"{_passage_text(passage)}\nNamed entities: {_dump({'named_entities': entities})}"
+    return f"{_passage_text(passage)}\nNamed entities: {render_entities(entities)}"
+
+
+def render_entities(entities: Sequence[str]) -> str:
+    """The answer that lists these entities, in the format asked for."""
+    return _dump({"named_entities": entities})
+
+
+def render_triples(triples: Sequence[Parts]) -> str:
+    """The answer that lists these triples, in the format asked for."""
+    return _dump({"triples": triples})
 
 
 def _dump(value: Any) -> str:

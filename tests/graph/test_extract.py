@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.graph import segments, store_writer
+from cirag_jax.graph import extraction, segments, store_writer
 from cirag_jax.graph.extract import extract_corpus
 from cirag_jax.graph.extraction import ExtractionSettings, extract
-from cirag_jax.graph.store import TripleStore
+from cirag_jax.graph.store import TripleStore, content_hash
 from cirag_jax.graph.store_writer import StoreWriter
 from cirag_jax.graph.usage_log import UsageLog
+from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generate, Generated, RequestError
 from cirag_jax.types import Passage, Triple
@@ -144,6 +145,32 @@ def test_what_becomes_of_answers(first, second, status, cause, problems):
     assert bool(found.answer) == (status != "ok" and bool(second))
 
 
+NAMES = '{"named_entities": ["Ule"]}'
+GIVEN = [  # triples' answer, how it ended -> status, triples with their sentences
+    ('{"triples": [["Ule", "feeds", "Tarn"], ["ULE", "Feeds", "tarn"]]}', "stop",
+     "ok", [("Ule", "feeds", "Tarn", 0)]),
+    ('Sure: {"triples": [["Tarn", "governs", "Osk"], ["Ule", "feeds"], ["a", 3, "b\\n c"]]}',
+     "stop", "ok", [("Tarn", "governs", "Osk", 1), ("a", "3", "b c", 0)]),
+    ('{"triples": [["Ule", "feeds", "Tarn"], ["Tarn", "gov', "length",
+     "ok", [("Ule", "feeds", "Tarn", 0)]),
+    ("{'triples': [{'subject': 'Ule', 'predicate': 'feeds', 'object': 'Tarn'},]}", "stop",
+     "ok", [("Ule", "feeds", "Tarn", 0)]),
+    ('[["Ule", "feeds", "Tarn"]]', "stop", "ok", [("Ule", "feeds", "Tarn", 0)]),
+    (f'{{"triples": [{EXAMPLE}]}}', "stop", "failed", []),
+    ('{"triples": []}', "stop", "empty", []),
+]  # fmt: skip
+
+
+def test_the_parser_gives_what_its_version_gave():
+    """Where this fails for an intended change, raise `extraction.PARSER` and correct both."""
+    found = []
+    for answer, reason, *_ in GIVEN:
+        _, made = drive((NAMES, "stop"), (answer, reason))
+        rows = [(t.head, t.relation, t.tail, t.sentence) for t in made.triples]
+        found.append((answer, reason, made.status, rows))
+    assert (extraction.PARSER, found) == (1, GIVEN)
+
+
 def test_a_failed_request_is_the_failure_of_the_passage():
     program = extract(PASSAGE, ExtractionSettings())
     next(program)
@@ -247,6 +274,37 @@ def test_another_model_needs_a_word(server, tmp_path):
     # A server's only model is asked for its name.
     with pytest.raises(UserError, match="asks for model only"):
         run(server, folder, tmp_path / "w", **{"extractor.model": None})
+
+
+def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
+    folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
+    with monkeypatch.context() as patch:  # a store from before there was a version
+        patch.setattr(extraction, "version", lambda: {"prompt": prompts.prompt_hash()})
+        run(server, folder, tmp_path / "w")
+    for fields in ({}, {"estimate_only": True}):
+        with pytest.raises(UserError, match=r"asks for .* parser \d+; --config.replace=true"):
+            run(server, folder, tmp_path / "w", **fields)
+    assert run(server, folder, tmp_path / "w", replace=True)["extracted"] == 1
+    assert run(server, folder, tmp_path / "w")["reused"] == 1
+    monkeypatch.setattr(extraction, "PARSER", extraction.PARSER + 1)
+    newer = f"parser {extraction.PARSER}"
+    with pytest.raises(UserError, match=rf"parser {extraction.PARSER - 1}, .* {newer};"):
+        run(server, folder, tmp_path / "w")
+    assert run(server, folder, tmp_path / "w", replace=True)["extracted"] == 1
+
+
+def test_the_hash_of_a_passage_holds_the_parser(monkeypatch):
+    def digest():
+        config = extract_config.get_config()
+        config.extractor.backend = "openai"
+        identity = extraction.extractor_identity(config.extractor, "m", ExtractionSettings())
+        assert set(identity) == {"model", "prompt", "parser"}
+        return content_hash(PASSAGE, identity)
+
+    old = digest()
+    assert old == digest()
+    monkeypatch.setattr(extraction, "PARSER", extraction.PARSER + 1)
+    assert old != digest()
 
 
 def test_a_run_without_triples_stops(server, tmp_path):

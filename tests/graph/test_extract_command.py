@@ -3,13 +3,17 @@
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
 import pytest
 
+from cirag_jax import cli
 from cirag_jax.graph.store import TripleStore
-from tests import tiny, tiny_decoder
+from cirag_jax.runtime.journal import FILE, read_records
+from tests import interrupting, tiny, tiny_decoder
+from tests.graph.model_server import model_server
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -49,3 +53,50 @@ def test_nonsense_is_counted_and_stops_the_run(tmp_path):
     assert json.loads((tmp_path / "w" / "result.json").read_text()) == result
     with TripleStore.open(tmp_path / "w") as store:
         assert store.triples(["p0"]) == {"p0": None} and store.status("p0") == "failed"
+
+
+@pytest.mark.slow
+def test_ctrl_c_loses_nothing(tmp_path):
+    model = tiny_decoder.folder(tmp_path / "model", max_position_embeddings=4096)
+    data = tiny.dataset_folder(tmp_path / "data")
+    arguments = [
+        f"--config.data.dir={data}", f"--config.extractor.model={model}", "--config.limit=6",
+        "--config.entity_tokens=5", "--config.triple_tokens=5", "--config.max_empty_share=1",
+        "--config.in_flight=2", "--config.extractor.batch_size=2", f"--workdir={tmp_path / 'w'}",
+    ]  # fmt: skip
+    ended = interrupting.run(tmp_path, "extract.py", *arguments, after=3)
+    assert interrupting.is_one_sentence(ended, "extract.py")
+    assert not (tmp_path / "w" / "result.json").exists()
+    held = sum(record.calls["generate"] for record in read_records(tmp_path / "w" / FILE))
+    assert 3 <= ended.recorded <= held <= ended.recorded + 1 and held < 12
+    ended = interrupting.run(tmp_path, "extract.py", *arguments)
+    assert (ended.code, ended.recorded) == (0, 12 - held), ended.err
+    result = json.loads(ended.out)
+    assert (result["passages"], result["failed"], result["calls"]) == (6, 6, 12)
+
+
+def test_an_estimate_leaves_an_earlier_result_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    main = runpy.run_path(str(_ROOT / "launch" / "extract.py"))["main"]
+    data = tiny.dataset_folder(tmp_path / "data")
+
+    def extract(*arguments):
+        overrides = (f"--config.data.dir={data}", "--config.extractor.backend=openai",
+                     f"--config.extractor.base_url={server.url}", *arguments)  # fmt: skip
+        with pytest.raises(SystemExit) as end:
+            cli.run(main, str(_ROOT / "configs" / "extract.py"), ["extract.py", *overrides])
+        assert end.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    def kept():
+        return {path.name: path.read_bytes() for path in tmp_path.glob("w/*") if path.is_file()}
+
+    with model_server() as server:
+        workdir = f"--workdir={tmp_path / 'w'}"
+        model, few = "--config.extractor.model=m", "--config.max_empty_share=1"
+        done = extract(workdir, model, few, "--config.limit=2")
+        before = kept()
+        assert json.loads(before["result.json"]) == done and done["passages"] == 2
+        estimate = extract(workdir, model, "--config.estimate_only=true")
+        assert estimate["passages"] == 22 and not estimate["complete"]
+    assert kept() == before

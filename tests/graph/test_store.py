@@ -105,6 +105,29 @@ def test_a_corpus_that_has_changed_is_refused(folder):
                 store.check_corpus([*fine, changed])
 
 
+def test_the_digest_changes_with_the_triples_of_its_passages_and_no_others(folder):
+    def digest(names="acef"):
+        with TripleStore.open(folder) as store:
+            return store.digest(names)
+
+    def commit(*records, **fields):
+        with StoreWriter.open(folder) as store:
+            store.commit(records, MODEL, **fields)
+        return digest()
+
+    first = digest()
+    assert len({first, digest("ace"), digest("caef"), digest("acex")}) == 4
+    assert commit(ok("z")) == first  # a passage that is not asked for
+    assert commit(failed("f", "answer: cut")) == first  # it gives no triples now as then
+    assert commit(deleted=["f"]) == first
+    seen = {first, commit(empty("f")), commit(ok("f", 2)), commit(ok("f", 3))}
+    # The same text, model and number of triples, but another answer: a server is no function.
+    other = ok("f", 3)
+    seen.add(commit(Record("f", other.hash, "ok", (*other.triples[:2], other.triples[0]))))
+    seen.add(commit(deleted=["c"]))
+    assert len(seen) == 6
+
+
 def test_records_that_contradict_themselves_are_refused():
     digest = content_hash(passage("a"), MODEL)
     for fields in (
