@@ -2,16 +2,12 @@
 
 import collections
 import contextlib
-import dataclasses
-import json
 import logging
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import tqdm
 
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
@@ -20,11 +16,10 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import evidence_recall
 from cirag_jax.files import write_lines
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.registry import Method, find_method
-from cirag_jax.retrieval.index import hash_corpus
-from cirag_jax.runtime import codec, journal, online, opening
+from cirag_jax.methods.registry import find_method
+from cirag_jax.runtime import codec, journal, online, opening, task
 from cirag_jax.runtime.journal import Journal, Record
-from cirag_jax.runtime.scheduler import Job, Progress, Scheduler
+from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 log = logging.getLogger(__name__)
@@ -54,17 +49,24 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     begun = time.monotonic()
     method = find_method(config.method)
-    settings = method.config(**_plain(config[config.method]))
+    settings = method.config(**task.plain(config[config.method]))
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
     dataset, questions, corpus = _task(config)
-    jobs = [_job(method, question, settings) for question in questions]
-    with Journal(workdir / journal.FILE, _settings(config, method, corpus)) as book:
+    jobs = [task.job(q, lambda q=q: method.program(q.question, settings)) for q in questions]
+    with Journal(workdir / journal.FILE, task.settings(config, method, dataset, corpus)) as book:
         complete, load_seconds = True, 0.0
         known = book.outcomes()
         if any(job.id not in known for job in jobs):
-            complete, load_seconds = _run(config, method, dataset, corpus, jobs, book)
+            at_once = min(config.in_flight, len(jobs))
+
+            def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
+                return opening.open_handlers(
+                    config, method, dataset, corpus, workdir, stack, rows=at_once
+                )
+
+            complete, load_seconds = task.run(config, open_all, jobs, book)
         seconds = book.add_seconds(time.monotonic() - begun)
         wanted = {job.id for job in jobs}
         records = {record.id: record for record in book.records() if record.id in wanted}
@@ -92,114 +94,7 @@ def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
             raise UserError("config.question is not valid UTF-8.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
         return dataset, (question,), build_corpus(dataset, (), "ircot_full")
-    data = config.data.copy_and_resolve_references()
-    if not data.dir and not data.split:
-        data.split = "test"
-    questions = load.select_questions(dataset, data)
-    return dataset, questions, build_corpus(dataset, questions, data.corpus)
-
-
-def _job(method: Method, question: Question, settings: Any) -> Job:
-    return Job(
-        question.id,
-        json.loads(codec.dump(dataclasses.asdict(question))),
-        lambda: method.program(question.question, settings),
-    )
-
-
-def _settings(config: Config, method: Method, corpus: Corpus) -> dict[str, Any]:
-    """What decides the answers of a run, flat: the message of a refusal names one field."""
-    from cirag_jax.llm import generate
-
-    found: dict[str, Any] = {"method": config.method, "seed": config.seed}
-    found |= {f"{config.method}.{k}": v for k, v in _plain(config[config.method]).items()}
-    blocks = ["retriever", "encoder"] + (["reranker"] if method.uses_triples else [])
-    for block in blocks:
-        found |= {f"{block}.{name}": value for name, value in _plain(config[block]).items()}
-    for role in opening.roles_of(config, method.roles):
-        found |= {f"{role}.{k}": v for k, v in generate.settings(config[role]).items()}
-        found[f"{role}.max_tokens"] = config[role].max_tokens
-    if method.uses_triples:
-        found["triples"] = config.triples
-    if config.question is None:
-        found["data.corpus"] = corpus.policy
-    found["passages"] = hash_corpus(corpus.passages)
-    return found
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in config.to_dict().items()}
-
-
-# ------------------------------------------------------------------------------------- the run
-
-
-def _run(
-    config: Config,
-    method: Method,
-    dataset: Dataset,
-    corpus: Corpus,
-    jobs: Sequence[Job],
-    book: Journal,
-) -> tuple[bool, float]:
-    """Runs what is left; whether everything ended, and the seconds until the first request."""
-    begun, deadline = time.monotonic(), None
-    if config.stop_after_minutes < 0:
-        raise UserError("config.stop_after_minutes must not be negative.")
-    if config.in_flight < 1:
-        raise UserError("config.in_flight must be at least 1.")
-    if config.stop_after_minutes:
-        deadline = begun + 60 * config.stop_after_minutes
-    with contextlib.ExitStack() as stack:
-        handlers = opening.open_handlers(
-            config,
-            method,
-            dataset,
-            corpus,
-            book.path.parent,
-            stack,
-            rows=min(config.in_flight, len(jobs)),
-        )
-        with _progress_bar(len(jobs)) as show:
-            scheduler = Scheduler(
-                handlers,
-                book,
-                in_flight=config.in_flight,
-                encode=codec.encode_prediction,
-                on_progress=show,
-            )
-            for handler in set(handlers.values()):
-                if isinstance(handler, opening.GenerateHandler):
-                    handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
-            load_seconds = time.monotonic() - begun
-            return scheduler.run(jobs, deadline=deadline), load_seconds
-
-
-@contextlib.contextmanager
-def _progress_bar(total: int) -> Iterator[Any]:
-    """Questions done, calls, tokens, cost and time left, on standard error."""
-    with tqdm.tqdm(
-        total=total,
-        unit="question",
-        file=sys.stderr,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-        smoothing=0,
-        miniters=0,  # tokens count as progress, too
-    ) as bar:
-
-        def show(progress: Progress, new_tokens: int = 0) -> None:
-            parts = [f"{progress.generated} generations"]
-            parts.append(f"{progress.generated_tokens + new_tokens:,} tokens")
-            if progress.replayed:
-                parts.append(f"{progress.replayed} replayed")
-            if progress.failed:
-                parts.append(f"{progress.failed} failed")
-            if progress.cost:
-                parts.append(f"cost {progress.cost:.2f}")
-            bar.set_postfix_str(", ".join(parts), refresh=False)
-            bar.update(progress.done - bar.n)
-
-        yield show
+    return dataset, *task.select(dataset, config.data, default_split="test")
 
 
 # ---------------------------------------------------------------------------------- the results
@@ -279,9 +174,10 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
         return {}
     records = journal.read_records(path)
     usage = sum((record.usage for record in records), start=Usage())
+    ended = [record for record in records if record.outcome or record.error]
     extraction = {
-        "passages": len(records),
-        "failures": sum(r.outcome is None or r.outcome["status"] == "failed" for r in records),
+        "passages": len(ended),
+        "failures": sum(r.error is not None or r.outcome["status"] == "failed" for r in ended),
         "prompt_tokens": usage.prompt_tokens,
         "generated_tokens": usage.generated_tokens,
         "cost": usage.cost,

@@ -22,4 +22,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/methods/cirag.py", default_workdir="runs/answer")
+    cli.run(main, "configs/methods/cirag.py", default_workdir="runs/answer", resumes=True)

@@ -3,131 +3,32 @@
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import random
 import runpy
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
 from cirag_jax import cli
 from cirag_jax.datasets import load
 from cirag_jax.runtime import codec
-from tests import tiny, tiny_decoder
+from tests import interrupting
+from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _KILLS = 10
-VOLATILE = {"seconds", "seconds_per_question", "load_seconds"}
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A dataset of which eight questions are asked, an encoder and a decoder, all tiny."""
-    root = tmp_path_factory.mktemp("tiny")
-    return {
-        "data": tiny.dataset_folder(root / "data"),
-        "encoder": tiny.model_folder(root / "encoder"),
-        "decoder": tiny_decoder.folder(root / "decoder", max_position_embeddings=2048),
-    }
-
-
-def arguments(folders, workdir, *more, method="cirag") -> list[str]:
-    roles = ("integrator", "reader") if method == "cirag" else ("reader",)
-    values = {
-        "data.dir": folders["data"], "data.split": "train", "encoder.model": folders["encoder"],
-        "in_flight": 5, f"{method}.num_passages": 3, f"{method}.answer_tokens": 6,
-    }  # fmt: skip
-    if method == "cirag":
-        values |= {
-            "cirag.max_steps": 2, "cirag.num_candidates": 4, "cirag.guided": True,
-            "cirag.decision_tokens": 5,
-        }  # fmt: skip
-    else:
-        values["native_rag.num_read"] = 2
-    for role in roles:
-        values[f"{role}.model"] = folders["decoder"]
-        values[f"{role}.prefix_tokens"] = 0
-        values[f"{role}.batch_size"] = 4
-    overrides = [f"--config.{key}={value}" for key, value in values.items()]
-    config = f"--config=configs/methods/{method}.py"
-    return [config, *overrides, *more, f"--workdir={workdir}"]
+    return tiny_folders(tmp_path_factory.mktemp("tiny"))
 
 
 # ------------------------------------------------------------------------------- in other processes
-
-
-@dataclasses.dataclass
-class Run:
-    """One run of the command: its status, its result, and what its backends were asked."""
-
-    status: int
-    out: str
-    err: str
-    batches: list[tuple[str, set[tuple[str, int, int]]]]
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return json.loads(self.out)
-
-    @property
-    def asked(self) -> list[tuple[str, int, int]]:
-        return [place for _, places in self.batches for place in places]
-
-
-def execute(folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
-    """Runs the command as `tests.answer_driver` says."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for index, plan in enumerate(plans):
-        plan.setdefault("keep", None)
-        plan |= {name: str(folder / f"{index}.{name}") for name in ("log", "out", "err")}
-    (folder / "plan.json").write_text(json.dumps(plans))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(_ROOT),
-        "JAX_NUM_CPU_DEVICES": "1",
-        "CIRAG_JAX_CACHE": "0",
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.answer_driver", str(folder / "plan.json")],
-        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [
-        Run(
-            status,
-            pathlib.Path(plan["out"]).read_text("utf-8"),
-            pathlib.Path(plan["err"]).read_text("utf-8"),
-            _batches(plan["log"]),
-        )
-        for status, plan in zip(json.loads(done.stdout), plans, strict=True)
-    ]
-
-
-def _batches(log: str) -> list[tuple[str, set[tuple[str, int, int]]]]:
-    lines = map(json.loads, pathlib.Path(log).read_text("utf-8").splitlines())
-    return [(name, {tuple(place) for place in places}) for name, places in lines]
-
-
-def journalled(workdir: pathlib.Path) -> set[tuple[str, int, int]]:
-    """Places of the responses that a journal holds."""
-    with sqlite3.connect(workdir / "journal.sqlite") as db:
-        found = set(db.execute("SELECT program, ordinal, part FROM responses"))
-    db.close()
-    return found
-
-
-def lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +167,23 @@ def test_killed_at_ten_points_and_resumed_gives_the_same_bytes(runs, folders, tm
         assert name in VOLATILE or cut[-1].result[name] == value, name
 
 
+@pytest.mark.slow
+def test_ctrl_c_loses_nothing(runs, folders, tmp_path):
+    root, (whole, *_) = runs
+    argv = arguments(folders, tmp_path / "w")
+    ended = interrupting.run(tmp_path, "answer.py", *argv, after=9)
+    assert interrupting.is_one_sentence(ended, "answer.py")
+    assert not (tmp_path / "w" / "result.json").exists()
+    held = journalled(tmp_path / "w")
+    assert ended.recorded <= len(held) <= ended.recorded + 1 and held < set(whole.asked)
+    ended = interrupting.run(tmp_path, "answer.py", *argv)
+    assert (ended.code, ended.recorded) == (0, len(whole.asked) - len(held)), ended.err
+    for name, value in whole.result.items():
+        assert name in VOLATILE or json.loads(ended.out)[name] == value, name
+    done, uncut = tmp_path / "w" / "predictions.jsonl", root / "whole" / "predictions.jsonl"
+    assert done.read_bytes() == uncut.read_bytes()
+
+
 # ------------------------------------------------------------------------------------- in this one
 
 
@@ -355,6 +273,16 @@ def test_another_config_on_the_same_workdir_is_refused(runs, folders, capsys, ov
     message = fails(capsys, arguments(folders, root / "whole", f"--config.{override}"))
     assert words in message and "use another --workdir" in message
     assert (root / "whole" / "predictions.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_other_triples_on_the_same_workdir_are_refused(runs, folders, tmp_path, capsys):
+    root, _ = runs
+    data = shutil.copytree(folders["data"], tmp_path / "data")
+    text = (data / "openie.jsonl").read_text("utf-8")
+    (data / "openie.jsonl").write_text(text.replace("known for", "famous for", 1), "utf-8")
+    message = fails(capsys, arguments({**folders, "data": data}, root / "whole"))
+    assert 'was begun with triples.content="' in message and "use another --workdir" in message
 
 
 @pytest.mark.slow

@@ -135,6 +135,34 @@ def decode_triple(data: list[Any]) -> Triple:
     return Triple(*data)
 
 
+def encode_step(step: Step) -> dict[str, Any]:
+    """A round as JSON holds it, field by field; triples as in `encode_triple`."""
+    return {
+        "query": step.query,
+        "passages": list(step.passages),
+        "candidates": [encode_triple(triple) for triple in step.candidates],
+        "scores": list(step.scores),
+        "thought": step.thought,
+        "kept": [encode_triple(triple) for triple in step.kept],
+        "next_query": step.next_query,
+        "response": step.response,
+    }
+
+
+def decode_step(data: Mapping[str, Any]) -> Step:
+    """The round that `encode_step` wrote."""
+    return Step(
+        query=data["query"],
+        passages=tuple(data["passages"]),
+        candidates=tuple(map(decode_triple, data["candidates"])),
+        scores=tuple(data["scores"]),
+        thought=data["thought"],
+        kept=tuple(map(decode_triple, data["kept"])),
+        next_query=data["next_query"],
+        response=data["response"],
+    )
+
+
 def encode_prediction(prediction: Prediction) -> dict[str, Any]:
     """A prediction as JSON holds it, field by field; triples as in `encode_triple`."""
     return {
@@ -143,19 +171,7 @@ def encode_prediction(prediction: Prediction) -> dict[str, Any]:
         "passages": list(prediction.passages),
         "sentences": [list(pair) for pair in prediction.sentences],
         "triples": [encode_triple(triple) for triple in prediction.triples],
-        "steps": [
-            {
-                "query": step.query,
-                "passages": list(step.passages),
-                "candidates": [encode_triple(triple) for triple in step.candidates],
-                "scores": list(step.scores),
-                "thought": step.thought,
-                "kept": [encode_triple(triple) for triple in step.kept],
-                "next_query": step.next_query,
-                "response": step.response,
-            }
-            for step in prediction.steps
-        ],
+        "steps": [encode_step(step) for step in prediction.steps],
         "attempts": [dataclasses.asdict(attempt) for attempt in prediction.attempts],
         "problems": dict(prediction.problems),
     }
@@ -169,19 +185,7 @@ def decode_prediction(data: Mapping[str, Any]) -> Prediction:
         passages=tuple(data["passages"]),
         sentences=tuple((pair[0], pair[1]) for pair in data["sentences"]),
         triples=tuple(map(decode_triple, data["triples"])),
-        steps=tuple(
-            Step(
-                query=step["query"],
-                passages=tuple(step["passages"]),
-                candidates=tuple(map(decode_triple, step["candidates"])),
-                scores=tuple(step["scores"]),
-                thought=step["thought"],
-                kept=tuple(map(decode_triple, step["kept"])),
-                next_query=step["next_query"],
-                response=step["response"],
-            )
-            for step in data["steps"]
-        ),
+        steps=tuple(map(decode_step, data["steps"])),
         attempts=tuple(
             Attempt(**{**attempt, "evidence": tuple(attempt["evidence"])})
             for attempt in data["attempts"]

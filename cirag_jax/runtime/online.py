@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 
 from cirag_jax.graph import extraction
+from cirag_jax.graph.store import content_hash
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
@@ -63,18 +64,20 @@ class OnlineExtractHandler:
             in_flight=256,
             encode=extraction.encode_extraction,
         )
-        complete = scheduler.run([self._job(passage) for passage in passages])
+        jobs = [self._job(passage) for passage in passages]
+        complete = scheduler.run(jobs)
         outcomes = self._journal.outcomes()
-        for passage in passages:
-            if passage.id in outcomes:
-                self._known[passage.id] = _triples(passage, outcomes[passage.id])
+        for job, passage in zip(jobs, passages, strict=True):
+            if job.id in outcomes:
+                self._known[passage.id] = _triples(passage, outcomes[job.id])
             elif complete:
                 self._known[passage.id] = None
         return complete
 
     def _job(self, passage: Passage) -> Job:
         return Job(
-            passage.id,
+            # A changed passage is another program.
+            f"{passage.id}@{content_hash(passage, {}).hex()[:16]}",
             json.loads(codec.dump(dataclasses.asdict(passage))),
             lambda: extraction.extract(passage, self._settings),
         )

@@ -1,6 +1,8 @@
 """From a method's config to the handlers that answer its requests."""
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import pathlib
 import sys
@@ -14,6 +16,7 @@ from cirag_jax.llm.shapes import EngineConfig
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     ExtractHandler,
@@ -28,12 +31,48 @@ from cirag_jax.types import Config, Dataset
 
 ONLINE = "online"
 
-__all__ = ["ONLINE", "GenerateHandler", "open_handlers", "roles_of"]
+__all__ = ["ONLINE", "GenerateHandler", "open_handlers", "roles_of", "triples_settings"]
 
 
 def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:
     """The language models a run needs: the method's, and the extractor where it works online."""
     return (*roles, "extractor") if config.get("triples") == ONLINE else tuple(roles)
+
+
+def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+    """Which triples a run sees, flat as its journal keeps it.
+
+    Args:
+      config: of configs/methods, of a method that uses triples.
+      dataset: with the triples of its passages.
+      corpus: the passages to search.
+
+    Raises:
+      UserError: ``config.triples`` is no store.
+    """
+    if config.triples == ONLINE:
+        from cirag_jax.graph import extraction
+
+        version = extraction.version()
+        return {"triples": ONLINE} | {f"extractor.{k}": value for k, value in version.items()}
+    ids = [passage.id for passage in corpus.passages]
+    if config.triples is None:
+        content = _hash_triples(dataset, ids)
+    else:
+        from cirag_jax.graph.store import TripleStore
+
+        with TripleStore.open(config.triples) as store:
+            content = store.digest(ids)
+    return {"triples": config.triples, "triples.content": content}
+
+
+def _hash_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
+    found = hashlib.sha256()
+    for passage_id in passage_ids:
+        triples = dataset.triples.get(passage_id)
+        rows = None if triples is None else [codec.encode_triple(triple) for triple in triples]
+        found.update(json.dumps([passage_id, rows]).encode() + b"\n")
+    return found.hexdigest()
 
 
 def open_handlers(
@@ -125,13 +164,17 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
 def _open_online(
     config: Config, model: Any, workdir: pathlib.Path, stack: contextlib.ExitStack
 ) -> Handler:
-    from cirag_jax.graph.extraction import ExtractionSettings
+    from cirag_jax.graph import extraction
     from cirag_jax.runtime import online
     from cirag_jax.runtime.journal import Journal
 
-    settings = {"extractor": generate.settings(config.extractor)}
+    how = extraction.ExtractionSettings(triple_tokens=config.extractor.max_tokens)
+    settings = {
+        **extraction.version(),
+        **dataclasses.asdict(how),
+        "extractor": generate.settings(config.extractor),
+    }
     journal = stack.enter_context(Journal(workdir / online.FILE, settings))
-    how = ExtractionSettings(triple_tokens=config.extractor.max_tokens)
     return online.OnlineExtractHandler(model, journal, how)
 
 

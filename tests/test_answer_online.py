@@ -1,0 +1,56 @@
+"""``launch/answer.py`` that extracts with a tiny model of this process: killed, it goes on."""
+
+import signal
+
+import pytest
+
+from tests import tiny_decoder
+from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
+
+pytestmark = pytest.mark.slow
+NAME = "extractions.sqlite"
+
+
+def test_online_extraction_with_a_model_of_its_own(tmp_path):
+    folders = tiny_folders(tmp_path / "tiny")
+    model = tiny_decoder.folder(tmp_path / "extractor", max_position_embeddings=4096)
+    more = [
+        "--config.triples=online", f"--config.extractor.model={model}", "--config.data.limit=3",
+        "--config.extractor.max_tokens=5", "--config.extractor.batch_size=4",
+    ]  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    # The second run: three retrievals, then the fifth answer of the extractor, in a batch of three.
+    plans = [
+        {"arguments": arguments(folders, whole, *more), "kill": None},
+        {"arguments": arguments(folders, cut, *more), "kill": [8, "after"]},
+        {"arguments": arguments(folders, cut, *more), "kill": None},
+    ]
+    uncut, killed, resumed = execute(tmp_path / "logs", plans)
+    assert uncut.status == 0, uncut.err
+    result, extracted = uncut.result, journalled(whole, NAME)
+    seen = {passage for row in lines(whole / "predictions.jsonl") for passage in row["passages"]}
+    assert {program.partition("@")[0] for program, _, _ in extracted} == seen
+    # The model writes nonsense: every passage failed, which is not to have no triples.
+    extraction = result["extraction"]
+    assert extraction["passages"] == extraction["failures"] == len(seen) > 4
+    assert extraction["prompt_tokens"] > 0 and extraction["generated_tokens"] > 0
+    assert result["calls"]["extract"] >= 3 and "rank_triples" not in result["calls"]
+    assert result["problems"]["passage_not_extracted"] >= len(seen)
+    assert "passage_without_triples" not in result["problems"]
+    assert (result["answered"], result["complete"]) == (3, True)
+    # Each passage was extracted once, by two calls, whoever asked for it.
+    assert len(extracted) == 2 * len(seen)
+    asked = [place for place in uncut.asked if place in extracted]
+    assert sorted(asked) == sorted(extracted)
+
+    assert (killed.status, resumed.status) == (-signal.SIGKILL, 0), resumed.err
+    before = [place for place in killed.asked if place in extracted]
+    after = [place for place in resumed.asked if place in extracted]
+    # Five answers were kept; of what was asked, only what was under way is asked again.
+    assert set(before) | set(after) == extracted and len(after) == len(extracted) - 5
+    assert len(set(before) & set(after)) == len(before) - 5
+    assert set(before) & set(after) <= killed.batches[-1][1]
+    assert (cut / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
+    assert {k: v for k, v in resumed.result.items() if k not in VOLATILE} == {
+        k: v for k, v in result.items() if k not in VOLATILE
+    }
