@@ -139,3 +139,28 @@ class Prediction:
     steps: tuple[Step, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One question as a teacher collected its evidence: what distillation trains on.
+
+    Attributes:
+        question_id: The question's.
+        question: Its text.
+        teacher: Who decided: ``annotations``, or the name of a language model.
+        steps: The rounds of retrieval, each with the teacher's decision.
+        end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, or ``repeat`` (it
+            asked again what it had asked before, and that ends a run).
+        solved: Whether core triples support every fact that the question needs (annotations), or
+            the answer read from them is right (a language model); None where nobody looked.
+        problems: Malformed output of each kind -> how often it was met.
+    """
+
+    question_id: str
+    question: str
+    teacher: str
+    steps: tuple[Step, ...]
+    end: Literal["stopped", "max_steps", "repeat"]
+    solved: bool | None = None
+    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -93,6 +93,31 @@ class CiragConfig:
 def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
     """Answers x: integrates facts round by round, then reads them at rising granularity."""
     evidence, steps, problems = Evidence(config.form), [], collections.Counter[str]()
+    yield from collect(question, evidence, steps, config, problems)
+    if not steps:
+        found: Retrieved = yield Retrieve(question, config.num_passages)
+        evidence.see(found.passages)
+        steps.append(Step(question, tuple(p.id for p in found.passages)))
+    first = evidence.seen[: len(steps[0].passages)]
+    attempts = yield from cascade(question, evidence, first, config, problems)
+    return _prediction(steps, attempts, problems, config)
+
+
+def construct_and_integrate(question: str, config: CiragConfig) -> Program[Prediction]:
+    """The first module alone, which distillation imitates: steps, and no answer."""
+    evidence, steps, problems = Evidence(config.form), [], collections.Counter[str]()
+    yield from collect(question, evidence, steps, config, problems)
+    return _prediction(steps, (), problems, config)
+
+
+def collect(
+    question: str,
+    evidence: Evidence,
+    steps: list[Step],
+    config: CiragConfig,
+    problems: collections.Counter[str],
+) -> Program[None]:
+    """Rounds of construction and integration, appended to ``steps``, until a_{t+1} is none."""
     query, asked = question, {question}
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
@@ -107,13 +132,6 @@ def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
             break
         query = decision.next_query
         asked.add(query)
-    if not steps:
-        found = yield Retrieve(question, config.num_passages)
-        evidence.see(found.passages)
-        steps.append(Step(question, tuple(p.id for p in found.passages)))
-    first = evidence.seen[: len(steps[0].passages)]
-    attempts = yield from cascade(question, evidence, first, config, problems)
-    return _prediction(steps, attempts, problems, config)
 
 
 # --------------------------------------------------------------------------------- construction
@@ -287,9 +305,9 @@ def _prediction(
 ) -> Prediction:
     """The last attempt's answer; where all refuse, that output stands, in the default bucket.
 
-    So does an answer that was forced.
+    So do an answer that was forced and, where nobody read, the empty one.
     """
-    last = attempts[-1]
+    last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
     by_itself = last.sufficient and len(attempts) <= len(config.levels)
     ranked = rank_triples(steps, config.form)
     return Prediction(

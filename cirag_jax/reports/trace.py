@@ -134,13 +134,14 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
     evidences = [tuple(map(str, fact)) for fact in given.get("evidences") or ()]
     pairs = {endpoints(head, tail) for head, _, tail in evidences}
     supporting = [str(passage_id) for passage_id in given.get("supporting") or ()]
-    scored = outcome is not None and bool(golds)
+    # A run that only collects evidence for distillation reads nothing, which is no wrong answer.
+    scored = outcome is not None and bool(golds) and bool(outcome.attempts)
     kept = {
         endpoints(triple.head, triple.tail)
         for step in (outcome.steps if outcome else ())
         for triple in step.kept
     }
-    em = answers.exact_match(outcome.answer, golds, profile) if outcome and golds else None
+    em = answers.exact_match(outcome.answer, golds, profile) if outcome and scored else None
     return {
         "id": record.id,
         "question": str(given["question"]),

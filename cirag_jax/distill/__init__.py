@@ -1,0 +1,1 @@
+"""Trajectories of teachers, and what students are trained on."""

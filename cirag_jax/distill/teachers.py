@@ -1,0 +1,148 @@
+"""Who answers the integrator's requests while trajectories are collected.
+
+The loop around a teacher is CIRAG's own, with its retrieval, triples and ranking; so what a teacher
+decides on is what a student will see.
+"""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from cirag_jax.distill.ideal import Gold, Round, decide, gold_of
+from cirag_jax.graph.normalise import Form
+from cirag_jax.graph.store import TripleStore
+from cirag_jax.llm.types import Message
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.runtime import opening
+from cirag_jax.runtime.requests import Generate, Generated
+from cirag_jax.runtime.scheduler import Call, Done, Handler
+from cirag_jax.types import Config, Dataset, Question, Triple
+
+Teacher = Literal["annotations", "llm"]
+KINDS = ("annotations", "llm", "mixture")
+
+_QUERY = "[[## Original Query ##]]\n"
+_FACTS = "[[## fact_before_filter ##]]\n"
+
+
+class AnnotationTeacher:
+    """Writes ideal decisions, as text in the format that a language model is asked for.
+
+    Everything it needs of the past stands in the conversation, so that a run which was killed goes
+    on as if it had not been.
+
+    Args:
+      golds: annotations by question id, which is a program's id.
+      retries: how often it asks for one fact again before it gives up.
+    """
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, golds: Mapping[str, Gold], retries: int):
+        self._golds = golds
+        self._retries = retries
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for index, call in enumerate(calls):
+            request: Generate = call.request
+            gold = self._golds[call.key.program]
+            done(index, Generated(self.respond(gold, request.messages), "stop"))
+
+    def respond(self, gold: Gold, messages: Sequence[Message]) -> str:
+        """The decision after a conversation that `integration_messages` rendered as multi_turn."""
+        rounds, query, candidates = read_conversation(messages, gold.form)
+        step = decide(gold, rounds, query, candidates, self._retries)
+        return prompts.render_decision(step, gold.form)
+
+
+def read_conversation(
+    messages: Sequence[Message], form: Form
+) -> tuple[list[Round], str, tuple[Triple, ...]]:
+    """The rounds decided so far, this round's query and its candidates, as they were shown.
+
+    Args:
+      messages: of the rendering multi_turn; a worked example in front is passed over.
+      form: normalisation of the facts in it.
+    """
+    start = max(i for i, message in enumerate(messages) if _QUERY in message.text)
+    query = messages[start].text.split(_QUERY, 1)[1].partition(f"\n\n{_FACTS}")[0]
+    rounds: list[Round] = []
+    candidates: tuple[Triple, ...] = ()
+    for message in messages[start:]:
+        if message.role == "user":
+            facts = json.loads(message.text.rpartition(_FACTS)[2])["fact"]
+            candidates = tuple(Triple(*fact) for fact in facts)
+        else:
+            decision = prompts.parse_decision(message.text, candidates, form=form)
+            rounds.append(Round(query, decision.kept))
+            query = decision.next_query or ""
+    return rounds, query, candidates
+
+
+class Mixture:
+    """Hands every question to its own teacher.
+
+    Args:
+      teachers: handlers by name.
+      teacher_of: the name for a program's id.
+    """
+
+    is_slow = True
+
+    def __init__(self, teachers: Mapping[str, Handler], teacher_of: Callable[[str], str]):
+        self._teachers = teachers
+        self._teacher_of = teacher_of
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the budget of one of them has ended."""
+        return any(teacher.is_exhausted for teacher in self._teachers.values())
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for name, teacher in self._teachers.items():
+            own = [i for i, c in enumerate(calls) if self._teacher_of(c.key.program) == name]
+            if own:
+                teacher([calls[i] for i in own], lambda i, r, own=own: done(own[i], r))
+
+
+def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
+    """Who teaches a question: of a mixture, the language model teaches a ``share`` of them.
+
+    The draw looks at nothing but seed and question, so that more questions change no teacher. A
+    question without annotations goes to the language model.
+    """
+    if kind == "annotations" or (
+        kind == "mixture" and has_gold and random.Random(f"{seed}/{question.id}").random() >= share
+    ):
+        return "annotations"
+    return "llm"
+
+
+def read_golds(
+    config: Config, dataset: Dataset, questions: Sequence[Question], form: Form
+) -> dict[str, Gold]:
+    """The annotations of those questions that have any, with the triples of gold passages.
+
+    Args:
+      config: with ``triples``, where the candidates come from; of triples that are extracted online
+        only what a candidate itself says is known.
+      dataset: with the corpus.
+      questions: the questions.
+      form: normalisation of triples.
+
+    Raises:
+      UserError: ``config.triples`` is no store.
+    """
+    ids = dict.fromkeys(i for q in questions for i in q.supporting or () if i in dataset.corpus)
+    triples: Mapping[str, Sequence[Triple] | None] = dataset.triples
+    if config.triples == opening.ONLINE:
+        triples = {}
+    elif config.triples is not None:
+        with TripleStore.open(config.triples) as store:
+            triples = store.triples(list(ids))
+    golds = {q.id: gold_of(q, dataset.corpus, triples, form) for q in questions}
+    return {question_id: gold for question_id, gold in golds.items() if gold.hops}

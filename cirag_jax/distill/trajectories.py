@@ -1,0 +1,301 @@
+"""Trajectories on disk: written, read back, filtered, counted."""
+
+import collections
+import json
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cirag_jax.datasets.records import Record, read_lines
+from cirag_jax.distill.ideal import Gold
+from cirag_jax.errors import UserError
+from cirag_jax.files import write_lines
+from cirag_jax.prompts.cirag import PROBLEMS
+from cirag_jax.runtime import codec
+from cirag_jax.types import Step, Trajectory, Triple
+
+FILE = "trajectories.jsonl"
+SIDECAR = "trajectories.json"
+KEEPS = ("all", "parsed", "correct_only")
+ENDS = ("stopped", "max_steps", "repeat")
+# Problems of a teacher's own turns; the others are those of retrieval and extraction.
+_TURN_PROBLEMS = PROBLEMS | {"asked_again"}
+
+
+# -------------------------------------------------------------------------------- write and read
+
+
+def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
+    """Writes one trajectory a line, aside and then renamed.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    write_lines(Path(path), map(_encode, trajectories))
+
+
+def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
+    """The trajectories that ``path``, a workdir of launch/distill.py or a file, holds.
+
+    Raises:
+      UserError: there is no such file, it is empty, or a line is no trajectory.
+    """
+    file = trajectory_file(path)
+    found: dict[str, Trajectory] = {}
+    for record in read_lines(file):
+        trajectory = _decode(record)
+        if trajectory.question_id in found:
+            raise record.error("question_id", f"repeats {trajectory.question_id!r}")
+        found[trajectory.question_id] = trajectory
+    return tuple(found.values())
+
+
+def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """How the trajectories of ``path`` were rendered and where they come from.
+
+    Raises:
+      UserError: the sidecar is not there or is no JSON object.
+    """
+    file = trajectory_file(path).with_suffix(".json")
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file} must hold a JSON object.")
+    return value
+
+
+def trajectory_file(path: str | os.PathLike[str]) -> Path:
+    """The file of a workdir of launch/distill.py, or ``path`` itself.
+
+    Raises:
+      UserError: there is none.
+    """
+    path = Path(path).expanduser()
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file} does not exist; launch/distill.py writes it.")
+    return file
+
+
+def _encode(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "question_id": trajectory.question_id,
+        "question": trajectory.question,
+        "teacher": trajectory.teacher,
+        "steps": [codec.encode_step(step) for step in trajectory.steps],
+        "end": trajectory.end,
+        "solved": trajectory.solved,
+        "problems": dict(sorted(trajectory.problems.items())),
+    }
+
+
+def _decode(record: Record) -> Trajectory:
+    steps = tuple(map(_step, record.parts("steps", required=True) or ()))
+    if not steps:
+        raise record.error("steps", "is empty")
+    end = record.text("end")
+    if end not in ENDS:
+        raise record.error("end", f"must be one of {', '.join(ENDS)}")
+    problems = record.required("problems", dict)
+    return Trajectory(
+        record.text("question_id", filled=True),
+        record.text("question", filled=True),
+        record.text("teacher"),
+        steps,
+        end,  # pyright: ignore[reportArgumentType]
+        record.maybe("solved", bool),
+        {kind: record.check_index(f"problems.{kind}", problems[kind]) for kind in problems},
+    )
+
+
+def _step(record: Record) -> Step:
+    candidates = _triples(record, "candidates")
+    scores = record.check_each("scores", record.required("scores", list), float)
+    if len(scores) != len(candidates):
+        raise record.error("scores", "must be as many as the candidates")
+    kept = _triples(record, "kept")
+    if not set(kept) <= set(candidates):
+        raise record.error("kept", "holds a triple that is no candidate")
+    return Step(
+        query=record.text("query"),
+        passages=record.texts("passages", required=True) or (),
+        candidates=candidates,
+        scores=scores,
+        thought=record.text("thought"),
+        kept=kept,
+        next_query=record.maybe_text("next_query"),
+        response=record.text("response"),
+    )
+
+
+def _triples(record: Record, field: str) -> tuple[Triple, ...]:
+    triples = []
+    for index, row in enumerate(record.required(field, list)):
+        name = f"{field}[{index}]"
+        if len(record.check(name, row, list)) != 5:
+            raise record.error(name, "must be [head, relation, tail, passage id, sentence]")
+        record.check_each(name, row[:3], str)
+        if row[3] is not None:
+            record.check(f"{name}[3]", row[3], str)
+        if row[4] is not None:
+            record.check_index(f"{name}[4]", row[4])
+        triples.append(codec.decode_triple(row))
+    return tuple(triples)
+
+
+# ----------------------------------------------------------------------------------------- filter
+
+
+def select(
+    trajectories: Sequence[Trajectory], keep: str, seed: int = 0, limit: int = 0
+) -> tuple[Trajectory, ...]:
+    """The trajectories to train on, in their order.
+
+    Args:
+      trajectories: of ended programs.
+      keep: ``all``; ``parsed``: those without any problem in a teacher's turn; ``correct_only``:
+        those of them that are known to be solved.
+      seed: of the draw; a smaller draw with the same seed is part of a larger one.
+      limit: most trajectories, drawn at random; 0: no limit.
+
+    Raises:
+      UserError: an unknown ``keep``, a negative limit, or nobody knows which are solved.
+    """
+    check_keep(keep)
+    if limit < 0:
+        raise UserError("config.limit must not be negative.")
+    if keep == "correct_only" and trajectories and all(t.solved is None for t in trajectories):
+        raise UserError(
+            "keep=correct_only needs trajectories that say whether they are solved; those of a "
+            "language model do where config.answer was true."
+        )
+    kept = [t for t in trajectories if dropped_for(t, keep) is None]
+    if limit and limit < len(kept):
+        order = list(range(len(kept)))
+        random.Random(seed).shuffle(order)
+        kept = [kept[i] for i in sorted(order[:limit])]
+    return tuple(kept)
+
+
+def check_keep(keep: str) -> None:
+    """Raises a `UserError` for an unknown filter."""
+    if keep not in KEEPS:
+        raise UserError(f"config.keep={keep!r} must be one of {', '.join(KEEPS)}.")
+
+
+def dropped_for(trajectory: Trajectory, keep: str) -> str | None:
+    """Why the filter drops a trajectory, or None: ``problems``, ``not_solved``, ``unknown``."""
+    if keep == "all":
+        return None
+    if any(trajectory.problems.get(kind) for kind in _TURN_PROBLEMS):
+        return "problems"
+    if keep == "correct_only" and not trajectory.solved:
+        return "unknown" if trajectory.solved is None else "not_solved"
+    return None
+
+
+# ------------------------------------------------------------------------------------- statistics
+
+
+def statistics(
+    trajectories: Sequence[Trajectory], golds: Mapping[str, Gold] | None = None
+) -> dict[str, Any]:
+    """What trajectories look like; means are None over nothing.
+
+    Args:
+      trajectories: to count.
+      golds: annotations by question id; what needs them is averaged over the questions in it.
+
+    Returns:
+      ``trajectories``; ``teachers``, ``ends``, ``step_counts`` and ``core_sizes``: counts;
+      ``steps``: mean rounds; ``candidates`` and ``core``: mean triples a round; ``empty_core``:
+      share of rounds that kept none; ``retried``: share of trajectories that asked on after such a
+      round; ``solved``: share of those where it is known; ``early_stops``: share of trajectories
+      that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
+      any hop that could be reached; ``gold_retrieved``: mean share of gold passages that some round
+      retrieved; ``problems``: sums.
+    """
+    golds = golds or {}
+    steps = [step for t in trajectories for step in t.steps]
+    solved = [t.solved for t in trajectories if t.solved is not None]
+    misses = [m for t in trajectories if t.question_id in golds for m in _misses(t, golds)]
+    recalls = [r for t in trajectories if (r := _recall(t, golds)) is not None]
+    problems: collections.Counter[str] = collections.Counter()
+    for trajectory in trajectories:
+        problems.update(trajectory.problems)
+    return {
+        "trajectories": len(trajectories),
+        "teachers": _counts(t.teacher for t in trajectories),
+        "steps": _mean(len(t.steps) for t in trajectories),
+        "step_counts": _counts(len(t.steps) for t in trajectories),
+        "ends": _counts(t.end for t in trajectories),
+        "candidates": _mean(len(step.candidates) for step in steps),
+        "core": _mean(len(step.kept) for step in steps),
+        "core_sizes": _counts(len(step.kept) for step in steps),
+        "empty_core": _mean(not step.kept for step in steps),
+        "retried": _mean(any(not s.kept for s in t.steps[:-1]) for t in trajectories),
+        "solved": _mean(solved),
+        "early_stops": _mean(t.end == "stopped" and t.solved is False for t in trajectories),
+        "retrieval_misses": _mean(misses),
+        "gold_retrieved": _mean(recalls),
+        "problems": dict(sorted(problems.items())),
+    }
+
+
+def _misses(trajectory: Trajectory, golds: Mapping[str, Gold]) -> list[bool]:
+    """Of each round that began with an open hop, whether no candidate helped."""
+    gold, kept, found = golds[trajectory.question_id], [], []
+    for step in trajectory.steps:
+        known = gold.known(kept)
+        if len(known) < len(gold.hops):
+            found.append(not gold.supports(step.candidates, known))
+        kept += step.kept
+    return found
+
+
+def _recall(trajectory: Trajectory, golds: Mapping[str, Gold]) -> float | None:
+    gold = golds.get(trajectory.question_id)
+    wanted = set(gold.question.supporting or ()) if gold else set()
+    seen = {passage_id for step in trajectory.steps for passage_id in step.passages}
+    return len(wanted & seen) / len(wanted) if wanted else None
+
+
+def _counts(values: Iterable[Any]) -> dict[str, int]:
+    return {str(value): n for value, n in sorted(collections.Counter(values).items())}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def table(stats: Mapping[str, Any]) -> str:
+    """The statistics for a person."""
+    names = {
+        "trajectories": "trajectories",
+        "steps": "rounds a trajectory",
+        "candidates": "candidates a round",
+        "core": "core triples a round",
+        "empty_core": "rounds without core triples",
+        "retrieval_misses": "rounds whose gold was not among the candidates",
+        "retried": "trajectories that asked again",
+        "early_stops": "trajectories that stopped unsolved",
+        "solved": "trajectories solved",
+        "gold_retrieved": "gold passages retrieved",
+    }
+    shares = list(names)[4:]
+    rows = []
+    for name, words in names.items():
+        value = stats[name]
+        if value is None:
+            text = "unknown"
+        elif name in shares:
+            text = f"{100 * value:.1f} %"
+        else:
+            text = f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+        rows.append(f"  {words:<48}{text:>10}")
+    return "\n".join(rows)

@@ -1,0 +1,42 @@
+r"""Trajectories of a teacher, on which launch/train.py --config=configs/integrator.py trains.
+
+python launch/distill.py --config=configs/trajectories.py:annotations --config.data.dir=FOLDER \
+    --config.data.fold=train --workdir=T
+
+Presets: ``annotations`` (also without a preset) decides from gold evidence and needs no language
+model; ``llm`` asks ``config.teacher.llm``; ``mixture`` draws one of the two for every question.
+The paper: Qwen-max at temperature 0 on 1,000 training questions of each of three datasets.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cirag_jax.distill import teachers
+from configs.methods import blocks
+
+
+def get_config(preset: str = "annotations") -> Any:
+    """What is asked, of whom, and what is kept."""
+    if preset not in teachers.KINDS:
+        raise ValueError(f"the presets are {', '.join(teachers.KINDS)}")
+    config = blocks.method("cirag")
+    del config.question
+    blocks.triples(config)
+    config.cirag.num_candidates = 15  # The paper has 30; a small student's context holds fewer.
+    config.data.split = "train"
+
+    config.teacher = ConfigDict()
+    config.teacher.kind = preset  # annotations | llm | mixture
+    config.teacher.retries = 1  # annotations: further queries for one fact before it gives up.
+    config.teacher.share = 0.5  # mixture: the part of the questions that the language model gets.
+    config.teacher.llm = blocks.role(max_tokens=384)
+    config.reader = blocks.role(max_tokens=192)  # Asked only with config.answer.
+    config.extractor = blocks.role(max_tokens=512)  # Asked only with triples="online".
+
+    # Also answer from what the language model collected: says which of its trajectories are right.
+    config.answer = False
+    # all | parsed (no problem in any turn of the teacher) | correct_only (parsed and solved).
+    config.keep = "parsed"
+    config.limit = 0  # Most trajectories that are written, drawn at random; 0: all.
+    return config

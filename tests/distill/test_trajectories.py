@@ -1,0 +1,130 @@
+"""Trajectories on disk: read back as written, refused when damaged, filtered, counted."""
+
+import dataclasses
+import json
+
+import pytest
+
+from cirag_jax.distill import trajectories
+from cirag_jax.distill.ideal import gold_of
+from cirag_jax.errors import UserError
+from cirag_jax.types import Question, Step, Trajectory, Triple
+
+BORN = Triple("Ola", "born in", "Vik", "p", 0)
+LIES = Triple("Vik", "lies in", "Sogn", "v", None)
+NOISE = Triple("Vik", "is a", "novel", "n", 2)
+STEPS = (
+    Step("q?", ("p", "n"), (NOISE, BORN), (0.5, 0.25), "Ola.", (BORN,), "Where is Vik?", "text\n"),
+    Step("Where is Vik?", ("n",), (NOISE,), (0.5,), "Nothing.", (), "Vik lies in", "é"),
+    Step("Vik lies in", ("v",), (LIES, NOISE), (1.0, 0.0), "Done.", (LIES,), None, ""),
+)
+WHOLE = Trajectory("a", "q?", "annotations", STEPS, "stopped", True, {"passage_not_extracted": 1})
+CUT = Trajectory("b", "r?", "tutor", STEPS[:2], "max_steps", None, {"cut_off": 1})
+WRONG = dataclasses.replace(CUT, question_id="c", problems={}, solved=False, end="stopped")
+ALL = (WHOLE, CUT, WRONG)
+
+
+def test_written_trajectories_are_read_back(tmp_path):
+    trajectories.write_trajectories(tmp_path / trajectories.FILE, ALL)
+    assert trajectories.read_trajectories(tmp_path) == ALL
+    assert trajectories.read_trajectories(str(tmp_path / trajectories.FILE)) == ALL
+    with pytest.raises(UserError, match=r"trajectories\.json cannot be read"):
+        trajectories.read_sidecar(tmp_path)
+    (tmp_path / trajectories.SIDECAR).write_text('{"form": "ascii"}')
+    assert trajectories.read_sidecar(tmp_path) == {"form": "ascii"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: row.pop("question"), "field 'question' is missing"),
+        (lambda row: row.update(end="early"), "field 'end' must be one of stopped"),
+        (lambda row: row.update(steps=[]), "field 'steps' is empty"),
+        (lambda row: row.update(solved="yes"), "field 'solved' must be a boolean, not a string"),
+        (lambda row: row.update(problems={"x": "1"}), "field 'problems.x' must be an integer"),
+        (lambda row: row.update(question_id="a"), "field 'question_id' repeats 'a'"),
+        (lambda row: row["steps"][0]["scores"].pop(), "field 'steps[0].scores' must be as many"),
+        (lambda row: row["steps"][1].update(next_query=3), "'steps[1].next_query' must be a str"),
+        (lambda row: row["steps"][0]["candidates"][0].pop(), "'steps[0].candidates[0]' must be"),
+        (lambda row: row["steps"][0]["kept"][0].__setitem__(0, "Eva"), "kept' holds a triple that"),
+    ],
+)
+def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
+    path = tmp_path / "some.jsonl"
+    trajectories.write_trajectories(path, [WHOLE, dataclasses.replace(WHOLE, question_id="z")])
+    first, second = path.read_text("utf-8").splitlines()
+    row = json.loads(second)
+    change(row)
+    path.write_text(f"{first}\n{json.dumps(row)}\n")
+    with pytest.raises(UserError) as error:
+        trajectories.read_trajectories(path)
+    assert str(error.value).startswith(f"{path}:2: ") and words in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"trajectories\.jsonl does not exist; launch/distill\.py"):
+        trajectories.read_trajectories(tmp_path)
+
+
+def test_the_filters_nest():
+    def kept(keep):
+        return [t.question_id for t in trajectories.select(ALL, keep)]
+
+    assert kept("all") == ["a", "b", "c"]
+    assert kept("parsed") == ["a", "c"]  # retrieval's problems are not the teacher's
+    assert kept("correct_only") == ["a"]
+    reasons = [trajectories.dropped_for(t, "correct_only") for t in ALL]
+    assert reasons == [None, "problems", "not_solved"]
+    unknown = dataclasses.replace(WRONG, solved=None)
+    assert trajectories.dropped_for(unknown, "correct_only") == "unknown"
+    assert trajectories.dropped_for(dataclasses.replace(CUT, problems={"asked_again": 1}),
+                                    "parsed") == "problems"  # fmt: skip
+    with pytest.raises(UserError, match="keep=correct_only needs"):
+        trajectories.select((CUT, unknown), "correct_only")
+    with pytest.raises(UserError, match="config.keep='best' must be one of all, parsed"):
+        trajectories.select(ALL, "best")
+
+
+def test_a_smaller_draw_is_part_of_a_larger_one():
+    many = [dataclasses.replace(WHOLE, question_id=str(i)) for i in range(40)]
+
+    def draw(seed, limit):
+        return [int(t.question_id) for t in trajectories.select(many, "all", seed, limit)]
+
+    assert set(draw(0, 10)) < set(draw(0, 20)) < set(draw(0, 0)) and len(draw(0, 20)) == 20
+    assert draw(0, 20) == sorted(draw(0, 20)) == draw(0, 20) != draw(1, 20)
+    assert draw(0, 50) == list(range(40))
+    with pytest.raises(UserError, match="must not be negative"):
+        draw(0, -1)
+
+
+def test_statistics_of_three_trajectories_counted_by_hand():
+    question = Question(
+        "a", "q?", ("Sogn",), supporting=("p", "v", "w"),
+        evidences=(("Ola", "born in", "Vik"), ("Vik", "lies in", "Sogn")),
+    )  # fmt: skip
+    gold = gold_of(question, {}, {}, "ascii")
+    found = trajectories.statistics(ALL, {"a": gold})
+    assert found["trajectories"] == 3
+    assert found["teachers"] == {"annotations": 1, "tutor": 2}
+    assert found["steps"] == 7 / 3 and found["step_counts"] == {"2": 2, "3": 1}
+    assert found["ends"] == {"max_steps": 1, "stopped": 2}
+    assert found["candidates"] == (2 + 1 + 2 + 2 + 1 + 2 + 1) / 7
+    assert found["core"] == 4 / 7 and found["core_sizes"] == {"0": 3, "1": 4}
+    assert found["empty_core"] == 3 / 7
+    assert found["retried"] == 1 / 3  # only WHOLE asks on after a round that kept nothing
+    assert found["solved"] == 1 / 2 and found["early_stops"] == 1 / 3
+    assert found["retrieval_misses"] == 1 / 3  # its second round had nothing to offer
+    # A round after the last fact is found misses none.
+    longer = dataclasses.replace(WHOLE, steps=(*STEPS, STEPS[1]))
+    assert trajectories.statistics([longer], {"a": gold})["retrieval_misses"] == 1 / 3
+    assert found["gold_retrieved"] == 2 / 3
+    assert found["problems"] == {"cut_off": 1, "passage_not_extracted": 1}
+    text = trajectories.table(found)
+    assert "2.33" in text and "33.3 %" in text and "66.7 %" in text
+
+
+def test_statistics_of_nothing():
+    found = trajectories.statistics((), {})
+    assert found["trajectories"] == 0 and found["steps"] is None and found["solved"] is None
+    assert "unknown" in trajectories.table(found)
