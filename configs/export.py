@@ -1,4 +1,5 @@
-"""Exports a trained aligner or cross-encoder for sentence-transformers.
+"""Exports what was trained: an aligner or a cross-encoder for sentence-transformers, the adapter of
+an integrator or extractor for PEFT.
 
 python launch/export.py --config.checkpoint=W --workdir=W3    # leaves W3/model
 """
@@ -13,4 +14,5 @@ def get_config() -> Any:
     """``config.checkpoint``: a training workdir; its best checkpoint is exported."""
     config: Any = ConfigDict()
     config.checkpoint = placeholder(str)
+    config.merge = False  # Add the adapter to its base: a model for plain transformers.
     return config

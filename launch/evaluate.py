@@ -1,5 +1,6 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
---config.checkpoint=W --workdir=W2``.
+--config.checkpoint=W --workdir=W2``; configs/integrator_eval.py and configs/extractor_eval.py
+evaluate the other trained components.
 """
 
 import pathlib
@@ -13,6 +14,15 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Evaluates what the config describes."""
+    component = config.get("component")
+    if component == "integrator":
+        from cirag_jax.evaluation import integrator
+
+        return integrator.evaluate(config, workdir)
+    if component == "extractor":
+        from cirag_jax.evaluation import extraction
+
+        return extraction.evaluate(config, workdir)
     from cirag_jax.evaluation import retrieval
 
     return retrieval.evaluate(config, workdir)

@@ -11,14 +11,35 @@ from cirag_jax.errors import UserError
 
 
 def main(config, workdir):
-    """Writes ``workdir/model``, a folder that sentence-transformers loads unchanged."""
+    """Writes ``workdir/model``, a folder that sentence-transformers (aligner, cross-encoder), PEFT
+    or, merged, transformers (integrator, extractor) load unchanged.
+    """
     from cirag_jax.models.export import export_cross_encoder, export_sentence_transformers
-    from cirag_jax.training.trained import component_of, open_cross_encoder, open_encoder
+    from cirag_jax.training.trained import (
+        ADAPTED,
+        component_of,
+        export_adapter,
+        open_cross_encoder,
+        open_encoder,
+    )
 
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir")
     folder = workdir / "model"
-    if component_of(config.checkpoint) == "cross_encoder":
+    component = component_of(config.checkpoint)
+    if component in ADAPTED:
+        meta = export_adapter(config.checkpoint, folder, merge=config.merge)
+        return {
+            "folder": str(folder),
+            "checkpoint": config.checkpoint,
+            "step": meta["step"],
+            "model": meta["model"],
+            "merged": config.merge,
+            **meta["lora"],
+        }
+    if config.merge:
+        raise UserError(f"config.merge needs an adapter, which {config.checkpoint} has not")
+    if component == "cross_encoder":
         model, meta = open_cross_encoder(config.checkpoint)
         export_cross_encoder(model, None, folder)
         return {

@@ -13,10 +13,15 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Trains what the config describes."""
-    if config.get("component") == "cross_encoder":
+    component = config.get("component", "aligner")
+    if component == "cross_encoder":
         from cirag_jax.training import cross_encoder
 
         return cross_encoder.train_and_evaluate(config, workdir)
+    if component in ("integrator", "extractor"):
+        from cirag_jax.training import integrator
+
+        return integrator.train_and_evaluate(config, workdir)
     from cirag_jax.training import aligner
 
     return aligner.train_and_evaluate(config, workdir)

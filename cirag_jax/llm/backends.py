@@ -1,7 +1,9 @@
 """Opening the backend that a config names: the JAX engine, a server, or PyTorch."""
 
+import contextlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from cirag_jax.errors import UserError
@@ -39,19 +41,41 @@ def open_backend(
         return _open_server(config, spent, on_response)
     if config.base_url is not None:
         raise UserError(f"base_url belongs to backend=openai, not to backend={config.backend}.")
-    if config.backend == "transformers":
-        return _open_torch(config, on_response)
-    return _open_engine(config, on_response)
+    open_local = _open_torch if config.backend == "transformers" else _open_engine
+    with _adapter_folder(config.adapter) as adapter:
+        return open_local(config, adapter, on_response)
 
 
 def model_name(config: Any) -> str | None:
-    """The model as the config names it; None: whatever one the server has."""
-    if config.model is None and config.backend != "openai":
-        return DEFAULT_MODEL
-    return config.model
+    """The model as the config names it, else the base of its adapter, where that is a training
+    workdir; None: whatever one the server has.
+    """
+    if config.model is not None or config.backend == "openai":
+        return config.model
+    if is_workdir(config.adapter):
+        from cirag_jax.training.trained import base_of
+
+        return base_of(config.adapter)
+    return DEFAULT_MODEL
 
 
-def _open_engine(config: Any, on_response: Callable[[Response], None] | None) -> Backend:
+def is_workdir(adapter: str | None) -> bool:
+    """Whether an adapter is that of a training workdir's best checkpoint."""
+    return adapter is not None and (Path(adapter).expanduser() / "checkpoints").is_dir()
+
+
+def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[str | None]:
+    """The adapter in PEFT's format, while it is being read."""
+    if not is_workdir(adapter):
+        return contextlib.nullcontext(adapter)
+    from cirag_jax.training.trained import adapter_folder
+
+    return adapter_folder(adapter)
+
+
+def _open_engine(
+    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
+) -> Backend:
     import jax
 
     from cirag_jax import sharding
@@ -71,7 +95,7 @@ def _open_engine(config: Any, on_response: Callable[[Response], None] | None) ->
         raise UserError("Generation runs in one process; give it the devices of one machine.")
     engine: Any = Engine.open(
         model_name(config) or DEFAULT_MODEL,
-        adapter=config.adapter,
+        adapter=adapter,
         merge_adapter=config.merge_adapter,
         dtype=config.dtype,
         mesh=mesh,
@@ -82,7 +106,9 @@ def _open_engine(config: Any, on_response: Callable[[Response], None] | None) ->
     return engine
 
 
-def _open_torch(config: Any, on_response: Callable[[Response], None] | None) -> Backend:
+def _open_torch(
+    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
+) -> Backend:
     from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 
     settings = TransformersConfig(
@@ -93,7 +119,7 @@ def _open_torch(config: Any, on_response: Callable[[Response], None] | None) -> 
     )
     return TransformersBackend.open(
         model_name(config) or DEFAULT_MODEL,
-        adapter=config.adapter,
+        adapter=adapter,
         config=settings,
         on_response=on_response,
     )

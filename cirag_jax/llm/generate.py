@@ -152,6 +152,10 @@ def settings(config: Any) -> dict[str, Any]:
     if config.backend != "openai":
         found["model files"] = _files(found["model"])
         found["adapter files"] = _files(config.adapter)
+        if backends.is_workdir(config.adapter):
+            from cirag_jax.training.trained import open_adapter
+
+            found["adapter files"] = open_adapter(config.adapter)[2]["revision"]
     return json.loads(json.dumps(found))
 
 

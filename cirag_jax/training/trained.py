@@ -1,16 +1,29 @@
 """Opening the model that a field names: a training workdir, or anything pretrained."""
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.peft_format import save_adapter
 from cirag_jax.models.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.pretrained_decoder import (
+    load_decoder,
+    read_decoder_config,
+    resolve_decoder,
+    save_decoder,
+)
 from cirag_jax.training.checkpoints import Checkpoints
 
 
@@ -85,8 +98,89 @@ def open_cross_encoder(
     return model, {**meta, "step": step}
 
 
+ADAPTED = ("integrator", "extractor")  # components whose checkpoints hold an adapter
+
+
+def is_workdir(spec: str) -> bool:
+    """Whether ``spec`` is a training workdir."""
+    return (pathlib.Path(spec).expanduser() / "checkpoints").is_dir()
+
+
+def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
+    """The adapter of a workdir's best checkpoint (the latest where none was evaluated).
+
+    Returns:
+      The state of `lora.Lora` on the first device, its hyper-parameters, and what the checkpoint
+      says of its training: ``model`` is the base, ``step`` the step, ``revision`` a hash of the
+      adapter.
+
+    Raises:
+      UserError: the workdir trained something else, or the base cannot be found or does not fit.
+    """
+    folder = pathlib.Path(spec).expanduser()
+    meta = _adapter_meta(spec)
+    metric = meta["run"]["best_metric"]
+    with Checkpoints(folder, best_metric=metric, mode="min", read_only=True) as checkpoints:
+        step = checkpoints.best_step()
+        step = checkpoints.latest_step() if step is None else step
+        config = LoraConfig(**meta["lora"])
+        base, _ = read_decoder_config(resolve_decoder(meta["model"]))
+        wanted = {"adapter": lora.abstract_adapter(base, config)}
+        state = checkpoints.restore(step, wanted, subset=True).state["adapter"]
+    return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
+
+
+def base_of(spec: str) -> str:
+    """The model that a workdir's adapter was trained for, as the trainer's config named it."""
+    return str(_adapter_meta(spec)["model"])
+
+
+def _adapter_meta(spec: str) -> dict[str, Any]:
+    with Checkpoints(pathlib.Path(spec).expanduser(), read_only=True) as checkpoints:
+        meta = checkpoints.meta()
+    if meta.get("component") not in ADAPTED:
+        found = meta.get("component", "aligner")
+        raise UserError(f"{spec} holds checkpoints of a {found}, where an adapter is needed")
+    return meta
+
+
+@contextlib.contextmanager
+def adapter_folder(spec: str | None) -> Iterator[str | None]:
+    """``spec`` as a folder in PEFT's format; a workdir's is there only inside the block."""
+    if spec is None or not is_workdir(spec):
+        yield spec
+        return
+    state, config, meta = open_adapter(spec)
+    with tempfile.TemporaryDirectory(prefix="cirag_adapter") as folder:
+        yield str(save_adapter(state, config, folder, meta["model"]))
+
+
+def export_adapter(spec: str, folder: pathlib.Path, *, merge: bool = False) -> dict[str, Any]:
+    """Writes a workdir's best adapter for PEFT, or its base with the adapter added to it.
+
+    Args:
+      spec: the workdir.
+      folder: where; an earlier adapter there is replaced, a merged model must find it empty.
+      merge: write a whole model, in the precision of its base, instead of the adapter.
+
+    Returns:
+      What the checkpoint says, see `open_adapter`.
+
+    Raises:
+      UserError: the workdir or the folder cannot be used.
+    """
+    state, config, meta = open_adapter(spec)
+    if not merge:
+        save_adapter(state, config, folder, meta["model"])
+        return meta
+    base = load_decoder(meta["model"])
+    params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
+    save_decoder(base, params, folder)
+    return meta
+
+
 def component_of(spec: str) -> str | None:
-    """What a training workdir trained, ``aligner`` or ``cross_encoder``; None: it is no workdir."""
+    """What a training workdir trained, ``aligner`` say; None: it is no workdir."""
     if not (pathlib.Path(spec) / "checkpoints").is_dir():
         return None
     with Checkpoints(spec, read_only=True) as checkpoints:

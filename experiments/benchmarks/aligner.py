@@ -66,8 +66,9 @@ from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models.pretrained import TextEncoder, load_encoder, random_state
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.training import aligner, aligner_data, gradient_cache
+from cirag_jax.training.utilisation import peak_flops
 from configs import aligner as aligner_config
-from experiments.benchmarks.measure import alternately, peak_flops, row
+from experiments.benchmarks.measure import alternately, row
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "musique"
 

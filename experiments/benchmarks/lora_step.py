@@ -65,8 +65,8 @@ from cirag_jax.models import decoder, decoder_weights, lora, peft_format
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.pretrained_decoder import load_decoder, parse_decoder_config
-from cirag_jax.training import lora_step
-from experiments.benchmarks.measure import alternately, peak_flops, row
+from cirag_jax.training import lora_step, utilisation
+from experiments.benchmarks.measure import alternately, row
 
 RATE, DECAY = 1e-4, 0.01
 
@@ -319,13 +319,8 @@ def _peak_memory() -> float:
 
 def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
     """Floating-point operations of one trained token (see the module's docstring)."""
-    shapes = [s for n, (s, _) in decoder.layer_parameters(config).items() if n.endswith("_proj")]
-    layers = config.num_layers
-    linear = layers * sum(rows * columns for rows, columns in shapes)
-    head = config.d_model * config.vocab_size
-    adapter = layers * rank * sum(rows + columns for rows, columns in shapes)
-    attention = layers * config.num_heads * config.head_dim * length
-    return 4.0 * (linear + head) + 6.0 * adapter + 6.0 * attention
+    names = decoder.PROJECTIONS
+    return utilisation.lora_flops(config, rank, names, tokens=1, supervised=1, attended=length)
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
@@ -344,7 +339,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         sides["theirs"] = other
     seconds = alternately(sides, flags.repeats)
     kind = jax.devices()[0].device_kind
-    peak, flops = peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
+    peak, flops = utilisation.peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
     rows: dict[str, Any] = {}
     for side, spent in seconds.items():
         rate = tokens_BT.size / spent.wall

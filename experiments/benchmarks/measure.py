@@ -1,26 +1,9 @@
-"""What the benchmarks share: peaks of accelerators, and two sides measured in turn."""
+"""What the benchmarks share: two sides measured in turn."""
 
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-# Dense bf16 peak in FLOP/s by the name that the driver gives; from the makers' data sheets.
-PEAK_FLOPS = {
-    "NVIDIA B200": 2250e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA L40S": 362e12,
-    "NVIDIA RTX A6000": 155e12,
-}
-
-
-def peak_flops(kind: str) -> float | None:
-    """Peak of the longest name in the table that ``kind`` starts with; None if there is none."""
-    names = [name for name in PEAK_FLOPS if kind.startswith(name)]
-    return PEAK_FLOPS[max(names, key=len)] if names else None
 
 
 class Seconds(NamedTuple):

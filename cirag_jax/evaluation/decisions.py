@@ -1,0 +1,285 @@
+"""Decision quality of an integrator, step by step, on the histories of a teacher (teacher forcing).
+
+At every step of every trajectory the model gets what the teacher had: the question, the teacher's
+own decisions so far and the candidates that retrieval really gave. So a step is scored by itself,
+and all steps of all trajectories decode together. The steps are programs of the runtime: batches,
+resumption and isolated failures are the scheduler's and the journal's, and the prompt, the guided
+sections and the parser are `cirag.integrate`'s own.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
+from cirag_jax.graph.normalise import Form, triple_key
+from cirag_jax.methods.cirag import CiragConfig, integrate
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.requests import Program
+from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
+from cirag_jax.types import Step, Trajectory, Triple
+
+RULE_FACTS = 3
+
+# Cosine of each pair of queries: float64 [N].
+Similarity = Callable[[Sequence[tuple[str, str]]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decided:
+    """What a model decided at one step.
+
+    Attributes:
+      thought: its reasoning.
+      kept: the candidates it keeps.
+      next_query: what it asks next; None to end, or where ``has_question`` is False.
+      has_question: whether it says what to ask next, or that nothing is to be asked.
+      problems: kinds of malformed output, as `prompts.cirag.parse_decision` names them.
+      response: its text.
+      error: why there is no decision, else None.
+    """
+
+    thought: str = ""
+    kept: tuple[Triple, ...] = ()
+    next_query: str | None = None
+    has_question: bool = True
+    problems: tuple[str, ...] = ()
+    response: str = ""
+    error: str | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether it says that no further question is needed."""
+        return self.error is None and self.has_question and self.next_query is None
+
+
+Decisions = Sequence[Sequence[Decided]]  # of each trajectory, of each of its steps
+
+
+# -------------------------------------------------------------------------------------- decoding
+
+
+def decode(
+    trajectories: Sequence[Trajectory],
+    model: Handler,
+    settings: CiragConfig,
+    journal: Journal,
+    *,
+    in_flight: int = 256,
+    deadline: float | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> list[list[Decided]] | None:
+    """Asks a model for its decision at every step, greedily, the teacher's history given.
+
+    Args:
+      trajectories: of a teacher, with the real candidates of every step; one a question.
+      model: answers the requests of role ``integrator``.
+      settings: how the model is asked and read; ``retry`` is off here: the one response counts.
+      journal: keeps the responses; what it has is not asked again.
+      in_flight: steps that decode together.
+      deadline: as in `Scheduler.run`.
+      on_progress: as in `Scheduler`.
+
+    Returns:
+      One decision a step; a request that failed gives one with its ``error``. None where a budget
+      or the time ended before the last step.
+
+    Raises:
+      UserError: the journal is another run's.
+    """
+    settings = dataclasses.replace(settings, retry=False)
+    named = names(trajectories)
+    jobs = [
+        _job(name, trajectory, index, settings)
+        for trajectory, row in zip(trajectories, named, strict=True)
+        for index, name in enumerate(row)
+    ]
+    scheduler = Scheduler(
+        {"integrator": model}, journal, in_flight=in_flight, on_progress=on_progress
+    )
+    if not scheduler.run(jobs, deadline=deadline):
+        return None
+    records = {record.id: record for record in journal.records()}
+    return [[_decided(records[name].outcome, records[name].error) for name in row] for row in named]
+
+
+def names(trajectories: Sequence[Trajectory]) -> list[list[str]]:
+    """The journal's name of every step; a step that was given something else is another program."""
+    return [
+        [f"{t.question_id}#{index + 1}@{_digest(t, index)}" for index in range(len(t.steps))]
+        for t in trajectories
+    ]
+
+
+def _digest(trajectory: Trajectory, index: int) -> str:
+    """Of all that a model is given at a step."""
+    steps = [codec.encode_step(step) for step in trajectory.steps[:index]]
+    candidates = [codec.encode_triple(triple) for triple in trajectory.steps[index].candidates]
+    return codec.digest(codec.dump([trajectory.question, steps, candidates]))[:16]
+
+
+def _job(name: str, trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
+    steps, step = trajectory.steps[:index], trajectory.steps[index]
+    return Job(
+        name,
+        {"question": trajectory.question_id, "step": index + 1},
+        lambda: _decide(trajectory.question, steps, step.candidates, settings),
+    )
+
+
+def _decide(
+    question: str, steps: Sequence[Step], candidates: Sequence[Triple], settings: CiragConfig
+) -> Program[dict[str, Any]]:
+    """One integration call, as the journal holds its outcome."""
+    problems: collections.Counter[str] = collections.Counter()
+    decision, text = yield from integrate(question, steps, candidates, settings, problems)
+    return {
+        "thought": decision.thought,
+        "kept": [codec.encode_triple(triple) for triple in decision.kept],
+        "next_query": decision.next_query,
+        "has_question": decision.has_question,
+        "problems": list(decision.problems),
+        "response": text,
+    }
+
+
+def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
+    if outcome is None:
+        return Decided(has_question=False, error=error)
+    return Decided(
+        outcome["thought"],
+        tuple(codec.decode_triple(triple) for triple in outcome["kept"]),
+        outcome["next_query"],
+        outcome["has_question"],
+        tuple(outcome["problems"]),
+        outcome["response"],
+    )
+
+
+def rule(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
+    """The baseline without a model: keeps the three best candidates and asks the question again."""
+    return [
+        [Decided(kept=s.candidates[:RULE_FACTS], next_query=t.question) for s in t.steps]
+        for t in trajectories
+    ]
+
+
+def teacher(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
+    """The teacher's own decisions."""
+    return [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in trajectories]
+
+
+# --------------------------------------------------------------------------------------- scoring
+
+
+def score(
+    trajectories: Sequence[Trajectory],
+    decisions: Decisions,
+    *,
+    form: Form = "ascii",
+    gold: Sequence[Sequence[Sequence[Triple] | None]] | None = None,
+    similarity: Similarity | None = None,
+) -> dict[str, Ratio]:
+    """Scores decisions against those of the teacher; the bootstrap's groups are the questions.
+
+    A model that writes no facts keeps none, as in CIRAG's loop; a step whose request failed earns
+    0. ``teacher/f1`` is the main figure: the mean over steps, where both keeping nothing is 1.
+
+    Args:
+      trajectories: the teacher's.
+      decisions: of the model, one a step.
+      form: normalisation by which triples are equal.
+      gold: the annotated core triples of every step, None where there are none; not scored without.
+      similarity: of two queries; ``query_cosine`` is left out without.
+
+    Returns:
+      ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for the core triples.
+      ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, where
+      the teacher asks one; a model that then stops or writes none earns 0. ``stop_accuracy``: of
+      whether to stop, over all steps; a response without a question section is wrong either way.
+      ``stop_precision`` and ``stop_recall``. ``parse_rate``: responses without any problem.
+    """
+    index: dict[str, int] = {}
+    groups = [index.setdefault(t.question_id, len(index)) for t in trajectories for _ in t.steps]
+    pairs = [
+        (step, decided)
+        for trajectory, row in zip(trajectories, decisions, strict=True)
+        for step, decided in zip(trajectory.steps, row, strict=True)
+    ]
+
+    def over(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> Ratio:
+        return ratio(tops, bottoms or [1.0] * len(pairs), groups, len(index))
+
+    kept = [_overlap(decided, step.kept, form) for step, decided in pairs]
+    found = _prefixed("teacher/", overlap_ratios(kept, groups, len(index)))
+    if gold is not None:
+        wanted = [triples for row in gold for triples in row]
+        kept = [
+            None if triples is None else _overlap(decided, triples, form)
+            for triples, (_, decided) in zip(wanted, pairs, strict=True)
+        ]
+        if any(overlap is not None for overlap in kept):
+            found |= _prefixed("gold/", overlap_ratios(kept, groups, len(index)))
+    found |= _queries(pairs, over, similarity)
+    ends = [float(step.next_query is None) for step, _ in pairs]
+    stops = [float(decided.stops) for _, decided in pairs]
+    both = [a * b for a, b in zip(ends, stops, strict=True)]
+    right = [
+        float(decided.has_question and decided.stops == (step.next_query is None))
+        for step, decided in pairs
+    ]
+    parsed = [float(not decided.problems and decided.error is None) for _, decided in pairs]
+    return {
+        **found,
+        "stop_accuracy": over(right),
+        "stop_precision": over(both, stops),
+        "stop_recall": over(both, ends),
+        "parse_rate": over(parsed),
+    }
+
+
+def _overlap(decided: Decided, wanted: Sequence[Triple], form: Form) -> Overlap:
+    gold = {triple_key(triple, form) for triple in wanted}
+    if decided.error is not None:
+        return Overlap(0, 0, max(len(gold), 1))  # nothing was decided: not even to keep nothing
+    mine = {triple_key(triple, form) for triple in decided.kept}
+    return Overlap(len(mine & gold), len(mine), len(gold))
+
+
+def _queries(
+    pairs: Sequence[tuple[Step, Decided]],
+    over: Callable[[Sequence[float], Sequence[float]], Ratio],
+    similarity: Similarity | None,
+) -> dict[str, Ratio]:
+    asks = [float(step.next_query is not None) for step, _ in pairs]
+    texts = [
+        (decided.next_query, step.next_query)
+        if decided.next_query is not None and step.next_query is not None
+        else None
+        for step, decided in pairs
+    ]
+    f1 = [answers.f1(text[0], [text[1]]) if text else 0.0 for text in texts]
+    found = {"query_f1": over(f1, asks)}
+    if similarity is not None:
+        cosine_N = iter(similarity([text for text in texts if text]))
+        found["query_cosine"] = over(
+            [float(next(cosine_N)) if text else 0.0 for text in texts], asks
+        )
+    return found
+
+
+def _prefixed(prefix: str, ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
+    return {prefix + name: found for name, found in ratios.items()}
+
+
+def problems(decisions: Decisions) -> dict[str, int]:
+    """How often each kind of malformed output was met, and ``failed`` requests."""
+    counts: collections.Counter[str] = collections.Counter()
+    for decided in (decided for row in decisions for decided in row):
+        counts.update(set(decided.problems) | ({"failed"} if decided.error is not None else set()))
+    return dict(sorted(counts.items()))

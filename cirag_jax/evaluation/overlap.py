@@ -1,0 +1,169 @@
+"""Precision, recall and F1 of sets, as ratios of sums, with bootstrap intervals over groups.
+
+A macro mean over steps is (sum of the steps' scores) / (number of steps), a micro score (sum of
+matches) / (sum of sizes): both are ratios of two sums over questions, so one bootstrap serves both.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overlap:
+    """How a predicted set meets the wanted one.
+
+    Attributes:
+      matched: size of what both have; a sum of similarities where matches are soft.
+      predicted: size of the predicted set.
+      wanted: size of the wanted set.
+    """
+
+    matched: float
+    predicted: int
+    wanted: int
+
+    @property
+    def precision(self) -> float:
+        """Matched over predicted size; two empty sets agree (1), one empty set earns 0."""
+        return self._share(self.predicted)
+
+    @property
+    def recall(self) -> float:
+        """Matched over wanted size; two empty sets agree (1), one empty set earns 0."""
+        return self._share(self.wanted)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall: 2 matched / (predicted + wanted)."""
+        total = self.predicted + self.wanted
+        return 2 * self.matched / total if total else 1.0
+
+    def _share(self, size: int) -> float:
+        return self.matched / size if size else float(self.predicted == self.wanted)
+
+
+class Ratio(NamedTuple):
+    """A score as the ratio of two sums over groups (questions, passages): float64 each.
+
+    Attributes:
+      top_Q: share of each group in the numerator.
+      bottom_Q: share of each group in the denominator.
+    """
+
+    top_Q: np.ndarray
+    bottom_Q: np.ndarray
+
+    @property
+    def value(self) -> float:
+        """The score; NaN where nothing counts."""
+        bottom = self.bottom_Q.sum()
+        return float(self.top_Q.sum() / bottom) if bottom else float("nan")
+
+
+def ratio(
+    tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[int], num_groups: int
+) -> Ratio:
+    """Sums both by group: ``groups[i]`` is the group of item i, below ``num_groups``."""
+    index_N = np.asarray(groups, np.int64)
+
+    def sums(values: Sequence[float]) -> np.ndarray:
+        return np.bincount(index_N, np.asarray(values, np.float64), minlength=num_groups)
+
+    return Ratio(sums(tops), sums(bottoms))
+
+
+def overlap_ratios(
+    overlaps: Sequence[Overlap | None], groups: Sequence[int], num_groups: int
+) -> dict[str, Ratio]:
+    """The macro and micro scores of many sets.
+
+    Args:
+      overlaps: one a step or passage; None does not count.
+      groups: of each, the question or passage that the bootstrap draws as one.
+      num_groups: how many of these there are.
+
+    Returns:
+      ``precision``, ``recall`` and ``f1``: means over the sets (macro); ``micro_precision``,
+      ``micro_recall`` and ``micro_f1``: of all sets thrown together; ``nonempty_f1``: the macro F1
+      of those whose wanted set is not empty.
+    """
+    counted = [(o, g) for o, g in zip(overlaps, groups, strict=True) if o is not None]
+    found, where = [o for o, _ in counted], [g for _, g in counted]
+
+    def of(tops: list[float], bottoms: Sequence[float]) -> Ratio:
+        return ratio(tops, bottoms, where, num_groups)
+
+    ones = [1.0] * len(found)
+    matched = [o.matched for o in found]
+    filled = [float(o.wanted > 0) for o in found]
+    return {
+        "precision": of([o.precision for o in found], ones),
+        "recall": of([o.recall for o in found], ones),
+        "f1": of([o.f1 for o in found], ones),
+        "nonempty_f1": of([o.f1 * w for o, w in zip(found, filled, strict=True)], filled),
+        "micro_precision": of(matched, [o.predicted for o in found]),
+        "micro_recall": of(matched, [o.wanted for o in found]),
+        "micro_f1": of([2 * m for m in matched], [o.predicted + o.wanted for o in found]),
+    }
+
+
+def interval(a: Ratio, samples: int = 10_000, seed: int = 0) -> dict[str, float]:
+    """The score with its 95 % percentile interval; groups are resampled with replacement.
+
+    Returns:
+      ``value``, ``low`` and ``high``; NaN where nothing counts.
+    """
+    nothing = Ratio(np.zeros_like(a.top_Q), np.ones_like(a.bottom_Q))
+    found = paired_interval(a, nothing, samples, seed)
+    return {"value": found["difference"], "low": found["low"], "high": found["high"]}
+
+
+def paired_interval(a: Ratio, b: Ratio, samples: int = 10_000, seed: int = 0) -> dict[str, float]:
+    """``a - b`` with its 95 % percentile interval, both on the same resampled groups.
+
+    As `recall.paired_bootstrap` (Efron and Tibshirani 1993), for ratios of sums; with one item a
+    group they agree. A resample in which nothing counts is left out.
+
+    Returns:
+      ``difference``, ``low`` and ``high``; NaN where nothing counts.
+
+    Raises:
+      ValueError: the groups differ in number.
+    """
+    size = len(a.top_Q)
+    if len(b.top_Q) != size:
+        raise ValueError(f"{size} and {len(b.top_Q)} groups cannot be paired")
+    difference = a.value - b.value
+    if not np.isfinite(difference):
+        return dict.fromkeys(("difference", "low", "high"), float("nan"))
+    rng = np.random.default_rng(seed)
+    drawn = np.empty(samples)
+    for start in range(0, samples, 1000):  # A block at a time: bounded memory.
+        count = min(1000, samples - start)
+        index = rng.integers(0, size, (count, size))
+        drawn[start : start + count] = _values(a, index) - _values(b, index)
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    return {"difference": difference, "low": float(low), "high": float(high)}
+
+
+def _values(a: Ratio, index_RQ: np.ndarray) -> np.ndarray:
+    bottom_R = a.bottom_Q[index_RQ].sum(axis=1)
+    top_R = a.top_Q[index_RQ].sum(axis=1)
+    return np.divide(top_R, bottom_R, out=np.full_like(top_R, np.nan), where=bottom_R > 0)
+
+
+def intervals(
+    ratios: Mapping[str, Ratio], samples: int = 10_000, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """`interval` of every score."""
+    return {name: interval(a, samples, seed) for name, a in ratios.items()}
+
+
+def differences(
+    a: Mapping[str, Ratio], b: Mapping[str, Ratio], samples: int = 10_000, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """`paired_interval` of every score that both have."""
+    return {name: paired_interval(a[name], b[name], samples, seed) for name in a if name in b}

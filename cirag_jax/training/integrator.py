@@ -1,0 +1,377 @@
+"""Trains a LoRA student on a teacher's decisions (CIRAG, sections 3.5 and B.4), or an extractor.
+
+Integrator and extractor share everything but what makes the examples (`integrator_data`).
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.distill import packing
+from cirag_jax.distill.examples import Example, Part
+from cirag_jax.distill.packing import Layout, MicroBatch
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pretrained_decoder import DEFAULT_DECODER, load_decoder
+from cirag_jax.training import (
+    continuation,
+    cross_entropy,
+    integrator_data,
+    lora_step,
+    optimizers,
+    utilisation,
+)
+from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.types import Config
+
+
+def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Trains to the end (or from the last checkpoint on) and returns the best dev losses.
+
+    Leaves ``checkpoints/`` (adapter and optimiser state alone), ``metrics.jsonl`` and TensorBoard
+    events in ``workdir``.
+
+    Returns:
+      ``complete``, ``step``, ``total_steps``, ``best_step``, the best checkpoint's ``dev/...``,
+      ``num_examples``, ``num_dev_examples`` and the counts of `integrator_data.Data`; ``tokens``
+      and ``supervised_tokens`` seen so far, ``epochs``, ``packing_efficiency`` of the whole plan,
+      ``seconds`` of this process.
+
+    Raises:
+      UserError: the data or the config cannot be used, or a value became non-finite.
+    """
+    start = time.monotonic()
+    _check_config(config)
+
+    # ---- Mesh and base --------------------------------------------------------------------------
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    spec = config.model.spec or DEFAULT_DECODER
+    base = load_decoder(spec, dtype=config.model.dtype, mesh=mesh, remat=config.model.remat)
+    model_config = base.config
+    if config.packing:  # The fused kernel knows no segments.
+        attention = decoder.choose_attention(model_config, packed=True)
+        model_config = dataclasses.replace(model_config, attention=attention)
+    params = decoder.to_params(base.state)
+    tokenizer = ChatTokenizer.load(base.folder)
+    lora_config = make_lora(config)
+
+    # ---- Data -----------------------------------------------------------------------------------
+    layout = make_layout(config, mesh, model_config.max_positions)
+    data = integrator_data.load_data(config, tokenizer, layout.length)
+    plan = packing.make_plan(
+        data.train,
+        layout,
+        config.seed,
+        num_epochs=config.num_epochs,
+        num_steps=config.num_steps,
+        max_tokens=config.max_tokens,
+    )
+    total_steps = len(plan.steps)
+    logging.info(
+        "%d examples (%s tokens, %s of them supervised), %d dev examples, %d steps of %s tokens, "
+        "%.1f %% of the rows filled, mesh %s",
+        len(data.train),
+        f"{sum(len(e.tokens_T) for e in data.train):,}",
+        f"{sum(int(e.weight_T.sum()) for e in data.train):,}",
+        len(data.dev),
+        total_steps,
+        f"{sum(plan.tokens) // total_steps:,}",
+        100 * plan.efficiency(),
+        dict(mesh.shape),
+    )
+
+    # ---- Adapter and optimiser ------------------------------------------------------------------
+    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    state = lora_step.make_state(model_config, lora_config, tx, config.seed, mesh)
+    train_step = lora_step.make_train_step(
+        model_config, lora_config, tx, state, mesh, chunk=config.chunk
+    )
+
+    # ---- Restore --------------------------------------------------------------------------------
+    meta = {
+        "component": config.component,
+        "model": continuation.absolute(spec),
+        "lora": lora_description(lora_config),
+        "length": layout.length,
+        "rendering": data.described,
+        "run": {**continuation.fingerprint(config, _FREE), "trajectories": data.digest()},
+    }
+    checkpoints = Checkpoints(
+        workdir / "checkpoints",
+        keep=config.keep_checkpoints,
+        best_metric=config.best_metric,
+        mode="min",
+    )
+    first_step = 0
+    if checkpoints.latest_step() is not None:
+        continuation.check_same_run(checkpoints.meta(), meta, workdir)
+        restored = checkpoints.restore(None, state)
+        state, first_step = restored.state, restored.step
+        logging.info("going on from step %d of %d", first_step, total_steps)
+
+    # ---- Train ----------------------------------------------------------------------------------
+    evaluate = make_evaluate(
+        model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
+    )
+    report = _Report(model_config, lora_config)
+    complete, step = True, first_step
+    with (
+        checkpoints,
+        jax.set_mesh(mesh),
+        MetricWriter(workdir, total_steps, first_step, enabled=jax.process_index() == 0) as writer,
+        PreemptionGuard() as preemption,
+    ):
+        if first_step == 0 and config.eval_every:
+            writer.write(0, evaluate(state.adapter))  # The base: where training starts.
+        pending = None  # Metrics of the step before, fetched once the next one is under way.
+        for step in range(first_step + 1, total_steps + 1):
+            rows = plan.steps[step - 1]
+            pieces = packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)
+            began = time.monotonic()
+            placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
+            state, metrics = train_step(state, params, placed)
+            if pending is not None:
+                report.finish(writer, *pending)
+            pending = (step, metrics, pieces, began)
+
+            last = step == total_steps
+            stop = preemption.should_stop(step) or continuation.out_of_time(
+                start, config.stop_after_minutes
+            )
+            dev = None
+            if last or (config.eval_every and step % config.eval_every == 0):
+                report.finish(writer, *pending)
+                pending = None
+                dev = evaluate(state.adapter)
+                writer.write(step, dev)
+            if last or stop or dev or (config.save_every and step % config.save_every == 0):
+                if pending is not None:
+                    report.finish(writer, *pending)  # Never save a state that is not finite.
+                    pending = None
+                checkpoints.save(step, state, {"step": step}, meta, dev)
+            if stop and not last:
+                complete = False
+                break
+        checkpoints.wait()
+        best = checkpoints.best_step()
+        dev_metrics = checkpoints.metrics(best) if best is not None else None
+
+    # ---- Result ---------------------------------------------------------------------------------
+    return {
+        "complete": complete,
+        "step": step,
+        "total_steps": total_steps,
+        "best_step": best,
+        **(dev_metrics or {}),
+        "num_examples": len(data.train),
+        "num_dev_examples": len(data.dev),
+        **data.counts,
+        "tokens": sum(plan.tokens[:step]),
+        "supervised_tokens": sum(plan.supervised[:step]),
+        "epochs": round(sum(len(r) for s in plan.steps[:step] for r in s) / len(data.train), 3),
+        "packing_efficiency": round(plan.efficiency(), 4),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+# ------------------------------------------------------------------------------------- the settings
+
+# May differ when a run goes on: paths (what is read there may not, see `meta`), and how many rows
+# the devices of another mesh take at once.
+_FREE = ("trajectories", "dev", "rows_per_device")
+
+
+def _check_config(config: Config) -> None:
+    for name in ("length", "batch_size", "rows_per_device", "chunk"):
+        if config[name] < 1:
+            raise UserError(f"config.{name}={config[name]} must be at least 1")
+    for name in ("num_epochs", "num_steps", "max_tokens", "num_dev"):
+        if config[name] < 0:
+            raise UserError(f"config.{name}={config[name]} must not be negative")
+    if not config.num_steps and not config.num_epochs:
+        raise UserError("config.num_epochs and config.num_steps must not both be 0")
+    if config.model.remat not in ("none", "projections", "full"):
+        raise UserError(
+            f"config.model.remat is {config.model.remat!r}; it must be none, projections or full"
+        )
+    buckets = tuple(config.buckets)
+    if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
+        raise UserError(f"config.buckets={buckets} must ascend")
+
+
+def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
+    """Rows and steps as the config and the mesh say.
+
+    Raises:
+      UserError: the model has fewer positions, or the rows do not divide over the devices.
+    """
+    if config.length > max_positions:
+        raise UserError(
+            f"config.length={config.length} exceeds the model's {max_positions} positions"
+        )
+    rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.batch_size % rows:
+        raise UserError(
+            f"config.batch_size={config.batch_size} is not a multiple of {rows}, the rows that all "
+            "devices compute at once (config.rows_per_device times the mesh's data and fsdp)"
+        )
+    buckets = tuple(b for b in config.buckets if b < config.length)
+    return Layout(config.length, config.packing, (*buckets, config.length), config.batch_size, rows)
+
+
+def make_lora(config: Config) -> LoraConfig:
+    """The adapter's hyper-parameters; `UserError` where they cannot be."""
+    return LoraConfig(
+        rank=config.lora.rank,
+        alpha=float(config.lora.alpha),
+        dropout=config.lora.dropout,
+        targets=tuple(config.lora.targets),
+        rank_stabilised=config.lora.rank_stabilised,
+    )
+
+
+def lora_description(config: LoraConfig) -> dict[str, Any]:
+    """The fields of a `LoraConfig` as the checkpoint's description holds them."""
+    return {
+        "rank": config.rank,
+        "alpha": config.alpha,
+        "dropout": config.dropout,
+        "targets": list(config.names),
+        "rank_stabilised": config.rank_stabilised,
+    }
+
+
+# ---------------------------------------------------------------------------------------- evaluate
+
+
+def make_evaluate(
+    config: DecoderConfig,
+    lora_config: LoraConfig,
+    params: Params,
+    examples: Sequence[Example],
+    layout: Layout,
+    tokenizer: ChatTokenizer,
+    mesh: jax.sharding.Mesh,
+    *,
+    chunk: int = cross_entropy.CHUNK,
+) -> Callable[[nnx.State], dict[str, float]]:
+    """A function from an adapter to dev losses; call it under ``jax.set_mesh(mesh)``.
+
+    ``dev/loss`` is the mean over all supervised tokens in nats, ``dev/loss_rationale``,
+    ``dev/loss_facts`` and ``dev/loss_question`` over those of one part, where there are any.
+    """
+    if not examples:
+        return lambda adapter: {}
+    plan = packing.make_plan(examples, layout, seed=0)
+    options = lora.lora_options(lora_config, train=False)
+    parts = [part for part in Part if part is not Part.NONE]
+
+    @jax.jit
+    def losses(params, adapter, batch, part_BT):
+        """Summed loss and number of tokens of each part: ``[P, 2]``."""
+        hidden_BTD = decoder.forward(
+            config,
+            params,
+            batch.tokens_BT,
+            lengths_B=batch.lengths_B,
+            positions_BT=batch.positions_BT,
+            segments_BT=batch.segments_BT,
+            adapter=lora.to_adapter(adapter),
+            lora=options,
+        )
+        sums = [
+            cross_entropy.cross_entropy(
+                config,
+                params,
+                hidden_BTD,
+                batch.targets_BT,
+                batch.mask_BT * (part_BT == int(part)),
+                chunk=chunk,
+            )
+            for part in parts
+        ]
+        return jnp.stack([jnp.stack(pair) for pair in sums])
+
+    def evaluate(adapter: nnx.State) -> dict[str, float]:
+        total_P2 = np.zeros((len(parts), 2))
+        for rows in plan.steps:
+            for piece in packing.micro_batches(examples, rows, layout, tokenizer.pad_id):
+                arrays: Any = (piece.batch, piece.part_BT)
+                placed: Any = lora_step.place_batch(arrays, mesh)
+                batch, part_BT = placed
+                total_P2 += np.asarray(losses(params, adapter, batch, part_BT), np.float64)
+        found = {"dev/loss": total_P2[:, 0].sum() / max(total_P2[:, 1].sum(), 1.0)}
+        for part, (loss, count) in zip(parts, total_P2, strict=True):
+            if count:
+                found[f"dev/loss_{part.name.lower()}"] = loss / count
+        return found
+
+    return evaluate
+
+
+# ------------------------------------------------------------------------------------ bookkeeping
+
+
+class _Report:
+    """Writes a step's figures, and stops on one that is not finite."""
+
+    def __init__(self, config: DecoderConfig, lora_config: LoraConfig):
+        self.config, self.lora = config, lora_config
+        peak = utilisation.peak_flops(jax.devices()[0].device_kind)
+        self.peak = None if peak is None else peak * jax.device_count()
+        self.done = time.monotonic()  # when the step before was
+
+    def finish(
+        self,
+        writer: MetricWriter,
+        step: int,
+        metrics: dict[str, jax.Array],
+        pieces: Sequence[MicroBatch],
+        began: float,
+    ) -> None:
+        """Fetches a step's metrics, which waits for it, and writes them.
+
+        Raises:
+          UserError: one of them is not finite.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        bad = [name for name, value in values.items() if not np.isfinite(value)]
+        if bad:
+            raise UserError(
+                f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was "
+                "saved. Lower config.optimizer.learning_rate"
+            )
+        now = time.monotonic()
+        # A step that was started while the one before still ran began when that one ended.
+        seconds, self.done = max(now - max(began, self.done), 1e-9), now
+        tokens = sum(piece.tokens for piece in pieces)
+        supervised = values.pop("tokens")
+        values["supervised_tokens"] = supervised
+        values["tokens_per_second"] = tokens / seconds
+        values["packing_efficiency"] = tokens / sum(p.batch.tokens_BT.size for p in pieces)
+        if self.peak is not None:
+            flops = utilisation.lora_flops(
+                self.config,
+                self.lora.rank,
+                self.lora.names,
+                tokens=tokens,
+                supervised=int(supervised),
+                attended=sum(piece.attended for piece in pieces),
+            )
+            values["utilisation"] = flops / seconds / self.peak
+        writer.write(step, {f"train/{name}": value for name, value in values.items()})
+        writer.progress(step, values["loss"])

@@ -1,0 +1,59 @@
+"""Trains a small model to extract entities and triples as the references of a dataset list them.
+
+    python launch/train.py --config=configs/extractor.py[:preset] --config.data.dir=FOLDER \
+        --workdir=W
+
+FOLDER is a dataset folder with an openie.jsonl. Trained on are the passages in the contexts of the
+questions of ``config.data.fold``, without those that also stand in a context of another fold.
+
+Presets: ``quick`` (SmolLM2-135M, at most 300,000 tokens, 2 CPU cores; the default) and ``paper``
+(Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper distils no
+extractor; not yet run).
+"""
+
+from typing import Any
+
+from ml_collections.config_dict import placeholder
+
+from configs import common, integrator
+
+
+def get_config(preset: str = "quick") -> Any:
+    """The config of a preset."""
+    presets = {"quick": quick, "paper": paper}
+    if preset not in presets:
+        raise ValueError(f"unknown preset {preset!r}; presets: {', '.join(presets)}")
+    return presets[preset]()
+
+
+def base() -> Any:
+    """What both presets share."""
+    config = integrator.trainer("extractor")
+    config.data = common.data(split="")
+    config.data.fold = "train"
+    config.num_passages = 0  # So many passages, drawn by the seed; 0: all.
+    # Passages of this fold choose the checkpoint, at most num_dev; null: dev_fraction of those of
+    # config.data.fold, which are then not trained on.
+    config.dev = placeholder(str)
+    config.dev = "tune"
+    return config
+
+
+def quick() -> Any:
+    """SmolLM2-135M on two CPU cores."""
+    config = base()
+    config.max_tokens = 300_000
+    return config
+
+
+def paper() -> Any:
+    """Qwen2.5-7B-Instruct on four GPUs: not yet run."""
+    config, like = base(), integrator.paper()
+    for name in (
+        *("model", "lora", "optimizer", "packing", "batch_size", "rows_per_device"),
+        *("num_dev", "eval_every"),
+    ):
+        config[name] = like[name]
+    config.length = 2048
+    config.buckets = (384, 512, 640, 768, 896, 1024, 1280, 1536)
+    return config

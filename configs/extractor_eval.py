@@ -1,0 +1,41 @@
+"""Evaluates an extractor against reference triples, beside the untrained model.
+
+    python launch/evaluate.py --config=configs/extractor_eval.py --config.checkpoint=W \
+        --config.data.dir=FOLDER --workdir=E
+
+W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, FOLDER a dataset folder
+with an openie.jsonl. Both models get the same prompt with its worked example and the same tolerant
+parser. Passages that also stand in the context of a question of another fold are left out.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import common
+
+
+def get_config() -> Any:
+    """SmolLM2-135M-Instruct on the passages of the ``test`` fold."""
+    config: Any = ConfigDict()
+    config.component = "extractor"
+    config.seed = 0
+    config.checkpoint = placeholder(str)
+    config.data = common.data(split="")
+    config.data.fold = "test"
+    config.limit = 0  # So many passages, drawn by the seed; 0: all.
+
+    config.extractor = common.language_model()
+    config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
+    config.triple_tokens = 512  # And of its list of triples.
+    config.constrained = False  # Forces the JSON asked for, where the backend can.
+    config.base = ConfigDict()
+    config.base.run = True  # Also score the model without the checkpoint.
+
+    config.form = "ascii"  # Normalisation before surfaces are compared: ascii | unicode.
+    config.bootstrap_samples = 10_000
+    config.in_flight = 256  # Passages under way together.
+    config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
+    return config

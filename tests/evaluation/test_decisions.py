@@ -1,0 +1,373 @@
+"""Decisions at a teacher's steps: what a model is asked, how it is scored, the command."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax.distill.trajectories import write_trajectories
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import comparison, decisions, integrator
+from cirag_jax.evaluation.decisions import Decided, decode, rule, score, teacher
+from cirag_jax.llm.types import Usage
+from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.models import lora, peft_format
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pretrained_decoder import load_decoder
+from cirag_jax.prompts.cirag import integration_messages, render_decision
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.requests import Generated, RequestError
+from cirag_jax.types import Step, Trajectory, Triple
+from configs import integrator_eval
+from tests import tiny_decoder
+
+A, B, C, D = (Triple(name, "lies in", f"{name}land", name, 0) for name in "abcd")
+FIRST = Step("Where?", ("a", "b"), (A, B, C, D), (0.9, 0.8, 0.7, 0.6), "One.", (A, C), "And then?")
+LAST = Step("And then?", ("d",), (D, B), (0.5, 0.4), "Enough.", (D,), None)
+MISS = Step("Who?", ("b",), (B,), (0.5,), "Nothing.", (), "Who else?")
+LONG = Trajectory("q1", "Where?", "annotations", (FIRST, LAST), "stopped", True)
+SHORT = Trajectory("q2", "Who?", "annotations", (MISS,), "max_steps", False)
+BOTH = (LONG, SHORT)
+
+
+def reply(kept, next_query, thought="Hm."):
+    return render_decision(Step("", kept=kept, thought=thought, next_query=next_query), "ascii")
+
+
+def step_of(call):
+    """Question and step, without the digest of what was given."""
+    return call.key.program.rpartition("@")[0]
+
+
+class Canned:
+    """Answers by the program's name: a text, or what a function makes of the request."""
+
+    is_slow, is_exhausted = True, False
+
+    def __init__(self, texts: dict[str, Any]):
+        self.texts = texts
+        self.batches: list[list[Any]] = []
+
+    def __call__(self, calls, done):
+        self.batches.append(list(calls))
+        for index, call in enumerate(calls):
+            text = self.texts[step_of(call)]
+            if isinstance(text, Callable):
+                text = text(call.request)
+            usage = Usage(prompt_tokens=7, generated_tokens=3)
+            good = not isinstance(text, RequestError)
+            done(index, Generated(text, "stop", usage) if good else text)
+
+
+def run(model, trajectories=BOTH, path=":memory:", **settings):
+    with Journal(path, {}) as journal:
+        found = decode(trajectories, model, CiragConfig(**settings), journal)
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------------------------------- decoding
+
+
+def test_every_step_is_asked_at_once_with_the_teachers_history():
+    texts = {"q1#1": reply((B,), "Why?"), "q1#2": reply((D,), None), "q2#1": "garbage"}
+    model = Canned(texts)
+    found = run(model)
+    (batch,) = model.batches
+    assert {step_of(call) for call in batch} == texts.keys()
+    asked = {step_of(call): call.request for call in batch}
+    assert asked["q1#1"].messages == integration_messages("Where?", (), FIRST.candidates)
+    # Not what the model itself said at step 1.
+    assert asked["q1#2"].messages == integration_messages("Where?", (FIRST,), LAST.candidates)
+    assert asked["q2#1"].messages == integration_messages("Who?", (), MISS.candidates)
+    assert all(r.role == "integrator" and r.temperature == 0 for r in asked.values())
+    assert found == [
+        [
+            Decided("Hm.", (B,), "Why?", response=texts["q1#1"]),
+            Decided("Hm.", (D,), None, response=texts["q1#2"]),
+        ],
+        [Decided(has_question=False, problems=found[1][0].problems, response="garbage")],
+    ]
+    assert {"no_header", "no_question"} <= set(found[1][0].problems)
+    assert [one.stops for row in found for one in row] == [False, True, False]
+
+
+def test_settings_reach_prompt_and_parser_and_nothing_is_asked_twice():
+    model = Canned({name: "[[## question ##]] Why?" for name in ("q1#1", "q1#2", "q2#1")})
+    run(model, rendering="paper", example=True, decision_tokens=9)
+    request = model.batches[0][1].request
+    assert request.messages == integration_messages(
+        "Where?", (FIRST,), LAST.candidates, rendering="paper", example=True
+    )
+    assert request.max_tokens == 9
+    silent = Canned({"q1#1": "no question", "q1#2": "", "q2#1": "x"})
+    run(silent)  # the loop would ask once more for the question
+    assert len(silent.batches) == 1
+
+
+def test_guided_sections_are_written_for_the_model():
+    def answer(request):
+        written = request.messages[-1].text
+        if written.endswith("[[## thought ##]]\n"):
+            return "I see."
+        return '["a", "lies in", "aland"' if written.endswith('{"fact": [') else "Why?"
+
+    model = Canned(dict.fromkeys(("q1#1", "q1#2", "q2#1"), answer))
+    found = run(model, guided=True)
+    assert [len(batch) for batch in model.batches] == [3, 3, 3]
+    assert all(r.request.continue_final for batch in model.batches for r in batch)
+    assert found[0][0].thought == "I see." and found[0][0].next_query == "Why?"
+    assert found[0][0].kept == (A,) and not found[0][0].problems
+
+
+def test_a_failed_request_fails_alone_and_a_rerun_asks_for_it_alone(tmp_path):
+    texts = {"q1#1": reply((A,), "Why?"), "q1#2": RequestError("too long"), "q2#1": reply((), None)}
+    path = tmp_path / "j.sqlite"
+    found = run(Canned(texts), path=path)
+    assert found[0][1] == Decided(has_question=False, error="too long") and not found[0][1].stops
+    assert found[0][0].kept == (A,) and found[1][0].stops
+    again = Canned({"q1#2": reply((D,), None)})
+    second = run(again, path=path)
+    assert [step_of(call) for call in again.batches[0]] == ["q1#2"] and len(again.batches) == 1
+    assert second[0][1].kept == (D,) and second[0][0] == found[0][0]
+    # Other candidates are another step, whatever the question's id.
+    other = Trajectory("q2", "Who?", "t", (Step("Who?", candidates=(C,), scores=(1.0,)),), "repeat")
+    third = Canned({"q2#1": reply((C,), None)})
+    assert run(third, (LONG, other), path)[1][0].kept == (C,) and len(third.batches[0]) == 1
+
+
+# ----------------------------------------------------------------------------------------- scoring
+
+
+def test_scores_by_hand():
+    found = [
+        [
+            # 1 of 2 kept is right, 1 of 2 wanted is kept; "and then" of 2 and 4 tokens.
+            Decided("", (A, B), "And then what now?"),
+            Decided("", (), None),  # keeps nothing where D is wanted; stops rightly
+        ],
+        [Decided("", (), None, problems=("no_facts", "no_facts"))],  # rightly nothing; too early
+    ]
+    got = {name: ratio.value for name, ratio in score(BOTH, found).items()}
+    assert got["teacher/precision"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert got["teacher/recall"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert got["teacher/f1"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert got["teacher/nonempty_f1"] == pytest.approx((0.5 + 0) / 2)
+    assert got["teacher/micro_precision"] == pytest.approx(1 / 2)
+    assert got["teacher/micro_recall"] == pytest.approx(1 / 3)
+    assert got["teacher/micro_f1"] == pytest.approx(2 / (2 + 3))
+    # Two steps ask; the second of them is met by a stop.
+    assert got["query_f1"] == pytest.approx((2 * 2 / (2 + 4) + 0) / 2)
+    assert got["stop_accuracy"] == pytest.approx(2 / 3)
+    assert (got["stop_precision"], got["stop_recall"]) == (0.5, 1.0)
+    assert got["parse_rate"] == pytest.approx(2 / 3)
+    assert "query_cosine" not in got and "gold/f1" not in got
+    np.testing.assert_allclose(score(BOTH, found)["teacher/f1"].top_Q, [0.5, 1.0])
+    assert decisions.problems(found) == {"no_facts": 1}
+
+
+def test_failures_and_missing_questions_earn_nothing():
+    failed = Decided(has_question=False, error="too long")
+    mute = Decided("", (D,), None, has_question=False, problems=("no_question",))
+    got = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
+    assert got["teacher/f1"] == pytest.approx((0 + 1 + 0) / 3)  # nothing decided is not "nothing"
+    assert got["stop_accuracy"] == 0 and got["query_f1"] == 0 and got["parse_rate"] == 0
+    assert decisions.problems([[failed, mute]]) == {"failed": 1, "no_question": 1}
+
+
+def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
+    mine = Triple("A.", "Lies  in", "ALAND", "elsewhere", 3)
+    found = [[Decided("", (mine,), "x"), Decided("", (D,), None)], [Decided("", (B,), "y")]]
+    assert score((LONG,), found[:1])["teacher/f1"].value == pytest.approx((2 / 3 + 1) / 2)
+    gold = [[(A,), None], [()]]
+    got = score(BOTH, found, gold=gold)
+    assert got["gold/f1"].value == pytest.approx((1 + 0) / 2)
+    assert "gold/f1" not in score(BOTH, found, gold=[[None, None], [None]])
+
+
+def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
+    perfect = score(BOTH, teacher(BOTH), similarity=lambda pairs: np.ones(len(pairs)))
+    assert {name: ratio.value for name, ratio in perfect.items()} == dict.fromkeys(perfect, 1.0)
+    ruled = rule(BOTH)
+    assert [one.kept for row in ruled for one in row] == [(A, B, C), (D, B), (B,)]
+    assert {one.next_query for one in ruled[0]} == {"Where?"}
+    got = {name: ratio.value for name, ratio in score(BOTH, ruled).items()}
+    assert got["teacher/f1"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3 + 0) / 3)
+    assert got["stop_accuracy"] == pytest.approx(2 / 3) and got["stop_recall"] == 0
+    assert np.isnan(got["stop_precision"])
+
+
+def test_queries_are_compared_where_both_ask():
+    seen = []
+
+    def similarity(pairs):
+        seen.extend(pairs)
+        return np.array([0.25])
+
+    found = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", (), None)]]
+    got = score(BOTH, found, similarity=similarity)
+    assert seen == [("Mine?", "And then?")]
+    assert got["query_cosine"].value == pytest.approx(0.25 / 2)
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def trajectories(tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    write_trajectories(folder / "trajectories.jsonl", BOTH)
+    sidecar = {"form": "ascii", "rendering": "multi_turn", "example": False}
+    (folder / "trajectories.json").write_text(json.dumps(sidecar))
+    return folder
+
+
+def evaluate(source, workdir, **fields):
+    config = integrator_eval.get_config()
+    config.update_from_flattened_dict(
+        {
+            "trajectories": str(source),
+            "query_cosine": False,
+            "bootstrap_samples": 50,
+            **fields,
+        }
+    )
+    workdir.mkdir(exist_ok=True)
+    return integrator.evaluate(config.lock(), workdir)
+
+
+def read_rows(tmp_path):
+    lines = (tmp_path / "e" / "decisions.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monkeypatch, capsys):
+    models = {
+        "student": Canned(
+            {"q1#1": reply((A, C), "And then?"), "q1#2": reply((D,), None), "q2#1": reply((), "x")}
+        ),
+        "base": Canned(dict.fromkeys(("q1#1", "q1#2", "q2#1"), "what?")),
+    }
+    asked = []
+
+    @contextlib.contextmanager
+    def opened(config, model, role, max_tokens):
+        asked.append((model.block.adapter, role, max_tokens))
+        yield models["student" if model.block.adapter else "base"]
+
+    monkeypatch.setattr(comparison, "open_model", opened)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_text("{}")
+    settings = {"checkpoint": str(tmp_path / "peft"), "base.guided": False}
+    result = evaluate(trajectories, tmp_path / "e", **settings)
+    assert asked == [(settings["checkpoint"], "integrator", 384), (None, "integrator", 384)]
+    student, base = result["systems"]["student"], result["systems"]["base"]
+    assert student["teacher"]["f1"]["value"] == student["gold"]["f1"]["value"] == 1
+    assert student["stop_accuracy"]["value"] == student["parse_rate"]["value"] == 1
+    assert student["query_f1"]["value"] == pytest.approx(0.5)
+    assert (student["prompt_tokens"], student["generated_tokens"]) == (21, 9)
+    assert base["parse_rate"]["value"] == 0 and base["problems"]["no_header"] == 3
+    assert base["teacher"]["f1"]["value"] == pytest.approx(1 / 3)
+    difference = result["differences"]["student-base"]["teacher"]["f1"]
+    assert difference["difference"] == pytest.approx(2 / 3)
+    assert difference["low"] <= difference["difference"] <= difference["high"]
+    assert "student-rule" in result["differences"] and result["complete"]
+    assert result["num_questions"] == 2 and result["num_steps"] == 3
+    assert result["teacher"] == {
+        "teachers": {"annotations": 2}, "empty_core": 1 / 3, "stops": 1 / 3
+    }  # fmt: skip
+    assert result["settings"]["base"]["example"] and not result["settings"]["student"]["example"]
+    json.dumps(result)
+    said = capsys.readouterr()
+    assert said.out == "" and "student-base" in said.err and "100.0" in said.err
+    rows = read_rows(tmp_path)
+    assert len(rows) == 6 and rows[1]["question"] == "q1" and rows[1]["step"] == 2
+    assert rows[1]["parsed"]["kept"] == [["d", "lies in", "dland", "d", 0]]
+    assert rows[3]["response"] == "what?" and "no_header" in rows[3]["problems"]
+    # Again: everything is in the journals, nothing is opened.
+    before = (tmp_path / "e" / "decisions.jsonl").read_bytes()
+    evaluate(trajectories, tmp_path / "e", **settings)
+    assert len(asked) == 2 and (tmp_path / "e" / "decisions.jsonl").read_bytes() == before
+    # Other settings are another run.
+    for field, value in (("match_cutoff", 0.5), ("integrator.max_tokens", 9)):
+        with pytest.raises(UserError, match=field.rpartition(".")[2]):
+            evaluate(trajectories, tmp_path / "e", **settings, **{field: value})
+
+
+def test_a_real_model_with_and_without_an_adapter(tmp_path):
+    spec = str(tiny_decoder.folder(tmp_path / "m", max_position_embeddings=4096))
+    write_trajectories(tmp_path / "one.jsonl", (SHORT,))
+    settings = LoraConfig(rank=2, alpha=64.0)
+    state = lora.init_adapter(load_decoder(spec).config, settings, 0)
+    state = jax.tree.map(lambda x: x + 0.3, state)  # B begins at 0: no change at all
+    peft_format.save_adapter(state, settings, tmp_path / "peft", spec)
+    result = evaluate(
+        tmp_path / "one.jsonl",
+        tmp_path / "e",
+        **{
+            "checkpoint": str(tmp_path / "peft"),
+            "integrator.model": spec,
+            "integrator.max_tokens": 4,
+            "integrator.batch_size": 1,
+            "integrator.prefix_tokens": 0,
+            "base.guided": False,
+            "base.example": False,
+        },
+    )
+    student, base = read_rows(tmp_path)
+    assert (student["system"], base["system"]) == ("student", "base")
+    assert student["error"] is None is base["error"]
+    assert student["response"] != base["response"]
+    for name in ("student", "base"):
+        assert 0 < result["systems"][name]["generated_tokens"] <= 4
+        assert result["systems"][name]["problems"]["cut_off"] == 1
+
+
+def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
+    """At the steps of another teacher, gold is what the annotation teacher would keep there."""
+    from cirag_jax.datasets import jsonl
+    from tests import tiny
+
+    jsonl.write_dataset(tiny.dataset(), tmp_path / "data")
+    dataset = tiny.dataset()
+    question = dataset.questions[0]
+    born, worked = dataset.triples["p0"]
+    patron, known = dataset.triples["t0"]
+    steps = (
+        Step(question.question, candidates=(worked, born), scores=(1.0, 0.5), kept=(worked, born)),
+        Step("x", candidates=(known, patron), scores=(1.0, 0.5), kept=(known,), next_query=None),
+    )
+    config = integrator_eval.get_config()
+    config.data.dir = str(tmp_path / "data")
+    mine = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
+    theirs = Trajectory("q9", "?", "annotations", (FIRST,), "stopped")
+    nobody = Trajectory("unknown", "?", "some-llm", (FIRST,), "stopped")
+    gold = integrator._gold(config, (mine, theirs, nobody), "ascii")
+    assert gold == [[(born,), (patron,)], [(A, C)], [None]]
+    config.data.dir = None
+    assert integrator._gold(config, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"trajectories": None}, "config.trajectories is required"),
+        ({"trajectories": "nowhere"}, "nowhere does not exist"),
+        ({"keep": "good"}, "config.keep"),
+        ({"integrator.max_tokens": 0}, "max_tokens"),
+        ({"in_flight": 0}, "in_flight"),
+        ({"integrator.adapter": "x"}, "config.checkpoint"),
+        ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
+        ({"rendering": "prose"}, "rendering"),
+        ({"stop_after_minutes": -1.0}, "stop_after_minutes"),
+    ],
+)
+def test_bad_input_is_one_sentence(trajectories, tmp_path, fields, message, monkeypatch):
+    monkeypatch.setattr(comparison, "open_model", None)  # it is refused before
+    with pytest.raises(UserError, match=message):
+        evaluate(trajectories, tmp_path / "e", **fields)

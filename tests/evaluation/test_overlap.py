@@ -1,0 +1,97 @@
+"""Precision, recall, F1 and their bootstrap, against hand-made figures, sklearn and each other."""
+
+import numpy as np
+import pytest
+
+from cirag_jax.evaluation.overlap import (
+    Overlap,
+    Ratio,
+    differences,
+    interval,
+    intervals,
+    overlap_ratios,
+    paired_interval,
+    ratio,
+)
+from cirag_jax.evaluation.recall import paired_bootstrap
+
+
+def test_an_overlap_by_hand():
+    found = Overlap(matched=2, predicted=3, wanted=4)
+    assert (found.precision, found.recall) == (2 / 3, 0.5)
+    assert found.f1 == pytest.approx(4 / 7)
+    for one in (Overlap(0, 0, 3), Overlap(0, 3, 0)):
+        assert (one.precision, one.recall, one.f1) == (0, 0, 0)
+    both = Overlap(0, 0, 0)
+    assert (both.precision, both.recall, both.f1) == (1, 1, 1)
+
+
+def test_macro_and_micro_by_hand():
+    # Question 0: two steps, question 1: one step and one that is not counted.
+    overlaps = [Overlap(1, 2, 1), Overlap(0, 0, 0), Overlap(1, 1, 4), None]
+    found = overlap_ratios(overlaps, [0, 0, 1, 1], 2)
+    assert found["precision"].value == pytest.approx((0.5 + 1 + 1) / 3)
+    assert found["recall"].value == pytest.approx((1 + 1 + 0.25) / 3)
+    assert found["f1"].value == pytest.approx((2 / 3 + 1 + 2 / 5) / 3)
+    assert found["nonempty_f1"].value == pytest.approx((2 / 3 + 2 / 5) / 2)
+    assert found["micro_precision"].value == pytest.approx(2 / 3)
+    assert found["micro_recall"].value == pytest.approx(2 / 5)
+    assert found["micro_f1"].value == pytest.approx(4 / 8)
+    np.testing.assert_array_equal(found["f1"].bottom_Q, [2, 1])
+    empty = overlap_ratios([None], [0], 1)["f1"]
+    assert np.isnan(empty.value) and np.isnan(interval(empty)["low"])
+
+
+def test_the_same_figures_as_sklearn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    gold_NC, mine_NC = rng.random((2, 20, 7)) < 0.4
+    gold_NC[:3] = mine_NC[2:4] = False
+    overlaps = [
+        Overlap(int((g & m).sum()), int(m.sum()), int(g.sum()))
+        for g, m in zip(gold_NC, mine_NC, strict=True)
+    ]
+    found = overlap_ratios(overlaps, range(20), 20)
+    # sklearn calls 0/0 what it is told; where one side alone is empty ours is 0, as with 0.
+    filled = [o.predicted + o.wanted > 0 for o in overlaps]
+    macro = metrics.precision_recall_fscore_support(
+        gold_NC[filled], mine_NC[filled], average="samples", zero_division=0
+    )
+    agreed = filled.count(False)
+    for name, theirs in zip(("precision", "recall", "f1"), macro, strict=False):
+        assert found[name].value == pytest.approx((theirs * sum(filled) + agreed) / 20)
+    micro = metrics.precision_recall_fscore_support(gold_NC, mine_NC, average="micro")
+    for name, theirs in zip(("precision", "recall", "f1"), micro, strict=False):
+        assert found[f"micro_{name}"].value == pytest.approx(theirs)
+
+
+def test_one_item_a_group_is_the_bootstrap_of_recall():
+    rng = np.random.default_rng(1)
+    a_B, b_B = rng.random((2, 40))
+    ones = [1.0] * 40
+    a, b = ratio(a_B, ones, range(40), 40), ratio(b_B, ones, range(40), 40)
+    expected = paired_bootstrap(a_B, b_B, samples=1500, seed=3)
+    found = paired_interval(a, b, samples=1500, seed=3)
+    assert found == pytest.approx(expected)
+    alone = paired_bootstrap(a_B, np.zeros(40), samples=1500, seed=3)
+    assert interval(a, 1500, 3) == pytest.approx(
+        {"value": alone["difference"], "low": alone["low"], "high": alone["high"]}
+    )
+    both = differences({"x": a, "y": a}, {"x": b}, 1500, 3)
+    assert both == {"x": found} and intervals({"x": a}, 1500, 3)["x"] == interval(a, 1500, 3)
+
+
+def test_steps_of_one_question_are_drawn_together():
+    """Ten equal steps of one question are one observation, not ten."""
+    values, groups = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10
+    together = interval(ratio(values, [1.0] * 20, groups, 2), samples=2000)
+    assert (together["value"], together["low"], together["high"]) == (0.5, 0.0, 1.0)
+    apart = interval(ratio(values, [1.0] * 20, range(20), 20), samples=2000)
+    assert 0.2 < apart["low"] < 0.35 and 0.65 < apart["high"] < 0.8
+
+
+def test_resamples_without_anything_that_counts_are_left_out():
+    rare = Ratio(np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.0, 0.0]))
+    assert interval(rare, samples=200) == {"value": 0.5, "low": 0.5, "high": 0.5}
+    with pytest.raises(ValueError, match="3 and 2 groups"):
+        paired_interval(rare, Ratio(np.zeros(2), np.ones(2)))
