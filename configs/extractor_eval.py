@@ -6,6 +6,8 @@
 W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, FOLDER a dataset folder
 with an openie.jsonl. Both models get the same prompt with its worked example and the same tolerant
 parser. Passages that also stand in the context of a question of another fold are left out.
+
+Record: no trained extractor has been evaluated yet.
 """
 
 from typing import Any

@@ -6,6 +6,8 @@
 W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, T a workdir of
 launch/distill.py or a .jsonl file. The frozen base and the rule (keep the three best candidates,
 ask the question again) stand beside it. Without a checkpoint only these two are scored.
+
+Record: no trained student has been evaluated yet.
 """
 
 from typing import Any
@@ -41,8 +43,8 @@ def get_config() -> Any:
     config.base = ConfigDict()
     config.base.run = True  # Also score the model without the checkpoint.
     config.base.guided = True
-    config.base.example = placeholder(bool)  # null: as the student.
-    config.base.example = True
+    config.base.example = placeholder(bool)
+    config.base.example = True  # null: as the student.
 
     config.query_cosine = True  # Compare next queries by the encoder, too.
     config.encoder = retrievers.encoder()

@@ -148,6 +148,25 @@ def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
         assert 0 < len(first) < len(extracting)
         assert stopped["extraction"]["failures"] == 0
         assert stopped["extraction"]["generated_tokens"] == 7 * len(first)
+        # It covers the workdir, not the call: nothing more is extracted.
+        again, _ = answer(server, "cut", **online, **budget)
+        assert not again["complete"] and again["extraction"] == stopped["extraction"]
+        assert not any(text.startswith("Title: ") for text in texts(server)[len(first) :])
         result, rows_of_cut = answer(server, "cut", **online)
     assert (result, rows_of_cut) == (whole, rows)
     assert sorted(texts(server)) == sorted(asked)
+
+
+def test_a_budget_covers_the_workdir_and_the_roles_that_share_a_model(answer):
+    # A request takes about a hundred tokens and is sent while ten times as many are left.
+    budget = {f"{role}.budget.tokens": 1500 for role in ("integrator", "reader")}
+    budget |= {f"{role}.max_tokens": 200 for role in ("integrator", "reader")}
+    with model_server.model_server(rules) as server:
+        stopped, _ = answer(server, "w", **budget)
+        first = texts(server)
+        assert 0 < len(first) < 9 and not stopped["complete"] and stopped["failures"] == 0
+        again, _ = answer(server, "w", **budget)
+        assert again == stopped and texts(server) == first
+        more = {name: 10 * value if "budget" in name else value for name, value in budget.items()}
+        whole, _ = answer(server, "w", **more)
+    assert whole["complete"] and whole["answered"] == 3 and len(texts(server)) == 9

@@ -77,7 +77,14 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
             def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
                 handlers = opening.open_handlers(
-                    config, method, dataset, corpus, workdir, stack, rows=at_once
+                    config,
+                    method,
+                    dataset,
+                    corpus,
+                    workdir,
+                    stack,
+                    rows=at_once,
+                    spent=book.usage(),
                 )
                 return _with_teachers(config, handlers, golds, teacher_of)
 

@@ -5,6 +5,7 @@ was killed replays what it has and repeats nothing. The same file is the trace t
 and the trajectory that distillation trains on.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -174,6 +175,18 @@ class Journal:
         """What is known of every program, in the order of their places."""
         with self._named_errors():
             yield from _records(self._db)
+
+    def usage(self) -> dict[str, Usage]:
+        """Tokens and cost of all recorded responses, by the role that gave them."""
+        found: dict[str, Usage] = collections.defaultdict(Usage)
+        with self._named_errors():
+            rows = self._db.execute(
+                "SELECT json_extract(request, '$.role'), response FROM responses "
+                "WHERE json_extract(request, '$.kind') = 'generate'"
+            )
+            for role, response in rows:
+                found[role] += Usage(**json.loads(response).get("usage", {}))
+        return dict(found)
 
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now."""

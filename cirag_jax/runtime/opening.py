@@ -6,13 +6,14 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.llm import backends, generate
 from cirag_jax.llm.shapes import EngineConfig
+from cirag_jax.llm.types import Usage
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
@@ -25,6 +26,7 @@ from cirag_jax.runtime.handlers import (
     RetrieveHandler,
     TripleSource,
 )
+from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset
@@ -83,6 +85,7 @@ def open_handlers(
     workdir: pathlib.Path,
     stack: contextlib.ExitStack,
     rows: int,
+    spent: Mapping[str, Usage],
 ) -> dict[type | str, Handler]:
     """Opens whatever a run needs.
 
@@ -94,6 +97,7 @@ def open_handlers(
       workdir: keeps what is extracted online.
       stack: closes what was opened.
       rows: questions that advance together at most; a model's batch need not be larger.
+      spent: by role, what earlier parts of this run have used of the budgets (`Journal.usage`).
 
     Raises:
       UserError: something cannot be opened, or does not fit the rest.
@@ -109,18 +113,26 @@ def open_handlers(
             handlers[Extract] = _open_triples(config, dataset, corpus)
         form = config[config.method].form
         handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
-    handlers |= _open_models(config, roles_of(config, method.roles), stack, rows)
-    if "extractor" in handlers:
-        handlers[Extract] = _open_online(config, handlers["extractor"], workdir, stack)
+    roles, extractions = roles_of(config, method.roles), None
+    if "extractor" in roles:
+        extractions = _open_extractions(config, workdir, stack)
+        spent = {**spent, **extractions.usage()}
+    handlers |= _open_models(config, roles, stack, rows, spent)
+    if extractions is not None:
+        handlers[Extract] = _open_online(config, handlers["extractor"], extractions)
     index = open_retriever(config.retriever, corpus.passages, encoder)
     handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
 
 
 def _open_models(
-    config: Config, roles: Sequence[str], stack: contextlib.ExitStack, rows: int
+    config: Config,
+    roles: Sequence[str],
+    stack: contextlib.ExitStack,
+    rows: int,
+    spent: Mapping[str, Usage],
 ) -> dict[type | str, Handler]:
-    """One handler a model: roles with equal configs share it."""
+    """One handler a model: roles with equal configs share it, and its budget."""
     cache = None
     if config.cache:
         cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
@@ -136,7 +148,8 @@ def _open_models(
         if block.backend == "jax" and not block.batch_size and "extractor" not in names:
             # A batch is computed whole: one question must not pay for sixteen.
             block.batch_size = min(rows, EngineConfig.for_platform().batch_size)
-        backend = stack.enter_context(contextlib.closing(backends.open_backend(block)))
+        used = sum((spent[role] for role in names if role in spent), start=Usage())
+        backend = stack.enter_context(contextlib.closing(backends.open_backend(block, spent=used)))
         handler = GenerateHandler(
             backend,
             {role: config[role].max_tokens for role in names},
@@ -161,21 +174,31 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
     return ExtractHandler(_open_store(config.triples, corpus))
 
 
-def _open_online(
-    config: Config, model: Any, workdir: pathlib.Path, stack: contextlib.ExitStack
-) -> Handler:
+def _open_extractions(
+    config: Config, workdir: pathlib.Path, stack: contextlib.ExitStack
+) -> Journal:
+    """The journal of what is extracted online."""
     from cirag_jax.graph import extraction
     from cirag_jax.runtime import online
-    from cirag_jax.runtime.journal import Journal
 
-    how = extraction.ExtractionSettings(triple_tokens=config.extractor.max_tokens)
     settings = {
         **extraction.version(),
-        **dataclasses.asdict(how),
+        **dataclasses.asdict(_extraction_settings(config)),
         "extractor": generate.settings(config.extractor),
     }
-    journal = stack.enter_context(Journal(workdir / online.FILE, settings))
-    return online.OnlineExtractHandler(model, journal, how)
+    return stack.enter_context(Journal(workdir / online.FILE, settings))
+
+
+def _open_online(config: Config, extractor: Any, extractions: Journal) -> Handler:
+    from cirag_jax.runtime import online
+
+    return online.OnlineExtractHandler(extractor, extractions, _extraction_settings(config))
+
+
+def _extraction_settings(config: Config) -> Any:
+    from cirag_jax.graph.extraction import ExtractionSettings
+
+    return ExtractionSettings(triple_tokens=config.extractor.max_tokens)
 
 
 def _open_store(folder: str, corpus: Corpus) -> TripleSource:
