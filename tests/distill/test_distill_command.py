@@ -228,7 +228,7 @@ class Tutor:
 def tutor(monkeypatch):
     """Opens the same canned backend for every role; its budget can be set."""
     found = Tutor(10**6)
-    monkeypatch.setattr(backends, "open_backend", lambda config: found)
+    monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
     return found
 
 
