@@ -1,12 +1,17 @@
 """Examples as padded micro-batches: packed into rows of one length, or one to a row in buckets.
 
-What a step trains on is laid down before training starts, from lengths and a seed alone, so that a
-run goes on with the batch at which it stopped.
+What a step trains on is laid down before training starts, from the examples and a seed alone, so
+that a run goes on with the batch at which it stopped.
+
+Conversations of one kind begin alike, with an instruction and often a worked example. A packed row
+holds that beginning once: every example of the row attends to it, none to another example. Losses
+and gradients are those of one example a row (dropout aside), at a fraction of the tokens.
 """
 
 import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +20,23 @@ from cirag_jax.training.lora_step import Batch
 
 WINDOW = 2048  # examples that are packed, or sorted by length, together
 
-Row = tuple[int, ...]  # places of the examples in one row, in their order
+MIN_SHARED = 32  # tokens from which on a common beginning is worth sharing
+
+
+class Row(NamedTuple):
+    """One row of a batch.
+
+    Attributes:
+      places: of its examples, in their order.
+      shared: tokens that all of them begin with and that the row holds once, in front.
+    """
+
+    places: tuple[int, ...]
+    shared: int = 0
+
+    def size(self, lengths: Sequence[int]) -> int:
+        """Its real tokens, where the examples have ``lengths``."""
+        return self.shared + sum(lengths[place] - self.shared for place in self.places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +66,9 @@ class MicroBatch:
     Attributes:
       batch: for `lora_step.TrainStep`, on the host.
       part_BT: uint8, the `Part` of each target that counts.
-      tokens: real tokens.
-      attended: sum over examples of their squared lengths (what causal attention costs, twice).
+      tokens: real tokens, shared ones once.
+      attended: pairs of tokens that causal attention looks at, twice: of examples that share
+        nothing the sum of their squared lengths.
     """
 
     batch: Batch
@@ -61,7 +83,7 @@ class Plan:
 
     Attributes:
       steps: rows of each step; the last step may have fewer than ``rows_per_step``.
-      tokens: real tokens of each step.
+      tokens: real tokens of each step, shared ones once.
       supervised: supervised tokens of each step.
       computed: tokens of each step's rows, padding included.
     """
@@ -100,19 +122,20 @@ def make_plan(
         raise ValueError("there is nothing to plan")
     lengths = [len(example.tokens_T) for example in examples]
     targets = [_targets(example) for example in examples]
+    shared = _shared(examples) if layout.packing else [(b"", 0)] * len(examples)
     steps: list[tuple[Row, ...]] = []
-    for step in _endless(lengths, layout, seed, num_epochs, num_steps):
+    for step in _endless(lengths, shared, layout, seed, num_epochs, num_steps):
         steps.append(step)
         if num_steps and len(steps) == num_steps:
             break
-    tokens = [sum(lengths[place] for row in step for place in row) for step in steps]
+    tokens = [sum(row.size(lengths) for row in step) for step in steps]
     if max_tokens:
         fitting = int(np.searchsorted(np.cumsum(tokens), max_tokens, side="right"))
         steps, tokens = steps[: max(fitting, 1)], tokens[: max(fitting, 1)]
     return Plan(
         tuple(steps),
         tuple(tokens),
-        tuple(sum(targets[place] for row in step for place in row) for step in steps),
+        tuple(sum(targets[i] for row in step for i in row.places) for step in steps),
         tuple(_computed(step, lengths, layout) for step in steps),
     )
 
@@ -122,8 +145,9 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """One step's rows as arrays; rows that are missing at the end are padding.
 
-    Packed rows have ``positions_BT`` that restart and ``segments_BT`` (1, 2, ...; 0 is padding),
-    the others ``lengths_B``. A token's target is the next token of its own example.
+    Packed rows have ``positions_BT`` that restart, ``segments_BT`` (1, 2, ...; 0 is padding) and
+    ``shared_B``, the others ``lengths_B``. A token's target is the next token of its own example;
+    a shared beginning is part of the first segment and has no target that counts.
     """
     found = []
     for rows, length in _cut(step, [len(e.tokens_T) for e in examples], layout):
@@ -134,22 +158,28 @@ def micro_batches(
         part_BT = np.zeros(shape, np.uint8)
         positions_BT, segments_BT = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         real = attended = 0
-        for row, places in enumerate(rows):
+        shared_B = np.zeros(shape[0], np.int32)
+        for row, (places, shared) in enumerate(rows):
+            shared_B[row] = shared
             start = 0
+            attended -= (len(places) - 1) * shared**2
             for segment, place in enumerate(places, 1):
+                skipped = shared if start else 0  # The row holds these already.
                 tokens_T, weight_T, part_T, _ = examples[place]
-                end = start + len(tokens_T)
-                tokens_BT[row, start:end] = tokens_T
-                targets_BT[row, start : end - 1] = tokens_T[1:]
-                weights_BT[row, start : end - 1] = weight_T[1:]
-                part_BT[row, start : end - 1] = part_T[1:]
-                positions_BT[row, start:end] = np.arange(len(tokens_T))
+                end = start + len(tokens_T) - skipped
+                tokens_BT[row, start:end] = tokens_T[skipped:]
+                targets_BT[row, start : end - 1] = tokens_T[skipped + 1 :]
+                weights_BT[row, start : end - 1] = weight_T[skipped + 1 :]
+                part_BT[row, start : end - 1] = part_T[skipped + 1 :]
+                positions_BT[row, start:end] = np.arange(skipped, len(tokens_T))
                 segments_BT[row, start:end] = segment
-                real, attended = real + len(tokens_T), attended + len(tokens_T) ** 2
+                real, attended = real + end - start, attended + len(tokens_T) ** 2
                 start = end
         batch = Batch(tokens_BT, targets_BT, weights_BT)
         if layout.packing:
-            batch = batch._replace(positions_BT=positions_BT, segments_BT=segments_BT)
+            batch = batch._replace(
+                positions_BT=positions_BT, segments_BT=segments_BT, shared_B=shared_B
+            )
         else:
             batch = batch._replace(lengths_B=segments_BT.sum(1, dtype=np.int32))
         found.append(MicroBatch(batch, part_BT, real, attended))
@@ -159,8 +189,8 @@ def micro_batches(
 # -------------------------------------------------------------------------------------------- rows
 
 
-def pack(lengths: Sequence[int], length: int) -> list[Row]:
-    """Rows of at most ``length`` tokens by first-fit decreasing (Johnson, 1974).
+def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
+    """Places of the examples of rows of at most ``length`` tokens by first-fit decreasing (Johnson, 1974).
 
     Equal lengths keep their order, and rows hold their examples longest first.
     """
@@ -181,20 +211,57 @@ def pack(lengths: Sequence[int], length: int) -> list[Row]:
     return [tuple(row) for row in rows]
 
 
+def _shared(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
+    """For every example its kind, and how many tokens all examples of that kind begin with.
+
+    Of one kind are those with the same `MIN_SHARED` first tokens.
+    """
+    kinds: dict[bytes, list[Example]] = {}
+    for example in examples:
+        kinds.setdefault(example.tokens_T[:MIN_SHARED].tobytes(), []).append(example)
+    lengths = {kind: _common_beginning(members) for kind, members in kinds.items()}
+    found = (example.tokens_T[:MIN_SHARED].tobytes() for example in examples)
+    return [(kind, lengths[kind]) for kind in found]
+
+
+def _common_beginning(examples: Sequence[Example]) -> int:
+    """Tokens that all the examples begin with, but 0 for fewer than `MIN_SHARED`.
+
+    The loss counts none of them, nor what follows the last one, which differs.
+    """
+    first_T = examples[0].tokens_T
+    common = len(first_T)
+    for tokens_T, weight_T, _, _ in examples:
+        common = min(common, len(tokens_T))
+        differs = np.flatnonzero(tokens_T[:common] != first_T[:common])
+        common = int(differs[0]) if len(differs) else common
+        counts = np.flatnonzero(weight_T[1 : common + 1])
+        common = int(counts[0]) if len(counts) else common
+    return common if common >= MIN_SHARED else 0
+
+
 def _endless(
-    lengths: Sequence[int], layout: Layout, seed: int, num_epochs: float, num_steps: int
+    lengths: Sequence[int],
+    shared: Sequence[tuple[bytes, int]],
+    layout: Layout,
+    seed: int,
+    num_epochs: float,
+    num_steps: int,
 ) -> Iterator[tuple[Row, ...]]:
     """Steps of one epoch after the other; ends after ``num_epochs`` unless steps are counted."""
     epoch = 0
     while num_steps or epoch < num_epochs:
-        steps = _epoch(lengths, layout, np.random.default_rng((seed, epoch)))
+        steps = _epoch(lengths, shared, layout, np.random.default_rng((seed, epoch)))
         share = 1.0 if num_steps else min(num_epochs - epoch, 1.0)
         yield from steps[: max(round(share * len(steps)), 1)]
         epoch += 1
 
 
 def _epoch(
-    lengths: Sequence[int], layout: Layout, rng: np.random.Generator
+    lengths: Sequence[int],
+    shared: Sequence[tuple[bytes, int]],
+    layout: Layout,
+    rng: np.random.Generator,
 ) -> list[tuple[Row, ...]]:
     """One pass: rows made within windows of a random order, then put in a random order."""
     order = [int(place) for place in rng.permutation(len(lengths))]
@@ -204,11 +271,14 @@ def _epoch(
     for start in range(0, len(order), WINDOW):
         window = order[start : start + WINDOW]
         if layout.packing:
-            packed = pack([lengths[place] for place in window], layout.length)
-            rows += [tuple(window[i] for i in row) for row in packed]
+            for kind in dict.fromkeys(shared[place] for place in window):
+                members = [place for place in window if shared[place] == kind]
+                common = kind[1]
+                packed = pack([lengths[i] - common for i in members], layout.length - common)
+                rows += [Row(tuple(members[i] for i in row), common) for row in packed]
         else:  # Rows of a step are of similar lengths: little is padding.
             alike = sorted(window, key=lambda place: lengths[place])
-            groups += [[(p,) for p in alike[i : i + size]] for i in range(0, len(alike), size)]
+            groups += [[Row((p,)) for p in alike[i : i + size]] for i in range(0, len(alike), size)]
     if layout.packing:
         rows = [rows[i] for i in rng.permutation(len(rows))]
         return [tuple(rows[i : i + size]) for i in range(0, len(rows), size)]
@@ -223,7 +293,7 @@ def _cut(
     found = []
     for start in range(0, len(step), size):
         rows = step[start : start + size]
-        longest = max(sum(lengths[place] for place in row) for row in rows)
+        longest = max(row.size(lengths) for row in rows)
         length = layout.length
         if not layout.packing:
             length = layout.buckets[bisect.bisect_left(layout.buckets, longest)]

@@ -398,6 +398,7 @@ def forward(
     lengths_B: jax.Array | None = None,
     positions_BT: jax.Array | None = None,
     segments_BT: jax.Array | None = None,
+    shared_B: jax.Array | None = None,
     adapter: Adapter | None = None,
     lora: LoraOptions = PLAIN_LORA,
     dropout_key: jax.Array | None = None,
@@ -412,6 +413,8 @@ def forward(
       positions_BT: int32 rotary positions; None: 0, 1, 2, ... in every row.
       segments_BT: int32; tokens attend only within their segment (packed rows); overrides
         ``lengths_B``. Give ``positions_BT`` that restart in each segment with it.
+      shared_B: int32; so many tokens at the beginning of a packed row belong to all its segments,
+        whose positions go on from there.
       adapter: LoRA pairs, stacked as ``params["layers"]`` is.
       lora: scale and dropout of the adapter.
       dropout_key: key of the adapter's dropout; None: no dropout.
@@ -424,14 +427,17 @@ def forward(
     index = jnp.arange(t, dtype=jnp.int32)
     causal_BTS = (index[None, :, None] >= index[None, None, :]) & jnp.ones((b, 1, 1), bool)
     if segments_BT is not None:
-        causal_BTS &= segments_BT[:, :, None] == segments_BT[:, None, :]
+        visible_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
+        if shared_B is not None:
+            visible_BTS |= index[None, None, :] < shared_B[:, None, None]
+        causal_BTS &= visible_BTS
     elif lengths_B is not None:
         causal_BTS &= index[None, None, :] < lengths_B[:, None, None]
 
     def layer(x_BTD, p, pairs, window, key):
         block = _Layer(config, p, pairs, lora, key)
         heads = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        mixed_BTNH = _attend_whole(config, *heads, causal_BTS, lengths_B, window)
+        mixed_BTNH = _attend_whole(config, *heads, causal_BTS, lengths_B, positions_BT, window)
         return block.after_attention(x_BTD, mixed_BTNH)
 
     layer = _rematerialised(config, layer, scanned=not isinstance(params["layers"], tuple))
@@ -439,7 +445,7 @@ def forward(
     return rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
 
 
-def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, window):
+def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, positions_BT, window):
     """Attention among the tokens of one call, by the implementation of ``config.attention``."""
     if config.attention == "cudnn":
         size = config.windows[0] if config.windowed else 0
@@ -459,8 +465,8 @@ def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, window)
             implementation="cudnn",
         )
     if config.windowed:
-        index = jnp.arange(q_BTNH.shape[1], dtype=jnp.int32)
-        causal_BTS = causal_BTS & (index[None, :, None] - index[None, None, :] < window)
+        distance_BTS = positions_BT[:, :, None] - positions_BT[:, None, :]
+        causal_BTS = causal_BTS & (distance_BTS < window)
     k_BKHS, v_BKSH = k_BTKH.transpose(0, 2, 3, 1), v_BTKH.transpose(0, 2, 1, 3)
     return attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, causal_BTS)
 

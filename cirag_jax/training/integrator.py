@@ -182,7 +182,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         **data.counts,
         "tokens": sum(plan.tokens[:step]),
         "supervised_tokens": sum(plan.supervised[:step]),
-        "epochs": round(sum(len(r) for s in plan.steps[:step] for r in s) / len(data.train), 3),
+        "epochs": round(
+            sum(len(r.places) for s in plan.steps[:step] for r in s) / len(data.train), 3
+        ),
         "packing_efficiency": round(plan.efficiency(), 4),
         "seconds": round(time.monotonic() - start, 1),
     }
@@ -283,16 +285,7 @@ def make_evaluate(
     @jax.jit
     def losses(params, adapter, batch, part_BT):
         """Summed loss and number of tokens of each part: ``[P, 2]``."""
-        hidden_BTD = decoder.forward(
-            config,
-            params,
-            batch.tokens_BT,
-            lengths_B=batch.lengths_B,
-            positions_BT=batch.positions_BT,
-            segments_BT=batch.segments_BT,
-            adapter=lora.to_adapter(adapter),
-            lora=options,
-        )
+        hidden_BTD = lora_step.hidden(config, params, adapter, batch, options)
         sums = [
             cross_entropy.cross_entropy(
                 config,

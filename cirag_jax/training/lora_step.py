@@ -31,7 +31,7 @@ class Batch(NamedTuple):
       targets_BT: int32 id that should follow each token.
       mask_BT: which targets count: boolean, or fp32 weights.
       lengths_B: int32 real tokens of each row; None: all.
-      positions_BT, segments_BT: int32, for packed rows; see `decoder.forward`.
+      positions_BT, segments_BT, shared_B: int32, for packed rows; see `decoder.forward`.
     """
 
     tokens_BT: Any
@@ -40,6 +40,7 @@ class Batch(NamedTuple):
     lengths_B: Any = None
     positions_BT: Any = None
     segments_BT: Any = None
+    shared_B: Any = None
 
 
 class TrainState(NamedTuple):
@@ -49,6 +50,29 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     step: jax.Array
     key: jax.Array
+
+
+def hidden(
+    config: DecoderConfig,
+    params: Params,
+    adapter: nnx.State,
+    batch: Batch,
+    options: LoraOptions,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """`decoder.forward` of a micro-batch: ``hidden_BTD`` in the compute dtype."""
+    return decoder.forward(
+        config,
+        params,
+        batch.tokens_BT,
+        lengths_B=batch.lengths_B,
+        positions_BT=batch.positions_BT,
+        segments_BT=batch.segments_BT,
+        shared_B=batch.shared_B,
+        adapter=lora.to_adapter(adapter),
+        lora=options,
+        dropout_key=dropout_key,
+    )
 
 
 def loss(
@@ -64,17 +88,7 @@ def loss(
 
     Differentiable with respect to ``adapter``. Dropout needs both ``options.dropout`` and a key.
     """
-    hidden_BTD = decoder.forward(
-        config,
-        params,
-        batch.tokens_BT,
-        lengths_B=batch.lengths_B,
-        positions_BT=batch.positions_BT,
-        segments_BT=batch.segments_BT,
-        adapter=lora.to_adapter(adapter),
-        lora=options,
-        dropout_key=dropout_key,
-    )
+    hidden_BTD = hidden(config, params, adapter, batch, options, dropout_key)
     return cross_entropy.cross_entropy(
         config, params, hidden_BTD, batch.targets_BT, batch.mask_BT, chunk=chunk
     )

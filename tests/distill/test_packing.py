@@ -6,7 +6,7 @@ import pytest
 
 from cirag_jax.distill import packing
 from cirag_jax.distill.examples import Example
-from cirag_jax.distill.packing import Layout
+from cirag_jax.distill.packing import Layout, Row
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.pretrained_decoder import parse_decoder_config
@@ -62,7 +62,7 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own(layout):
     for epoch in range(3):
         steps = plan.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert all(1 <= len(step) <= layout.rows_per_step for step in steps)
-        orders.append([place for step in steps for row in step for place in row])
+        orders.append([place for step in steps for row in step for place in row.places])
         assert sorted(orders[-1]) == list(range(len(found)))
     assert orders[0] != orders[1] != orders[2]
     assert packing.make_plan(found, layout, 8).steps != plan.steps[:per_epoch]
@@ -96,7 +96,7 @@ def test_arrays_hold_each_example_and_its_targets(layout):
         rows = [row for i in range(len(pieces)) for row in step[i * layout.rows_per_batch :]
                 [: layout.rows_per_batch]]  # fmt: skip
         flat = [(p, r) for p in pieces for r in range(layout.rows_per_batch)][: len(rows)]
-        for (piece, row), places in zip(flat, rows, strict=True):
+        for (piece, row), (places, _) in zip(flat, rows, strict=True):
             batch, start = piece.batch, 0
             for segment, place in enumerate(places, 1):
                 example = found[place]
@@ -121,7 +121,9 @@ def test_arrays_hold_each_example_and_its_targets(layout):
             assert not batch.mask_BT[row, start:].any()
             if layout.packing:
                 assert not batch.segments_BT[row, start:].any()
-        assert sum(p.tokens for p in pieces) == sum(len(found[i].tokens_T) for r in step for i in r)
+        assert sum(p.tokens for p in pieces) == sum(
+            len(found[i].tokens_T) for r in step for i in r.places
+        )
     assert sorted(seen) == list(range(len(found)))
 
 
@@ -178,10 +180,98 @@ def test_a_neighbour_in_the_row_changes_nothing(model):
         )  # fmt: skip
 
     def hidden(*row):
-        (piece,) = packing.micro_batches(row, [tuple(range(len(row)))], layout, 0)
+        (piece,) = packing.micro_batches(row, [Row(tuple(range(len(row))))], layout, 0)
         return np.asarray(run(piece.batch))
 
     a, b = hidden(first, second), hidden(first, other)
     np.testing.assert_array_equal(a[0, :20], b[0, :20])
     c = hidden(second)
     np.testing.assert_allclose(a[0, 20:50], c[0, :30], rtol=0, atol=2e-6)
+
+
+# --------------------------------------------------------------------------------- shared beginnings
+
+
+def two_kinds():
+    """Examples of two kinds, which begin with 40 and 50 tokens of their own, and one of neither."""
+    rng = np.random.default_rng(1)
+    first, second = rng.integers(3, 320, 40), rng.integers(3, 320, 50)
+    found = []
+    for number, example in enumerate(examples((9, 30, 17, 14, 25, 40, 22, 12))):
+        beginning = (first, second)[number % 2]
+        # The first tokens after the beginning differ: exactly so much is shared.
+        example.tokens_T[0] = 3 + number
+        nothing = np.zeros(len(beginning))
+        found.append(
+            Example(
+                np.concatenate([beginning, example.tokens_T]).astype(np.int32),
+                np.concatenate([nothing, example.weight_T]).astype(np.float32),
+                np.concatenate([nothing, example.part_T]).astype(np.uint8),
+                example.source,
+            )
+        )
+    return [*found, *examples((60,), seed=3)]
+
+
+SHARING = Layout(128, True, (128,), 2, 1)
+
+
+def test_rows_hold_a_common_beginning_once():
+    found = two_kinds()
+    plan = packing.make_plan(found, SHARING, 0)
+    rows = [row for step in plan.steps for row in step]
+    assert sorted(place for row in rows for place in row.places) == list(range(len(found)))
+    for row in rows:
+        kinds = {place % 2 if place < 8 else 2 for place in row.places}
+        assert len(kinds) == 1 and row.shared == (40, 50, 0)[kinds.pop()]
+    # 40 + 9 + 17 + 25 + 22, 50 + 30 + 40, 50 + 14 + 12 and 60 tokens.
+    assert sorted(row.size([len(e.tokens_T) for e in found]) for row in rows) == [60, 76, 113, 120]
+    assert sum(plan.tokens) == 60 + 76 + 113 + 120
+    assert sum(plan.supervised) == sum(int(e.weight_T.sum()) for e in found)
+    for step in plan.steps:
+        for row, piece in zip(
+            step, packing.micro_batches(found, step, SHARING, pad_id=0), strict=True
+        ):
+            batch, lengths = piece.batch, [len(found[i].tokens_T) for i in row.places]
+            size = row.size([len(e.tokens_T) for e in found])
+            assert batch.shared_B.tolist() == [row.shared] and piece.tokens == size
+            wanted = row.shared**2 + sum(n**2 - row.shared**2 for n in lengths)
+            assert piece.attended == wanted
+            own = [found[i].tokens_T[row.shared :] for i in row.places]
+            whole = np.concatenate([found[row.places[0]].tokens_T[: row.shared], *own])
+            np.testing.assert_array_equal(batch.tokens_BT[0, :size], whole)
+            starts = np.flatnonzero(np.diff(batch.segments_BT[0, :size])) + 1
+            assert (batch.positions_BT[0, starts] == row.shared).all()
+            supervised = batch.mask_BT[0] > 0
+            wanted = [e.tokens_T[e.weight_T > 0] for e in (found[i] for i in row.places)]
+            np.testing.assert_array_equal(batch.targets_BT[0, supervised], np.concatenate(wanted))
+            wanted = [e.part_T[e.weight_T > 0] for e in (found[i] for i in row.places)]
+            np.testing.assert_array_equal(piece.part_BT[0, supervised], np.concatenate(wanted))
+
+
+def test_what_is_supervised_is_not_shared():
+    found = two_kinds()[::2][:4]
+    found[1].weight_T[36] = 1.0
+    plan = packing.make_plan(found, SHARING, 0)
+    assert {row.shared for step in plan.steps for row in step} == {35}
+    found[2].weight_T[20] = 1.0  # Fewer than MIN_SHARED tokens are left.
+    plan = packing.make_plan(found, SHARING, 0)
+    assert {row.shared for step in plan.steps for row in step} == {0}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_shared_beginning_changes_neither_loss_nor_gradients(family):
+    """Gemma 2 looks back through a window, of 6 tokens here."""
+    config = parse_decoder_config(tiny_decoder.config(family), "config.json")
+    assert (family == "gemma2") == bool(config.windowed)
+    state = lora.init_adapter(config, LoraConfig(rank=4))
+    rng = np.random.default_rng(0)
+    state = jax.tree.map(lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32), state)
+    model = config, decoder.to_params(decoder.random_state(config)), state
+    found = two_kinds()
+    wanted = summed(model, found, Layout(128, False, (128,), 1, 1))
+    loss, count, slope = summed(model, found, SHARING)
+    assert count == wanted[1]
+    np.testing.assert_allclose(loss, wanted[0], rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(wanted[2]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * np.abs(b).max())
