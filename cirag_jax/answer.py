@@ -63,14 +63,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
             def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
                 return opening.open_handlers(
-                    config,
-                    method,
-                    dataset,
-                    corpus,
-                    workdir,
-                    stack,
-                    rows=at_once,
-                    spent=book.usage(),
+                    config, method, dataset, corpus, book, stack, rows=at_once
                 )
 
             complete, load_seconds = task.run(config, open_all, jobs, book)

@@ -37,6 +37,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from cirag_jax.errors import UserError
+from cirag_jax.files import write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
@@ -112,7 +113,7 @@ def _run(main: Main, default_config: str, argv: list[str], default_workdir: str 
             raise TypeError(f"main returned {type(result).__name__}, not a mapping")
         if process_index == 0:
             if not isinstance(found, Shown):
-                _write_json(workdir / "result.json", result)
+                write_json(workdir / "result.json", result)
             print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=stdout, flush=True)
     return 0
 
@@ -139,7 +140,7 @@ def _recorded(
                 path.write_bytes(content)
 
     for name, content in contents.items():
-        _write_json(workdir / name, content)
+        write_json(workdir / name, _jsonable(content))
     try:
         yield take_back
     except UserError:
@@ -555,14 +556,6 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"a result cannot hold {type(value).__name__}")
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes aside, then renames, so that a reader never sees half a file."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
-    aside.write_text(text + "\n", encoding="utf-8")
-    aside.replace(path)
 
 
 def _one_line(text: str) -> str:

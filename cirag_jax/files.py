@@ -8,7 +8,18 @@ from typing import Any
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one JSON object a line: aside, to disk, then renamed.
+    """Writes one JSON object a line; see `write_text`."""
+    write_text(path, (json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes one indented JSON value, without NaN and infinities; see `write_text`."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, (text, "\n"))
+
+
+def write_text(path: Path, parts: Iterable[str]) -> None:
+    """Writes a file of UTF-8: aside, to disk, then renamed.
 
     Raises:
       OSError: the folder cannot be written; what ``path`` held before is still there.
@@ -16,8 +27,7 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with aside.open("w", encoding="utf-8", newline="\n") as file:
-            for record in records:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

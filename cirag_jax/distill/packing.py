@@ -190,7 +190,7 @@ def micro_batches(
 
 
 def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
-    """Places of the examples of rows of at most ``length`` tokens by first-fit decreasing (Johnson, 1974).
+    """Rows of at most ``length`` tokens by first-fit decreasing (Johnson, 1974), as places.
 
     Equal lengths keep their order, and rows hold their examples longest first.
     """

@@ -3,8 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import json
-import os
 import pathlib
 import sys
 import time
@@ -17,6 +15,7 @@ from cirag_jax.distill import teachers, trajectories
 from cirag_jax.distill.ideal import Gold
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
+from cirag_jax.files import write_json
 from cirag_jax.llm import backends
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
@@ -77,14 +76,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
             def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
                 handlers = opening.open_handlers(
-                    config,
-                    method,
-                    dataset,
-                    corpus,
-                    workdir,
-                    stack,
-                    rows=at_once,
-                    spent=book.usage(),
+                    config, method, dataset, corpus, book, stack, rows=at_once
                 )
                 return _with_teachers(config, handlers, golds, teacher_of)
 
@@ -100,7 +92,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     kept = trajectories.select(found, config.keep, config.seed, config.limit)
     trajectories.write_trajectories(workdir / trajectories.FILE, kept)
     sidecar = _sidecar(config, settings, dataset, bound, kept, held_out)
-    _write_json(workdir / trajectories.SIDECAR, sidecar)
+    write_json(workdir / trajectories.SIDECAR, sidecar)
     result = {
         **trajectories.statistics(kept, golds),
         "num_questions": len(questions),
@@ -301,9 +293,3 @@ def _sidecar(
         "trajectories": len(kept),
         "held_out": dict(held_out),
     }
-
-
-def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    aside.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", "utf-8")
-    os.replace(aside, path)

@@ -83,8 +83,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     until = comparison.deadline(config)
 
-    # ---- Every model over all passages
-    # -----------------------------------------------------------
+    # ---- Every model over all passages -----------------------------------------------------------
     scores: dict[str, dict[str, Ratio]] = {}
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
@@ -109,8 +108,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         }
         rows += [_row(name, r, f, config.form) for r, f in zip(references, found, strict=True)]
 
-    # ---- Figures
-    # ------------------------------------------------------------------------------------
+    # ---- Figures ---------------------------------------------------------------------------------
     result: dict[str, Any] = {"systems": systems, "differences": {}}
     if len(scores) == 2:
         a, b = scores[comparison.STUDENT], scores[comparison.BASE]

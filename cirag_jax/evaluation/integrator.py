@@ -58,8 +58,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     gold = _gold(config, found, form)
     until = comparison.deadline(config)
 
-    # ---- Every model at every step
-    # ---------------------------------------------------------------
+    # ---- Every model at every step ---------------------------------------------------------------
     decided: dict[str, list[list[Decided]]] = {}
     spent: dict[str, dict[str, Any]] = {}
     settings: dict[str, Any] = {}
@@ -79,8 +78,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     complete = len(decided) == len(models)
     decided[RULE] = decisions.rule(found)
 
-    # ---- Figures
-    # ------------------------------------------------------------------------------------
+    # ---- Figures ---------------------------------------------------------------------------------
     similarity = _similarity(config) if config.query_cosine else None
     scores: dict[str, dict[str, Ratio]] = {
         name: decisions.score(found, rows, form=form, gold=gold, similarity=similarity)

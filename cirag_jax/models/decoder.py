@@ -24,7 +24,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
+from cirag_jax.models import block_attention
 from cirag_jax.models.attention import Scoring, attend, attend_blocks, softcap
+from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import low_rank
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
@@ -115,7 +117,8 @@ def choose_attention(
 ) -> Attention:
     """Picks the attention of the training path once, at start-up, and logs it.
 
-    ``transposed`` (CPU) multiplies operands laid out B K (G T) H; ``cudnn`` is the fused kernel of
+    ``transposed`` (CPU) multiplies operands laid out B K (G T) H, block by block where there are
+    several (`block_attention`); ``cudnn`` is the fused kernel of
     NVIDIA GPUs for 16-bit operands, head sizes up to 128 in multiples of 8, one window for all
     layers, no soft cap and no packing; ``xla`` is the rest.
     """
@@ -425,19 +428,15 @@ def forward(
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
     index = jnp.arange(t, dtype=jnp.int32)
-    causal_BTS = (index[None, :, None] >= index[None, None, :]) & jnp.ones((b, 1, 1), bool)
-    if segments_BT is not None:
-        visible_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
-        if shared_B is not None:
-            visible_BTS |= index[None, None, :] < shared_B[:, None, None]
-        causal_BTS &= visible_BTS
-    elif lengths_B is not None:
-        causal_BTS &= index[None, None, :] < lengths_B[:, None, None]
+    if segments_BT is None:
+        real_B = jnp.full(b, t, jnp.int32) if lengths_B is None else lengths_B
+        segments_BT = (index[None] < real_B[:, None]).astype(jnp.int32)
+    visible = make_visibility(segments_BT, positions_BT, shared_B)
 
     def layer(x_BTD, p, pairs, window, key):
         block = _Layer(config, p, pairs, lora, key)
         heads = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        mixed_BTNH = _attend_whole(config, *heads, causal_BTS, lengths_B, positions_BT, window)
+        mixed_BTNH = _attend_whole(config, *heads, visible, lengths_B, window)
         return block.after_attention(x_BTD, mixed_BTNH)
 
     layer = _rematerialised(config, layer, scanned=not isinstance(params["layers"], tuple))
@@ -445,7 +444,7 @@ def forward(
     return rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
 
 
-def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, positions_BT, window):
+def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
     """Attention among the tokens of one call, by the implementation of ``config.attention``."""
     if config.attention == "cudnn":
         size = config.windows[0] if config.windowed else 0
@@ -464,11 +463,11 @@ def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, causal_BTS, lengths_B, positio
             local_window_size=(size - 1, 0) if size else None,
             implementation="cudnn",
         )
-    if config.windowed:
-        distance_BTS = positions_BT[:, :, None] - positions_BT[:, None, :]
-        causal_BTS = causal_BTS & (distance_BTS < window)
+    length = q_BTNH.shape[1]
+    if config.attention == "transposed" and length > block_attention.BLOCK:
+        return attend_visible(config.scoring, q_BTNH, k_BTKH, v_BTKH, visible, window)
     k_BKHS, v_BKSH = k_BTKH.transpose(0, 2, 3, 1), v_BTKH.transpose(0, 2, 1, 3)
-    return attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, causal_BTS)
+    return attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, visible.mask(length, window))
 
 
 def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
@@ -476,7 +475,8 @@ def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
         return layer
     policy = None
     if config.remat == "projections":
-        policy = jax.checkpoint_policies.save_only_these_names("projection")
+        names = ("projection", block_attention.SAVED)
+        policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(layer, prevent_cse=not scanned, policy=policy)
 
 

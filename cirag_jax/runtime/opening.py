@@ -82,10 +82,9 @@ def open_handlers(
     method: Any,
     dataset: Dataset,
     corpus: Corpus,
-    workdir: pathlib.Path,
+    book: Journal,
     stack: contextlib.ExitStack,
     rows: int,
-    spent: Mapping[str, Usage],
 ) -> dict[type | str, Handler]:
     """Opens whatever a run needs.
 
@@ -94,10 +93,10 @@ def open_handlers(
       method: with ``roles``, ``uses_triples`` and ``config``.
       dataset: with the triples of its passages.
       corpus: the passages to search.
-      workdir: keeps what is extracted online.
+      book: the run's journal: what it has used counts against the budgets, and what is extracted
+        online is kept beside it.
       stack: closes what was opened.
       rows: questions that advance together at most; a model's batch need not be larger.
-      spent: by role, what earlier parts of this run have used of the budgets (`Journal.usage`).
 
     Raises:
       UserError: something cannot be opened, or does not fit the rest.
@@ -113,9 +112,9 @@ def open_handlers(
             handlers[Extract] = _open_triples(config, dataset, corpus)
         form = config[config.method].form
         handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
-    roles, extractions = roles_of(config, method.roles), None
+    roles, extractions, spent = roles_of(config, method.roles), None, book.usage()
     if "extractor" in roles:
-        extractions = _open_extractions(config, workdir, stack)
+        extractions = _open_extractions(config, book.path.parent, stack)
         spent = {**spent, **extractions.usage()}
     handlers |= _open_models(config, roles, stack, rows, spent)
     if extractions is not None:

@@ -171,6 +171,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         dev_metrics = checkpoints.metrics(best) if best is not None else None
 
     # ---- Result ---------------------------------------------------------------------------------
+    seen = sum(len(row.places) for rows in plan.steps[:step] for row in rows)
     return {
         "complete": complete,
         "step": step,
@@ -182,9 +183,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         **data.counts,
         "tokens": sum(plan.tokens[:step]),
         "supervised_tokens": sum(plan.supervised[:step]),
-        "epochs": round(
-            sum(len(r.places) for s in plan.steps[:step] for r in s) / len(data.train), 3
-        ),
+        "epochs": round(seen / len(data.train), 3),
         "packing_efficiency": round(plan.efficiency(), 4),
         "seconds": round(time.monotonic() - start, 1),
     }

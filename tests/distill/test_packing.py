@@ -189,7 +189,7 @@ def test_a_neighbour_in_the_row_changes_nothing(model):
     np.testing.assert_allclose(a[0, 20:50], c[0, :30], rtol=0, atol=2e-6)
 
 
-# --------------------------------------------------------------------------------- shared beginnings
+# -------------------------------------------------------------------------------- shared beginnings
 
 
 def two_kinds():

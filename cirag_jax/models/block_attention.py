@@ -1,0 +1,211 @@
+"""Attention among the tokens of one call, block by block: what nobody sees is not computed.
+
+For training on CPUs. A row of packed conversations is mostly mask, and scores of a whole row do not
+fit a processor's cache; here only blocks with a visible score are computed, and computed again in
+the backward pass. Source: Dao et al. (2022), FlashAttention, algorithms 1 and 4.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from cirag_jax.models.attention import Scoring, softcap
+
+BLOCK = 256  # tokens: queries and keys of one block
+SAVED = "block_attention"  # what a remat policy should keep: it is small and dear to recompute
+_EVERYTHING = 1 << 30  # a window that ends nowhere
+_MASKED = -1e30  # finite, so that a block without a visible key has no NaN
+
+
+class Visibility(NamedTuple):
+    """Who sees whom: a token sees tokens of its segment up to itself, and the shared ones.
+
+    Attributes:
+      segments_BT: int32 segment of each token.
+      positions_BT: int32 positions, between which windows measure.
+      shared_B: int32; so many tokens at the beginning of a row are seen by all after them.
+      pairs_P: int32 visible blocks as ``queries * num_blocks + keys``, ascending, then padding.
+      count: int32 scalar, how many of them there are.
+    """
+
+    segments_BT: jax.Array
+    positions_BT: jax.Array
+    shared_B: jax.Array
+    pairs_P: jax.Array
+    count: jax.Array
+
+    def mask(self, length: int, window: int | jax.Array) -> jax.Array:
+        """Of the first ``length`` tokens, all at once: ``[B, T, T]``."""
+        return _seen(self, window, 0, 0, length)
+
+
+def make_visibility(
+    segments_BT: jax.Array, positions_BT: jax.Array, shared_B: jax.Array | None = None
+) -> Visibility:
+    """`Visibility` of rows of any length; compute it once for all layers."""
+    length = segments_BT.shape[1]
+    missing = -length % BLOCK
+    segments_BT = jnp.pad(segments_BT, ((0, 0), (0, missing)), constant_values=-1)
+    positions_BT = jnp.pad(positions_BT, ((0, 0), (0, missing)))
+    if shared_B is None:
+        shared_B = jnp.zeros(segments_BT.shape[0], jnp.int32)
+    blocks = segments_BT.shape[1] // BLOCK
+    nothing = jnp.zeros(0, jnp.int32)
+    visible = Visibility(segments_BT, positions_BT, shared_B, nothing, jnp.int32(0))
+    seen_BTS = visible.mask(segments_BT.shape[1], _EVERYTHING)
+    seen_IJ = seen_BTS.reshape(-1, blocks, BLOCK, blocks, BLOCK).any((0, 2, 4))
+    size = blocks * (blocks + 1) // 2
+    (pairs_P,) = jnp.nonzero(seen_IJ.ravel(), size=size, fill_value=0)
+    return visible._replace(pairs_P=pairs_P.astype(jnp.int32), count=seen_IJ.sum(dtype=jnp.int32))
+
+
+def attend_visible(
+    scoring: Scoring,
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    visible: Visibility,
+    window: int | jax.Array,
+) -> jax.Array:
+    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
+
+    Args:
+      scoring: factor and soft cap.
+      q_BTNH: queries.
+      k_BTKH: keys of the same tokens.
+      v_BTKH: their values.
+      visible: of these tokens.
+      window: a token sees only those fewer positions back than this.
+    """
+    length, groups = q_BTNH.shape[1], q_BTNH.shape[2] // k_BTKH.shape[2]
+    missing = visible.segments_BT.shape[1] - length
+
+    def heads_first(x):
+        return jnp.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))).transpose(0, 2, 1, 3)
+
+    q_BNTH = heads_first(q_BTNH)
+    q_BKGTH = q_BNTH.reshape(q_BNTH.shape[0], -1, groups, *q_BNTH.shape[2:])
+    mixed_BKGTH = _attend(
+        scoring, q_BKGTH, heads_first(k_BTKH), heads_first(v_BTKH), visible, jnp.int32(window)
+    )
+    return mixed_BKGTH.reshape(q_BNTH.shape).transpose(0, 2, 1, 3)[:, :length]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
+    return _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window)[0]
+
+
+def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
+    """Running softmax over the visible blocks; also the log of each token's normaliser."""
+
+    def block(p, state):
+        most_BKGT, total_BKGT, mixed_BKGTH = state
+        i, j = _places(visible, p)
+        scores, _ = _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j)
+        most, total = _take(most_BKGT, i, 3), _take(total_BKGT, i, 3)
+        new = jnp.maximum(most, scores.max(-1))
+        weights = jnp.exp(scores - new[..., None])
+        decay = jnp.exp(most - new)
+        v_BKCH = _take(v_BKTH, j, 2)
+        added = _multiply("bkgts,bksh->bkgth", weights.astype(v_BKCH.dtype), v_BKCH)
+        mixed = _take(mixed_BKGTH, i, 3) * decay[..., None] + added
+        return (
+            _put(most_BKGT, new, i, 3),
+            _put(total_BKGT, total * decay + weights.sum(-1), i, 3),
+            _put(mixed_BKGTH, mixed, i, 3),
+        )
+
+    rows = q_BKGTH.shape[:-1]
+    state = (
+        jnp.full(rows, _MASKED, jnp.float32),
+        jnp.zeros(rows, jnp.float32),
+        jnp.zeros(q_BKGTH.shape, jnp.float32),
+    )
+    most, total, mixed = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
+    mixed = checkpoint_name((mixed / total[..., None]).astype(v_BKTH.dtype), SAVED)
+    normaliser = checkpoint_name(most + jnp.log(total), SAVED)
+    return mixed, (q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed, normaliser)
+
+
+def _backward(scoring, kept, slope_BKGTH):
+    q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normaliser_BKGT = kept
+    inner_BKGT = jnp.sum(slope_BKGTH.astype(jnp.float32) * mixed_BKGTH.astype(jnp.float32), -1)
+
+    def block(p, state):
+        dq, dk, dv = state
+        i, j = _places(visible, p)
+        q, slope = _take(q_BKGTH, i, 3), _take(slope_BKGTH, i, 3)
+        k, v = _take(k_BKTH, j, 2), _take(v_BKTH, j, 2)
+        scores, capped = _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j)
+        weights = jnp.exp(scores - _take(normaliser_BKGT, i, 3)[..., None])
+        dv_block = _multiply("bkgts,bkgth->bksh", weights.astype(v.dtype), slope)
+        ds = _multiply("bkgth,bksh->bkgts", slope, v) - _take(inner_BKGT, i, 3)[..., None]
+        ds = ds * weights * scoring.scale
+        if scoring.softcap is not None:
+            ds = ds * (1.0 - jnp.square(capped / scoring.softcap))
+        ds = ds.astype(q.dtype)
+        dq_block = _multiply("bkgts,bksh->bkgth", ds, k)
+        dk_block = _multiply("bkgts,bkgth->bksh", ds, q)
+        return (
+            _put(dq, _take(dq, i, 3) + dq_block, i, 3),
+            _put(dk, _take(dk, j, 2) + dk_block, j, 2),
+            _put(dv, _take(dv, j, 2) + dv_block, j, 2),
+        )
+
+    operands = (q_BKGTH, k_BKTH, v_BKTH)
+    state = tuple(jnp.zeros(x.shape, jnp.float32) for x in operands)
+    slopes: Any = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
+    slopes = tuple(d.astype(x.dtype) for d, x in zip(slopes, operands, strict=True))
+    nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (visible, window))
+    return *slopes, *nothing
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j):
+    """Scores of one block, fp32 ``[B, K, G, C, C]``, masked and not."""
+    q, k = _take(q_BKGTH, i, 3), _take(k_BKTH, j, 2)
+    capped = softcap(_multiply("bkgth,bksh->bkgts", q, k) * scoring.scale, scoring.softcap)
+    seen_BCC = _seen(visible, window, i * BLOCK, j * BLOCK, BLOCK)
+    return jnp.where(seen_BCC[:, None, None], capped, _MASKED), capped
+
+
+def _seen(visible, window, queries, keys, size):
+    """Whether each of ``size`` queries, from one place on, sees each of as many keys."""
+
+    def part(x_BT, start):
+        return jax.lax.dynamic_slice_in_dim(x_BT, start, size, 1)
+
+    index = jnp.arange(size, dtype=jnp.int32)
+    same = (
+        part(visible.segments_BT, queries)[:, :, None] == part(visible.segments_BT, keys)[:, None]
+    )
+    same |= (keys + index)[None, None, :] < visible.shared_B[:, None, None]
+    causal = (queries + index)[None, :, None] >= (keys + index)[None, None, :]
+    distance = part(visible.positions_BT, queries)[:, :, None]
+    distance = distance - part(visible.positions_BT, keys)[:, None]
+    return same & causal & (distance < window)
+
+
+def _places(visible, p):
+    blocks = visible.segments_BT.shape[1] // BLOCK
+    return visible.pairs_P[p] // blocks, visible.pairs_P[p] % blocks
+
+
+def _take(x, block, axis):
+    return jax.lax.dynamic_slice_in_dim(x, block * BLOCK, BLOCK, axis)
+
+
+def _put(x, value, block, axis):
+    return jax.lax.dynamic_update_slice_in_dim(x, value, block * BLOCK, axis)
+
+
+def _multiply(spec, a, b):
+    """Batched product, accumulated and returned in fp32."""
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
