@@ -1,4 +1,4 @@
-"""Writing files that are never seen half-written."""
+"""Writing files that are never seen half-written, and telling folders apart."""
 
 import json
 import os
@@ -33,3 +33,8 @@ def write_text(path: Path, parts: Iterable[str]) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def is_training_workdir(spec: str | None) -> bool:
+    """Whether a trainer left its checkpoints there."""
+    return spec is not None and (Path(spec).expanduser() / "checkpoints").is_dir()

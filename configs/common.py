@@ -30,6 +30,22 @@ def mesh() -> Any:
     return config
 
 
+def optimizer(
+    learning_rate: float, schedule: str, warmup_ratio: float, weight_decay: float = 0.0
+) -> Any:
+    """AdamW and how its learning rate goes over a run."""
+    config: Any = ConfigDict()
+    config.learning_rate = learning_rate
+    config.schedule = schedule  # linear | cosine | constant
+    config.warmup_ratio = warmup_ratio
+    config.weight_decay = weight_decay
+    config.b1 = 0.9
+    config.b2 = 0.999
+    config.eps = 1e-8
+    config.clip_norm = 1.0  # 0: none.
+    return config
+
+
 def language_model() -> Any:
     """Which language model answers, and how it is reached (docs/generation.md)."""
     config: Any = ConfigDict()

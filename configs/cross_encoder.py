@@ -80,15 +80,7 @@ def base() -> Any:
     config.num_epochs = 3.0
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.max_steps = 0  # Above 0: at most so many.
-    config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_ratio = 0.1
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.b1 = 0.9
-    config.optimizer.b2 = 0.999
-    config.optimizer.eps = 1e-8
-    config.optimizer.clip_norm = 1.0
+    config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     config.mesh = common.mesh()
     config.eval_every = 100

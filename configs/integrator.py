@@ -62,15 +62,13 @@ def trainer(component: str) -> Any:
     config.num_epochs = 2.0
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.max_tokens = 0  # Above 0: at most so many tokens are seen, prompts included.
-    config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.schedule = "cosine"  # linear | cosine | constant
-    config.optimizer.warmup_ratio = 0.03
-    config.optimizer.weight_decay = 0.0
-    config.optimizer.b1 = 0.9
-    config.optimizer.b2 = 0.999
-    config.optimizer.eps = 1e-8
-    config.optimizer.clip_norm = 1.0
+    config.optimizer = common.optimizer(1e-3, "cosine", warmup_ratio=0.03)
+
+    # Dev trajectories whose decisions are decoded at every evaluation (core F1, stops, ...), by an
+    # engine with its own copy of the base; 0: none. An extractor has none.
+    config.decode = ConfigDict()
+    config.decode.num_trajectories = 0
+    config.decode.max_tokens = 384
 
     config.mesh = common.mesh()
     config.eval_every = 40
@@ -99,6 +97,7 @@ def quick() -> Any:
     """SmolLM2-135M on two CPU cores."""
     config = base()
     config.max_tokens = 300_000
+    config.decode.num_trajectories = 8
     return config
 
 
@@ -117,6 +116,7 @@ def paper() -> Any:
     config.rows_per_device = 2
     config.optimizer.learning_rate = 2e-4
     config.num_dev = 100
+    config.decode.num_trajectories = 50
     config.eval_every = 100
     return config
 

@@ -118,6 +118,8 @@ def _check(config: Config) -> CiragConfig:
         raise UserError(f"config.teacher.kind={kind!r} must be one of {', '.join(teachers.KINDS)}.")
     if settings.guided:
         raise UserError("config.cirag.guided=true: a teacher writes its decision in one piece.")
+    if settings.integrator != "model":
+        raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
     if settings.max_steps < 1:
         raise UserError("config.cirag.max_steps must be at least 1: a teacher decides in rounds.")
     if config.teacher.retries < 0:

@@ -3,21 +3,18 @@
 import contextlib
 import dataclasses
 import pathlib
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import tqdm
-
 from cirag_jax.errors import UserError
+from cirag_jax.files import is_training_workdir
 from cirag_jax.llm import backends, generate
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.peft_format import CONFIG_FILE
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.scheduler import Progress
 from cirag_jax.types import Config
 
 STUDENT, BASE = "student", "base"
@@ -57,7 +54,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     if block.adapter is not None:
         raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
     found, described = {}, {}
-    if backends.is_workdir(spec):
+    if is_training_workdir(spec):
         _, _, meta = trained.open_adapter(spec)
         if meta["component"] != role:
             raise UserError(f"{spec} holds checkpoints of an {meta['component']}, not an {role}.")
@@ -78,13 +75,20 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
 
 
 @contextlib.contextmanager
-def open_model(config: Config, model: Model, role: str, max_tokens: int) -> Iterator[Any]:
-    """The handler of one model; ``config.cache`` keeps responses that several runs share."""
+def open_model(
+    config: Config, model: Model, role: str, max_tokens: int, journal: Journal
+) -> Iterator[Any]:
+    """The handler of one model; ``config.cache`` keeps responses that several runs share.
+
+    What ``journal`` has used counts against the model's budget.
+    """
     with contextlib.ExitStack() as stack:
         cache = None
         if config.cache:
             cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
-        backend = stack.enter_context(contextlib.closing(backends.open_backend(model.block)))
+        spent = sum(journal.usage().values(), start=Usage())
+        opened = backends.open_backend(model.block, spent=spent)
+        backend = stack.enter_context(contextlib.closing(opened))
         yield GenerateHandler(
             backend, {role: max_tokens}, seed=config.seed, cache=cache, identity=model.identity
         )
@@ -109,32 +113,6 @@ def deadline(config: Config) -> float | None:
     if not config.stop_after_minutes:
         return None
     return time.monotonic() + 60 * config.stop_after_minutes
-
-
-@contextlib.contextmanager
-def progress_bar(name: str, total: int, unit: str) -> Iterator[Callable[..., None]]:
-    """Programs done, responses and tokens, on standard error."""
-    with tqdm.tqdm(
-        total=total,
-        desc=name,
-        unit=unit,
-        file=sys.stderr,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-        smoothing=0,
-        miniters=0,  # tokens count as progress, too
-    ) as bar:
-
-        def show(progress: Progress, new_tokens: int = 0) -> None:
-            tokens = progress.generated_tokens + new_tokens
-            parts = [f"{progress.generated} generations, {tokens:,} tokens"]
-            if progress.replayed:
-                parts.append(f"{progress.replayed} replayed")
-            if progress.failed:
-                parts.append(f"{progress.failed} failed")
-            bar.set_postfix_str(", ".join(parts), refresh=False)
-            bar.update(progress.done - bar.n)
-
-        yield show
 
 
 def by_kind(scores: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,14 +17,13 @@ import numpy as np
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.graph.normalise import Form, triple_key
-from cirag_jax.methods.cirag import CiragConfig, integrate
+from cirag_jax.methods import cirag
+from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
 from cirag_jax.types import Step, Trajectory, Triple
-
-RULE_FACTS = 3
 
 # Cosine of each pair of queries: float64 [N].
 Similarity = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -137,7 +136,7 @@ def _decide(
 ) -> Program[dict[str, Any]]:
     """One integration call, as the journal holds its outcome."""
     problems: collections.Counter[str] = collections.Counter()
-    decision, text = yield from integrate(question, steps, candidates, settings, problems)
+    decision, text = yield from cirag.integrate(question, steps, candidates, settings, problems)
     return {
         "thought": decision.thought,
         "kept": [codec.encode_triple(triple) for triple in decision.kept],
@@ -162,11 +161,9 @@ def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
 
 
 def rule(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
-    """The baseline without a model: keeps the three best candidates and asks the question again."""
-    return [
-        [Decided(kept=s.candidates[:RULE_FACTS], next_query=t.question) for s in t.steps]
-        for t in trajectories
-    ]
+    """The baseline without a model, `methods.cirag.rule`."""
+    made = [[cirag.rule(t.question, s.candidates) for s in t.steps] for t in trajectories]
+    return [[Decided(d.thought, d.kept, d.next_query) for d in row] for row in made]
 
 
 def teacher(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:

@@ -27,7 +27,7 @@ from cirag_jax.graph.extraction import ExtractionSettings
 from cirag_jax.graph.normalise import Form
 from cirag_jax.graph.store import content_hash
 from cirag_jax.prompts import extraction as prompts
-from cirag_jax.runtime import codec
+from cirag_jax.runtime import codec, task
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
@@ -224,9 +224,9 @@ def _run(
         handler: Any = None
         if any(program_of(passage) not in known for passage in passages):
             handler = stack.enter_context(
-                comparison.open_model(config, model, "extractor", settings.triple_tokens)
+                comparison.open_model(config, model, "extractor", settings.triple_tokens, journal)
             )
-        show = stack.enter_context(comparison.progress_bar(name, len(passages), "passage"))
+        show = stack.enter_context(task.progress_bar(len(passages), "passage", name))
         return extract(
             passages,
             handler,

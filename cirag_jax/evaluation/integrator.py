@@ -22,7 +22,7 @@ from cirag_jax.evaluation.report import markdown
 from cirag_jax.files import write_lines
 from cirag_jax.graph.normalise import Form
 from cirag_jax.methods.cirag import CiragConfig
-from cirag_jax.runtime import codec
+from cirag_jax.runtime import codec, task
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.types import Config, Trajectory, Triple
 
@@ -245,10 +245,12 @@ def _decode(
         handler: Any = None
         if any(program not in known for row in names for program in row):
             handler = stack.enter_context(
-                comparison.open_model(config, model, "integrator", config.integrator.max_tokens)
+                comparison.open_model(
+                    config, model, "integrator", config.integrator.max_tokens, journal
+                )
             )
         total = sum(map(len, names))
-        show = stack.enter_context(comparison.progress_bar(name, total, "step"))
+        show = stack.enter_context(task.progress_bar(total, "step", name))
         return decisions.decode(
             found,
             handler,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.files import is_training_workdir
 from cirag_jax.graph.provenance import source_sentence
 from cirag_jax.graph.store import Status
 from cirag_jax.graph.store_writer import Record
-from cirag_jax.llm import backends
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.types import Passage, Triple
@@ -147,7 +147,7 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
         identity["constrained"] = True
     if config.backend != "openai":
         identity["weights"] = _digest(weight_files(model))
-        if backends.is_workdir(config.adapter):
+        if is_training_workdir(config.adapter):
             from cirag_jax.training.trained import open_adapter
 
             identity["adapter"] = open_adapter(config.adapter)[2]["revision"]

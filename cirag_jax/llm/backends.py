@@ -3,10 +3,10 @@
 import contextlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 from cirag_jax.errors import UserError
+from cirag_jax.files import is_training_workdir
 from cirag_jax.llm.types import Backend, Response, Usage
 
 BACKENDS = ("jax", "openai", "transformers")
@@ -52,21 +52,16 @@ def model_name(config: Any) -> str | None:
     """
     if config.model is not None or config.backend == "openai":
         return config.model
-    if is_workdir(config.adapter):
+    if is_training_workdir(config.adapter):
         from cirag_jax.training.trained import base_of
 
         return base_of(config.adapter)
     return DEFAULT_MODEL
 
 
-def is_workdir(adapter: str | None) -> bool:
-    """Whether an adapter is that of a training workdir's best checkpoint."""
-    return adapter is not None and (Path(adapter).expanduser() / "checkpoints").is_dir()
-
-
 def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[str | None]:
     """The adapter in PEFT's format, while it is being read."""
-    if not is_workdir(adapter):
+    if not is_training_workdir(adapter):
         return contextlib.nullcontext(adapter)
     from cirag_jax.training.trained import adapter_folder
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from cirag_jax.errors import UserError
-from cirag_jax.files import write_lines
+from cirag_jax.files import is_training_workdir, write_lines
 from cirag_jax.llm import backends
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Backend, Request, Response, Token, Usage
@@ -152,7 +152,7 @@ def settings(config: Any) -> dict[str, Any]:
     if config.backend != "openai":
         found["model files"] = _files(found["model"])
         found["adapter files"] = _files(config.adapter)
-        if backends.is_workdir(config.adapter):
+        if is_training_workdir(config.adapter):
             from cirag_jax.training.trained import open_adapter
 
             found["adapter files"] = open_adapter(config.adapter)[2]["revision"]

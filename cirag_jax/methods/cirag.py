@@ -33,6 +33,7 @@ from cirag_jax.runtime.requests import (
 from cirag_jax.types import Attempt, Level, Passage, Prediction, Step, Triple
 
 LEVELS: tuple[Level, ...] = ("triple", "sentence", "passage")
+RULE_FACTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,8 @@ class CiragConfig:
       guided: write the headers for the integrator and have it fill the sections one by one; small
         models then keep the format. A server must support continuing an assistant's turn.
       example: show the integrator a worked example, which the paper's prompt has not.
+      integrator: model, or rule: in every round keep the three best candidates and ask the question
+        again, which is what a trained integrator must beat; it asks no language model.
       decision_tokens: most tokens of an integration response; 0: the role's.
       answer_tokens: most tokens of an answer; 0: the role's.
     """
@@ -74,6 +77,7 @@ class CiragConfig:
     stop_on_repeat: bool = False
     guided: bool = False
     example: bool = False
+    integrator: str = "model"
     decision_tokens: int = 0
     answer_tokens: int = 0
 
@@ -84,6 +88,8 @@ class CiragConfig:
             )
         if self.rendering not in ("multi_turn", "paper"):
             raise UserError(f"rendering={self.rendering!r} must be multi_turn or paper.")
+        if self.integrator not in ("model", "rule"):
+            raise UserError(f"integrator={self.integrator!r} must be model or rule.")
         if self.form not in ("ascii", "unicode"):
             raise UserError(f"form={self.form!r} must be ascii or unicode.")
         if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
@@ -165,6 +171,8 @@ def integrate(
     problems: collections.Counter[str],
 ) -> Program[tuple[prompts.Decision, str]]:
     """K_D(x, T^, I, H): thought, core triples T~_t and the next query a_{t+1}."""
+    if config.integrator == "rule":
+        return rule(question, candidates), ""
     messages = prompts.integration_messages(
         question,
         steps,
@@ -196,6 +204,11 @@ def integrate(
         problems["asked_again"] += 1
     problems.update(decision.problems)
     return decision, text
+
+
+def rule(question: str, candidates: Sequence[Triple]) -> prompts.Decision:
+    """What the rule decides, given candidates by falling score."""
+    return prompts.Decision("", tuple(candidates[:RULE_FACTS]), question, True, ())
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:

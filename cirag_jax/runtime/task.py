@@ -103,7 +103,7 @@ def run(
         deadline = begun + 60 * config.stop_after_minutes
     with contextlib.ExitStack() as stack:
         handlers = open_handlers(stack)
-        with _progress_bar(len(jobs)) as show:
+        with progress_bar(len(jobs)) as show:
             scheduler = Scheduler(
                 handlers,
                 book,
@@ -119,11 +119,17 @@ def run(
 
 
 @contextlib.contextmanager
-def _progress_bar(total: int) -> Iterator[Any]:
-    """Questions done, calls, tokens, cost and time left, on standard error."""
+def progress_bar(
+    total: int, unit: str = "question", name: str | None = None
+) -> Iterator[Callable[..., None]]:
+    """Programs done, calls, tokens, cost and time left, on standard error.
+
+    Yields what shows a `Progress`, and the tokens of responses that it does not count yet.
+    """
     with tqdm.tqdm(
         total=total,
-        unit="question",
+        desc=name,
+        unit=unit,
         file=sys.stderr,
         mininterval=0.5 if sys.stderr.isatty() else 30,
         smoothing=0,

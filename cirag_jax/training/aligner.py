@@ -22,7 +22,7 @@ from cirag_jax.models.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.training import aligner_data, continuation, gradient_cache, optimizers
 from cirag_jax.training.checkpoints import Checkpoints
-from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
@@ -115,14 +115,15 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     ):
         if first_step == 0 and config.eval_every:
             writer.write(0, evaluate(state.params))  # The frozen encoder: where training starts.
+        clock = StepClock()
         pending = None  # Metrics of the step before, fetched once the next one is under way.
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
-            began = time.monotonic()
+            sent = time.monotonic()
             state, metrics = train_step(encoder.graphdef, tx, state, batch, config, mesh)
             if pending is not None:
-                _finish(writer, *pending)
-            pending = (step, metrics, batch, began)
+                _finish(writer, clock, *pending)
+            pending = (step, metrics, batch, sent)
 
             last = step == total_steps
             stop = preemption.should_stop(step) or continuation.out_of_time(
@@ -130,13 +131,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             )
             dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
-                _finish(writer, *pending)
+                _finish(writer, clock, *pending)
                 pending = None
                 dev = evaluate(state.params)
                 writer.write(step, dev)
             if last or stop or dev or (config.save_every and step % config.save_every == 0):
                 if pending is not None:
-                    _finish(writer, *pending)  # Never save a state that is not finite.
+                    _finish(writer, clock, *pending)  # Never save a state that is not finite.
                     pending = None
                 checkpoints.save(step, state, batches, meta, dev)
             if stop and not last:
@@ -370,21 +371,16 @@ def make_evaluate(
 
 def _finish(
     writer: MetricWriter,
+    clock: StepClock,
     step: int,
     metrics: dict[str, jax.Array],
     batch: aligner_data.Batch,
-    began: float,
+    sent: float,
 ) -> None:
     """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""
-    values = {name: float(value) for name, value in metrics.items()}
-    bad = [name for name, value in values.items() if not np.isfinite(value)]
-    if bad:
-        raise UserError(
-            f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was saved. "
-            "Lower config.optimizer.learning_rate or raise config.temperature"
-        )
-    seconds = time.monotonic() - began
-    values["tokens_per_second"] = batch.tokens / max(seconds, 1e-9)
+    advice = "Lower config.optimizer.learning_rate or raise config.temperature"
+    values = fetch(step, metrics, advice)
+    values["tokens_per_second"] = batch.tokens / clock.seconds(sent)
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
     writer.write(step, {f"train/{name}": value for name, value in values.items()})
     writer.progress(step, values["loss"])

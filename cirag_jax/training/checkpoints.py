@@ -51,8 +51,8 @@ class Checkpoints:
       directory: the folder; made where absent. With ``read_only``, a workdir that holds
         ``checkpoints/`` will do.
       keep: how many of the latest steps stay.
-      best_metric: the key of ``save(metrics=...)`` that ranks checkpoints; a NaN ranks last.
-      mode: ``max`` or ``min``.
+      best_metric: the key of ``save(metrics=...)`` that ranks checkpoints: the lower the better
+        where its name has "loss", else the higher. A NaN ranks last.
       read_only: for evaluation: creates, cleans and saves nothing, and requires a checkpoint.
 
     Raises:
@@ -65,17 +65,15 @@ class Checkpoints:
         *,
         keep: int = 2,
         best_metric: str = "dev/mrr",
-        mode: str = "max",
         read_only: bool = False,
     ):
-        if mode not in ("max", "min"):
-            raise ValueError(f"mode is {mode!r}, neither max nor min")
         directory = pathlib.Path(directory).expanduser().absolute()
         if read_only:
             directory = _existing_directory(directory)
         self.directory = directory
         self.best_metric = best_metric
-        worst = -math.inf if mode == "max" else math.inf
+        mode = "min" if "loss" in best_metric else "max"
+        worst = math.inf if mode == "min" else -math.inf
 
         def rank(metrics: Mapping[str, float]) -> float:
             value = metrics.get(best_metric, worst)

@@ -30,7 +30,7 @@ from cirag_jax.runtime.handlers import tuple_text
 from cirag_jax.training import continuation, optimizers
 from cirag_jax.training import cross_encoder_data as data_lib
 from cirag_jax.training.checkpoints import Checkpoints
-from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.metrics import MetricWriter, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
@@ -432,13 +432,7 @@ def _finish(
     began: float,
 ) -> None:
     """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""
-    values = {name: float(value) for name, value in metrics.items()}
-    bad = [name for name, value in values.items() if not np.isfinite(value)]
-    if bad:
-        raise UserError(
-            f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was saved. "
-            "Lower config.optimizer.learning_rate"
-        )
+    values = fetch(step, metrics, "Lower config.optimizer.learning_rate")
     values["tokens_per_second"] = batch.tokens / max(time.monotonic() - began, 1e-9)
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
     writer.write(step, {f"train/{name}": value for name, value in values.items()})

@@ -34,7 +34,7 @@ from cirag_jax.training import (
     utilisation,
 )
 from cirag_jax.training.checkpoints import Checkpoints
-from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config
 
@@ -111,10 +111,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "run": {**continuation.fingerprint(config, _FREE), "trajectories": data.digest()},
     }
     checkpoints = Checkpoints(
-        workdir / "checkpoints",
-        keep=config.keep_checkpoints,
-        best_metric=config.best_metric,
-        mode="min",
+        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
     first_step = 0
     if checkpoints.latest_step() is not None:
@@ -124,9 +121,14 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         logging.info("going on from step %d of %d", first_step, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
-    evaluate = make_evaluate(
+    losses = make_evaluate(
         model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
     )
+    decide = make_decide(config, model_config, lora_config, params, data, tokenizer, mesh)
+
+    def evaluate(adapter: nnx.State) -> dict[str, float]:
+        return {**losses(adapter), **decide(adapter)}
+
     report = _Report(model_config, lora_config)
     complete, step = True, first_step
     with (
@@ -141,12 +143,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         for step in range(first_step + 1, total_steps + 1):
             rows = plan.steps[step - 1]
             pieces = packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)
-            began = time.monotonic()
+            sent = time.monotonic()
             placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
             state, metrics = train_step(state, params, placed)
             if pending is not None:
                 report.finish(writer, *pending)
-            pending = (step, metrics, pieces, began)
+            pending = (step, metrics, pieces, sent)
 
             last = step == total_steps
             stop = preemption.should_stop(step) or continuation.out_of_time(
@@ -193,13 +195,18 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # May differ when a run goes on: paths (what is read there may not, see `meta`), and how many rows
 # the devices of another mesh take at once.
-_FREE = ("trajectories", "dev", "rows_per_device")
+_FREE = ("trajectories", "dev", "rows_per_device", "decode")
 
 
 def _check_config(config: Config) -> None:
     for name in ("length", "batch_size", "rows_per_device", "chunk"):
         if config[name] < 1:
             raise UserError(f"config.{name}={config[name]} must be at least 1")
+    if config.decode.num_trajectories < 0 or config.decode.max_tokens < 1:
+        raise UserError(
+            f"config.decode.num_trajectories={config.decode.num_trajectories} must not be negative "
+            f"and config.decode.max_tokens={config.decode.max_tokens} must be at least 1"
+        )
     for name in ("num_epochs", "num_steps", "max_tokens", "num_dev"):
         if config[name] < 0:
             raise UserError(f"config.{name}={config[name]} must not be negative")
@@ -315,6 +322,33 @@ def make_evaluate(
     return evaluate
 
 
+def make_decide(
+    config: Config,
+    model_config: DecoderConfig,
+    lora_config: LoraConfig,
+    params: Params,
+    data: integrator_data.Data,
+    tokenizer: ChatTokenizer,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[nnx.State], dict[str, float]]:
+    """A function from an adapter to `decision_quality.SCORES` on dev trajectories.
+
+    It gives none for an extractor, where ``config.decode.num_trajectories`` is 0, and where several
+    processes train, since generation runs in one.
+    """
+    wanted = data.dev_trajectories[: config.decode.num_trajectories]
+    if wanted and jax.process_count() > 1:
+        logging.warning("several processes train: dev decisions are not decoded")
+        wanted = ()
+    if not wanted:
+        return lambda adapter: {}
+    from cirag_jax.llm.engine import Engine
+    from cirag_jax.training.decision_quality import DecisionQuality
+
+    engine = Engine(model_config, params, tokenizer, mesh=mesh if mesh.size > 1 else None)
+    return DecisionQuality(engine, lora_config, wanted, data.described, config.decode.max_tokens)
+
+
 # ------------------------------------------------------------------------------------ bookkeeping
 
 
@@ -325,7 +359,7 @@ class _Report:
         self.config, self.lora = config, lora_config
         peak = utilisation.peak_flops(jax.devices()[0].device_kind)
         self.peak = None if peak is None else peak * jax.device_count()
-        self.done = time.monotonic()  # when the step before was
+        self.clock = StepClock()
 
     def finish(
         self,
@@ -333,23 +367,15 @@ class _Report:
         step: int,
         metrics: dict[str, jax.Array],
         pieces: Sequence[MicroBatch],
-        began: float,
+        sent: float,
     ) -> None:
         """Fetches a step's metrics, which waits for it, and writes them.
 
         Raises:
           UserError: one of them is not finite.
         """
-        values = {name: float(value) for name, value in metrics.items()}
-        bad = [name for name, value in values.items() if not np.isfinite(value)]
-        if bad:
-            raise UserError(
-                f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was "
-                "saved. Lower config.optimizer.learning_rate"
-            )
-        now = time.monotonic()
-        # A step that was started while the one before still ran began when that one ended.
-        seconds, self.done = max(now - max(began, self.done), 1e-9), now
+        values = fetch(step, metrics, "Lower config.optimizer.learning_rate")
+        seconds = self.clock.seconds(sent)
         tokens = sum(piece.tokens for piece in pieces)
         supervised = values.pop("tokens")
         values["supervised_tokens"] = supervised

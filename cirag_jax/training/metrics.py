@@ -14,7 +14,39 @@ from typing import Any, TextIO
 import tqdm
 from tensorboardX import SummaryWriter
 
+from cirag_jax.errors import UserError
+
 FILE_NAME = "metrics.jsonl"
+
+
+def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
+    """A step's metrics on the host, which waits for the step.
+
+    Raises:
+      UserError: one of them is not finite; the message ends with ``advice``.
+    """
+    values = {name: float(value) for name, value in metrics.items()}
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise UserError(
+            f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was saved. "
+            f"{advice}"
+        )
+    return values
+
+
+class StepClock:
+    """Seconds of steps each of which is sent to the device while the one before still runs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._done = -math.inf
+
+    def seconds(self, sent: float) -> float:
+        """Of the step that was sent at ``sent`` and has just ended, since the one before ended."""
+        now = self._clock()
+        began, self._done = max(sent, self._done), now
+        return max(now - began, 1e-9)
 
 
 class MetricWriter:

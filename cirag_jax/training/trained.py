@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax.errors import UserError
+from cirag_jax.files import is_training_workdir
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.lora import LoraConfig
@@ -38,23 +39,19 @@ def open_encoder(
       UserError: the folder holds neither a checkpoint nor a model, or they do not fit.
     """
     folder = pathlib.Path(spec)
-    if not (folder / "checkpoints").is_dir():
+    if not is_training_workdir(spec):
         if folder.is_dir() and not any(folder.glob("*.safetensors*")):
             raise UserError(
                 f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
                 "(it has no *.safetensors)"
             )
         return load_encoder(spec, dtype=dtype, mesh=mesh), {}
-    with Checkpoints(folder, read_only=True) as checkpoints:
-        step = checkpoints.best_step()
-        step = checkpoints.latest_step() if step is None else step
-        meta = checkpoints.meta(step)
-        _check_component(spec, meta, "aligner")
+    with _best(spec, "aligner") as (checkpoints, step, meta):
         base = load_encoder(
             meta["model"],
             dtype=dtype,
             mesh=mesh,
-            name=str(folder),
+            name=spec,
             pooling=meta["pooling"],
             query_prefix=meta["query_prefix"],
             passage_prefix=meta["passage_prefix"],
@@ -76,19 +73,14 @@ def open_cross_encoder(
     Raises:
       UserError: the folder holds neither a checkpoint nor a cross-encoder, or they do not fit.
     """
-    folder = pathlib.Path(spec)
-    if not (folder / "checkpoints").is_dir():
+    if not is_training_workdir(spec):
         return load_cross_encoder(spec, dtype=dtype, mesh=mesh), {}
-    with Checkpoints(folder, read_only=True) as checkpoints:
-        step = checkpoints.best_step()
-        step = checkpoints.latest_step() if step is None else step
-        meta = checkpoints.meta(step)
-        _check_component(spec, meta, "cross_encoder")
+    with _best(spec, "cross_encoder") as (checkpoints, step, meta):
         base = load_cross_encoder(
             meta["model"],
             dtype=dtype,
             mesh=mesh,
-            name=str(folder),
+            name=spec,
             new_head=0,
             max_length=meta["max_length"],
         )
@@ -99,11 +91,6 @@ def open_cross_encoder(
 
 
 ADAPTED = ("integrator", "extractor")  # components whose checkpoints hold an adapter
-
-
-def is_workdir(spec: str) -> bool:
-    """Whether ``spec`` is a training workdir."""
-    return (pathlib.Path(spec).expanduser() / "checkpoints").is_dir()
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
@@ -117,12 +104,7 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     Raises:
       UserError: the workdir trained something else, or the base cannot be found or does not fit.
     """
-    folder = pathlib.Path(spec).expanduser()
-    meta = _adapter_meta(spec)
-    metric = meta["run"]["best_metric"]
-    with Checkpoints(folder, best_metric=metric, mode="min", read_only=True) as checkpoints:
-        step = checkpoints.best_step()
-        step = checkpoints.latest_step() if step is None else step
+    with _best(spec, *ADAPTED) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
         wanted = {"adapter": lora.abstract_adapter(base, config)}
@@ -132,22 +114,14 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
 
 def base_of(spec: str) -> str:
     """The model that a workdir's adapter was trained for, as the trainer's config named it."""
-    return str(_adapter_meta(spec)["model"])
-
-
-def _adapter_meta(spec: str) -> dict[str, Any]:
-    with Checkpoints(pathlib.Path(spec).expanduser(), read_only=True) as checkpoints:
-        meta = checkpoints.meta()
-    if meta.get("component") not in ADAPTED:
-        found = meta.get("component", "aligner")
-        raise UserError(f"{spec} holds checkpoints of a {found}, where an adapter is needed")
-    return meta
+    with _best(spec, *ADAPTED) as (_, _, meta):
+        return str(meta["model"])
 
 
 @contextlib.contextmanager
 def adapter_folder(spec: str | None) -> Iterator[str | None]:
     """``spec`` as a folder in PEFT's format; a workdir's is there only inside the block."""
-    if spec is None or not is_workdir(spec):
+    if spec is None or not is_training_workdir(spec):
         yield spec
         return
     state, config, meta = open_adapter(spec)
@@ -181,16 +155,40 @@ def export_adapter(spec: str, folder: pathlib.Path, *, merge: bool = False) -> d
 
 def component_of(spec: str) -> str | None:
     """What a training workdir trained, ``aligner`` say; None: it is no workdir."""
-    if not (pathlib.Path(spec) / "checkpoints").is_dir():
+    if not is_training_workdir(spec):
         return None
     with Checkpoints(spec, read_only=True) as checkpoints:
-        return str(checkpoints.meta(checkpoints.latest_step()).get("component", "aligner"))
+        return _component(checkpoints.meta())
 
 
-def _check_component(spec: str, meta: dict[str, Any], wanted: str) -> None:
-    found = meta.get("component", wanted)
-    if found != wanted:
-        raise UserError(f"{spec} holds checkpoints of a {found}, where a {wanted} is needed")
+@contextlib.contextmanager
+def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
+    """A workdir's checkpoints, the step of the best one, and what that one says of its training.
+
+    The best is that of the metric which the trainer ranked by; the latest, where none was
+    evaluated.
+
+    Raises:
+      UserError: there is none, or the workdir trained none of ``components``.
+    """
+    folder = pathlib.Path(spec).expanduser()
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        meta = checkpoints.meta()
+    found, wanted = _component(meta), " or ".join(components)
+    if found not in components:
+        raise UserError(
+            f"{spec} holds checkpoints of the component {found}, where {wanted} is needed"
+        )
+    metric = meta.get("run", {}).get("best_metric", "dev/mrr")
+    with Checkpoints(folder, best_metric=metric, read_only=True) as checkpoints:
+        step = checkpoints.best_step()
+        step = checkpoints.latest_step() if step is None else step
+        assert step is not None  # A folder without any was refused.
+        yield checkpoints, step, checkpoints.meta(step)
+
+
+def _component(meta: dict[str, Any]) -> str:
+    return str(meta.get("component", "aligner"))
 
 
 def hash_arrays(tree: Any) -> str:

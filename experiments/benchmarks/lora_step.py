@@ -9,6 +9,11 @@ theirs, below 1 where we are faster. On a busy machine read ``processor_ratio`` 
 (``taskset -c 1``): waiting does not count in it. Peak memory is the resident set of a process of
 its own for each side; of ours, compilation included.
 
+``--trajectories=T`` (a workdir of launch/distill.py) takes the first ``--examples`` conversations
+of T instead of random tokens, the loss on the teacher's decisions alone: ours in packed rows that
+hold their common beginning once, PEFT's one conversation at a time (no padding), gradients
+accumulated over them. Tokens are those of the conversations, whatever either side computes.
+
 On an accelerator (``--mode=flops``): tokens/s and model-FLOPs utilisation of the step on random
 bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, fp32 adapter of rank 64; beside it
 transformers with PEFT (random weights of its own), where torch has CUDA and both fit. With P
@@ -39,6 +44,7 @@ Results
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
 import logging
@@ -50,7 +56,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -60,11 +66,19 @@ import optax
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax import sharding
+from cirag_jax.distill import packing
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.distill.examples import trajectory_examples
 from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import decoder, decoder_weights, lora, peft_format
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.models.pretrained_decoder import load_decoder, parse_decoder_config
+from cirag_jax.models.pretrained_decoder import (
+    load_decoder,
+    parse_decoder_config,
+    resolve_decoder,
+)
 from cirag_jax.training import lora_step, utilisation
 from experiments.benchmarks.measure import alternately, row
 
@@ -102,13 +116,63 @@ QWEN2_7B: dict[str, Any] = {
 }
 
 
+# ------------------------------------------------------------------------------------- the work
+
+
+class Work(NamedTuple):
+    """What one step learns from.
+
+    Attributes:
+      batches: micro-batches for ours.
+      rows: ``(tokens_BT, labels_BT)`` of each forward pass of PEFT's; -100 is not learnt.
+      tokens: of all conversations.
+    """
+
+    batches: list[lora_step.Batch]
+    rows: list[tuple[np.ndarray, np.ndarray]]
+    tokens: int
+
+
+def make_work(flags: argparse.Namespace, vocab_size: int) -> Work:
+    """Random tokens that all count, or conversations; the same on both sides."""
+    if flags.trajectories:
+        return conversations(flags)
+    shape = (flags.batch, flags.length)
+    tokens_BT = np.random.default_rng(0).integers(0, vocab_size, shape).astype(np.int32)
+    mask_BT = np.ones(shape, bool)
+    mask_BT[:, -1] = False
+    batch = lora_step.Batch(tokens_BT, np.roll(tokens_BT, -1, 1), mask_BT)
+    return Work([batch], [(tokens_BT, tokens_BT)], tokens_BT.size)
+
+
+def conversations(flags: argparse.Namespace) -> Work:
+    """The first conversations of ``flags.trajectories``."""
+    tokenizer = ChatTokenizer.load(resolve_decoder(flags.model))
+    found = trajectories_lib.read_trajectories(flags.trajectories)[: flags.examples]
+    made = trajectories_lib.read_sidecar(flags.trajectories)
+    how: Any = {name: made[name] for name in ("form", "rendering", "example")}
+    examples = [
+        example
+        for trajectory in found
+        for example in trajectory_examples(tokenizer, trajectory, max_length=2048, **how)[0]
+    ]
+    layout = packing.Layout(2048, True, (2048,), len(examples), 1)
+    (step,) = packing.make_plan(examples, layout, 0).steps
+    pieces = packing.micro_batches(examples, step, layout, tokenizer.pad_id)
+    rows = [
+        (e.tokens_T[None], np.where(e.weight_T > 0, e.tokens_T, -100).astype(np.int64)[None])
+        for e in examples
+    ]
+    return Work([p.batch for p in pieces], rows, sum(len(e.tokens_T) for e in examples))
+
+
 # ------------------------------------------------------------------------------------- two sides
 
 
 class Ours:
-    """Our step on a fixed batch."""
+    """Our step on fixed micro-batches."""
 
-    def __init__(self, config: DecoderConfig, params: Any, tokens_BT: np.ndarray, flags: Any):
+    def __init__(self, config: DecoderConfig, params: Any, work: Work, flags: Any):
         self.config = config
         self.lora = LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank)
         self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
@@ -118,23 +182,20 @@ class Ours:
         self.step = lora_step.make_train_step(
             config, self.lora, tx, self.state, self.mesh, chunk=flags.chunk
         )
-        mask_BT = np.ones(tokens_BT.shape, bool)
-        mask_BT[:, -1] = False
-        batch = lora_step.Batch(tokens_BT, np.roll(tokens_BT, -1, 1), mask_BT)
-        self.batch = lora_step.place_batch(batch, self.mesh)
+        self.batches = [lora_step.place_batch(batch, self.mesh) for batch in work.batches]
 
     def __call__(self) -> float:
         """One step; its loss."""
         with jax.set_mesh(self.mesh):
-            self.state, metrics = self.step(self.state, self.params, [self.batch])
+            self.state, metrics = self.step(self.state, self.params, self.batches)
             jax.block_until_ready(self.state)
         return float(metrics["loss"])
 
 
 class Theirs:
-    """PEFT's step on the same batch, from the adapter in ``folder``."""
+    """PEFT's step on the same conversations, from the adapter in ``folder``."""
 
-    def __init__(self, model: Any, folder: str, tokens_BT: np.ndarray):
+    def __init__(self, model: Any, folder: str, work: Work):
         import peft
         import torch
 
@@ -143,18 +204,25 @@ class Theirs:
             self.model = peft.PeftModel.from_pretrained(model, folder, is_trainable=True).train()
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=RATE, weight_decay=DECAY)
-        self.tokens = torch.tensor(tokens_BT, dtype=torch.int64, device=self.model.device)
+        as_tensor = functools.partial(torch.tensor, dtype=torch.int64, device=self.model.device)
+        self.rows = [(as_tensor(tokens), as_tensor(labels)) for tokens, labels in work.rows]
+        self.count = sum(int((labels[:, 1:] != -100).sum()) for _, labels in work.rows)
 
     def __call__(self) -> float:
         """One step; its loss."""
         import torch
 
         self.optimizer.zero_grad()
-        loss = self.model(input_ids=self.tokens, labels=self.tokens, use_cache=False).loss
-        loss.backward()
+        total = 0.0
+        for tokens, labels in self.rows:
+            out = self.model(
+                input_ids=tokens, labels=labels, use_cache=False, num_items_in_batch=self.count
+            )
+            out.loss.backward()
+            total += out.loss.item()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
-        return loss.item()
+        return total
 
 
 class CompileSeconds:
@@ -205,12 +273,6 @@ def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
     return dataclasses.replace(config, attention=decoder.choose_attention(config))
 
 
-def random_tokens(flags: argparse.Namespace, vocab_size: int) -> np.ndarray:
-    """The batch: seeded random ids, the same on both sides."""
-    shape = (flags.batch, flags.length)
-    return np.random.default_rng(0).integers(0, vocab_size, shape).astype(np.int32)
-
-
 def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
     """The adapter that our side starts from, where PEFT finds it."""
     folder = tempfile.TemporaryDirectory()
@@ -228,22 +290,21 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     raw, config, params = open_base(flags)
-    tokens_BT = random_tokens(flags, config.vocab_size)
-    ours = Ours(config, params, tokens_BT, flags)
+    work = make_work(flags, config.vocab_size)
+    ours = Ours(config, params, work, flags)
     with save_adapter_of(ours) as folder:
-        theirs = Theirs(torch_model(raw, config, params), folder, tokens_BT)
+        theirs = Theirs(torch_model(raw, config, params), folder, work)
     compiling = CompileSeconds()
     losses = [ours(), theirs(), ours(), theirs()]
     for mine, other in (losses[:2], losses[2:]):
         if abs(mine - other) > 1e-4 * abs(other):
             raise UserError(f"losses {losses} differ: the two sides do not take the same step.")
     seconds = alternately({"ours": ours, "theirs": theirs}, flags.repeats)
-    tokens = tokens_BT.size
     memory = {} if flags.no_memory else {side: _peak_of(side, flags) for side in ("ours", "theirs")}
     step = row(
         seconds,
-        ours_tokens_per_second=round(tokens / seconds["ours"].wall, 1),
-        theirs_tokens_per_second=round(tokens / seconds["theirs"].wall, 1),
+        ours_tokens_per_second=round(work.tokens / seconds["ours"].wall, 1),
+        theirs_tokens_per_second=round(work.tokens / seconds["theirs"].wall, 1),
         compile_seconds=round(compiling.seconds, 1),
         losses=[round(value, 5) for value in losses],
         **{f"{side}_peak_gib": value for side, value in memory.items()},
@@ -252,7 +313,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
         "mode": "compare",
         "model": "random" if flags.random else flags.model,
         "rank": flags.rank,
-        "batch": list(tokens_BT.shape),
+        **shape_of(work),
         "remat": flags.remat,
         "cores": cores,
         "load": round(os.getloadavg()[0], 1),
@@ -260,6 +321,15 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "rows": {"LoRA step": step},
         "compiled": ours.step.traces,
+    }
+
+
+def shape_of(work: Work) -> dict[str, Any]:
+    """How much there is to do, for the record."""
+    return {
+        "tokens": work.tokens,
+        "batches": [list(batch.tokens_BT.shape) for batch in work.batches],
+        "forward_passes_of_theirs": len(work.rows),
     }
 
 
@@ -278,10 +348,10 @@ def one_side(flags: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     raw, config, params = open_base(flags)
-    tokens_BT = random_tokens(flags, config.vocab_size)
+    work = make_work(flags, config.vocab_size)
     step: Callable[[], float]
     if flags.side == "ours":
-        step = Ours(config, params, tokens_BT, flags)
+        step = Ours(config, params, work, flags)
     else:
         state = lora.init_adapter(config, LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank))
         with tempfile.TemporaryDirectory() as folder:
@@ -289,7 +359,7 @@ def one_side(flags: argparse.Namespace) -> dict[str, Any]:
             model = torch_model(raw, config, params)
             del params, state
             gc.collect()
-            step = Theirs(model, folder, tokens_BT)
+            step = Theirs(model, folder, work)
     _reset_peak()
     step()
     step()
@@ -329,12 +399,12 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     config = parse_decoder_config(raw, "QWEN2_7B")
     config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
     config = adjust(config, flags)
-    tokens_BT = random_tokens(flags, config.vocab_size)
-    ours = Ours(config, decoder.to_params(decoder.random_state(config)), tokens_BT, flags)
+    work = make_work(flags, config.vocab_size)
+    ours = Ours(config, decoder.to_params(decoder.random_state(config)), work, flags)
     compiling = CompileSeconds()
     ours()
     sides: dict[str, Callable[[], Any]] = {"ours": ours}
-    other = _theirs_on_gpu(raw, config, ours, tokens_BT)
+    other = _theirs_on_gpu(raw, config, ours, work)
     if not isinstance(other, str):
         sides["theirs"] = other
     seconds = alternately(sides, flags.repeats)
@@ -342,7 +412,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     peak, flops = utilisation.peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
     rows: dict[str, Any] = {}
     for side, spent in seconds.items():
-        rate = tokens_BT.size / spent.wall
+        rate = work.tokens / spent.wall
         rows[side] = {
             "seconds": round(spent.wall, 4),
             "tokens_per_second": round(rate),
@@ -363,7 +433,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         "device": kind,
         "attention": config.attention,
         "remat": flags.remat,
-        "batch": list(tokens_BT.shape),
+        **shape_of(work),
         "layers": flags.layers,
         "rank": flags.rank,
         "rows": rows,
@@ -372,7 +442,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _theirs_on_gpu(
-    raw: dict[str, Any], config: DecoderConfig, ours: Ours, tokens_BT: np.ndarray
+    raw: dict[str, Any], config: DecoderConfig, ours: Ours, work: Work
 ) -> Theirs | str:
     """PEFT's side after one step, or why there is none."""
     try:
@@ -384,7 +454,7 @@ def _theirs_on_gpu(
         return "torch has no CUDA device"
     try:
         with save_adapter_of(ours) as folder:
-            theirs = Theirs(torch_model(raw, config, None), folder, tokens_BT)
+            theirs = Theirs(torch_model(raw, config, None), folder, work)
         theirs()
     except torch.OutOfMemoryError:
         return "does not fit beside ours"
@@ -404,6 +474,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--rank", type=int, default=64)
     add("--batch", type=int, default=None, help="rows; 2, or 1 with --mode=flops")
     add("--length", type=int, default=None, help="tokens of a row; 512, or 4096")
+    add("--trajectories", default=None, help="compare: a workdir of launch/distill.py")
+    add("--examples", type=int, default=8, help="compare: so many of its conversations")
     add("--layers", type=int, default=28, help="flops: fewer for a small device")
     add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
     add("--remat", choices=("none", "projections", "full"), default="projections")

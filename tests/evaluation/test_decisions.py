@@ -256,7 +256,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     asked = []
 
     @contextlib.contextmanager
-    def opened(config, model, role, max_tokens):
+    def opened(config, model, role, max_tokens, journal):
         asked.append((model.block.adapter, role, max_tokens))
         yield models["student" if model.block.adapter else "base"]
 

@@ -208,7 +208,7 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
     opened = []
 
     @contextlib.contextmanager
-    def open_model(config, model, role, max_tokens):
+    def open_model(config, model, role, max_tokens, journal):
         opened.append((model.block.adapter, role))
         yield models["student" if model.block.adapter else "base"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.cirag import CiragConfig, cirag, rule
 from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
 from cirag_jax.runtime.requests import Generate, Generated, RankTriples, Retrieve
 from cirag_jax.types import Passage, Step, Triple
@@ -103,6 +103,20 @@ def test_the_step_limit_ends_the_loop(limit):
     found = run(hand(texts, [ANSWERS]), max_steps=limit)
     assert len(found.steps) == limit
     assert found.steps[-1].next_query == f"question {limit - 1}?"
+
+
+def test_the_rule_keeps_the_best_three_and_asks_again():
+    hands = hand(reader=[ANSWERS])
+    found = run(hands, integrator="rule", max_steps=2)
+    assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples") * 2, "reader"]
+    assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, QUESTION]
+    assert [step.kept for step in found.steps] == [(BORN, PAINTS, MINE)] * 2
+    assert [step.next_query for step in found.steps] == [QUESTION] * 2
+    assert len(found.attempts[0].evidence) == 3 and found.problems == {}
+    found = run(hand(reader=[ANSWERS]), integrator="rule", max_steps=4, stop_on_repeat=True)
+    assert len(found.steps) == 1
+    four = (PLACE, BORN, CHURCH, MINE)
+    assert rule(QUESTION, four).kept == four[:3]
 
 
 def test_no_facts_but_a_question_goes_on():
@@ -500,6 +514,7 @@ def test_the_rankings_themselves():
         ({"levels": ("triple", "page")}, "levels"),
         ({"rendering": "xml"}, "multi_turn or paper"),
         ({"form": "latin"}, "ascii or unicode"),
+        ({"integrator": "rules"}, "model or rule"),
         ({"max_steps": -1}, "max_steps"),
         ({"num_passages": 0}, "num_passages"),
         ({"num_candidates": 0}, "num_candidates"),

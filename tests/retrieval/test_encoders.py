@@ -10,6 +10,7 @@ from cirag_jax.models.pretrained import load_encoder
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training.trained import open_encoder
 from configs import retrievers
 from tests import tiny
 
@@ -92,6 +93,21 @@ def test_two_trainings_that_end_on_the_same_step_are_told_apart(model, tmp_path)
             checkpoints.save(3, {"params": state}, {}, meta)
         identities.append(open_encoder_for(_config(tmp_path / name)).identity["revision"])
     assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize(("metric", "best"), [("dev/recall@5", 2), ("dev/mrr", 3), ("dev/loss", 1)])
+def test_the_best_checkpoint_is_that_of_the_metric_it_was_trained_by(model, tmp_path, metric, best):
+    base = load_encoder(str(model))
+    meta = {
+        "model": str(model), "pooling": "mean", "query_prefix": "", "passage_prefix": "",
+        "component": "aligner", "run": {"best_metric": metric},
+    }  # fmt: skip
+    figures = {1: (0.1, 0.5, 0.2), 2: (0.9, 0.6, 0.7), 3: (0.2, 0.7, 0.6)}
+    with Checkpoints(tmp_path / "checkpoints", keep=3) as checkpoints:
+        for step, values in figures.items():
+            named = dict(zip(("dev/recall@5", "dev/mrr", "dev/loss"), values, strict=True))
+            checkpoints.save(step, {"params": base.state}, {}, meta, named)
+    assert open_encoder(str(tmp_path))[1]["step"] == best
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,10 @@ def test_best_outlives_the_rotation(tmp_path):
         assert checkpoints.all_steps() == [5, 6]
 
 
-def test_smallest_is_best_by_mode(tmp_path):
-    with Checkpoints(tmp_path, keep=1, best_metric="loss", mode="min") as checkpoints:
+def test_the_smallest_loss_is_best(tmp_path):
+    with Checkpoints(tmp_path, keep=1, best_metric="dev/loss") as checkpoints:
         for step, loss in enumerate([3.0, 1.0, math.nan, 2.0]):
-            checkpoints.save(step, {"a": jnp.ones(2)}, None, {}, {"loss": loss})
+            checkpoints.save(step, {"a": jnp.ones(2)}, None, {}, {"dev/loss": loss})
         assert checkpoints.best_step() == 1
         assert checkpoints.all_steps() == [1, 3]
 

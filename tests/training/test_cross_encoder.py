@@ -173,7 +173,7 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(folders, tmp_
     cross_encoder.train_and_evaluate(_config(folders, num_steps=2), tmp_path / "w")
     assert component_of(str(tmp_path / "w")) == "cross_encoder"
     assert component_of(str(folders[0])) is None
-    with pytest.raises(UserError, match="checkpoints of a cross_encoder, where a aligner"):
+    with pytest.raises(UserError, match="component cross_encoder, where aligner is needed"):
         open_encoder(str(tmp_path / "w"))
     model, meta = open_cross_encoder(str(tmp_path / "w"))
     assert meta["max_length"] == model.max_length == 64

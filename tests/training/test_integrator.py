@@ -12,15 +12,20 @@ import pytest
 from cirag_jax import cli, sharding
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation import decisions
 from cirag_jax.llm import backends, generate
 from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine import Engine
 from cirag_jax.llm.types import Message, Request
+from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.peft_format import load_adapter
 from cirag_jax.models.pretrained_decoder import load_decoder
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.training import integrator, integrator_data, utilisation
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.training import decision_quality, integrator, integrator_data, utilisation
 from cirag_jax.training.checkpoints import Checkpoints
 from cirag_jax.training.trained import component_of, export_adapter, open_adapter
 from configs import common
@@ -82,7 +87,8 @@ def config_of(folders, preset="quick", script="integrator", **changes):
     values = {
         "model.spec": base, "trajectories": trajectories, "length": 448, "batch_size": 2,
         "num_steps": 4, "eval_every": 2, "dev_fraction": 0.2, "lora.rank": 4, "mesh.data": 1,
-        "optimizer.learning_rate": 0.03, "chunk": 64, **changes,
+        "optimizer.learning_rate": 0.03, "chunk": 64, "decode.num_trajectories": 0,
+        "decode.max_tokens": 24, **changes,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in values.items() if value is not ...]
     return cli.load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
@@ -112,7 +118,8 @@ def trained(folders, tmp_path_factory):
     patch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
     command = runpy.run_path(str(_ROOT / "launch/train.py"))["main"]
     with jax.numpy_dtype_promotion("standard"):
-        result = command(config_of(folders, num_steps=6, eval_every=3), workdir)
+        changes = {"decode.num_trajectories": 8}
+        result = command(config_of(folders, num_steps=6, eval_every=3, **changes), workdir)
     patch.undo()
     return workdir, result, before[0], tiny.arrays(kept[0].state)
 
@@ -158,6 +165,59 @@ def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folder
     assert meta["component"] == component_of(str(workdir)) == "integrator"
     assert meta["rendering"] == {key: SIDECAR[key] for key in ("form", "rendering", "example")}
     assert meta["model"] == str(folders[0])
+
+
+def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
+    """Decoded in training, beside the optimiser, and from the best checkpoint afterwards."""
+    workdir, result, *_ = trained
+    config = config_of(folders)
+    data = integrator_data.load_data(config, ChatTokenizer.load(folders[0]), config.length)
+    assert len(data.dev_trajectories) == 2
+    block = common.language_model()
+    block.adapter, block.model = str(workdir), None
+    backend = backends.open_backend(block)
+    handler = GenerateHandler(backend, {"integrator": 24})
+    settings = CiragConfig(**data.described)
+    with Journal(tmp_path / "journal.sqlite", {}) as journal:
+        found = decisions.decode(data.dev_trajectories, handler, settings, journal)
+    backend.close()
+    assert any(decided.response for row in found for decided in row)
+    scores = decisions.score(data.dev_trajectories, found, form=settings.form)
+    for metric, name in decision_quality.SCORES.items():
+        assert result[metric] == scores[name].value
+    first = next(line for line in lines_of(workdir) if line["step"] == 0)
+    assert set(decision_quality.SCORES) <= set(first)
+
+
+def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
+    """Another adapter writes other texts, and none is left in the engine afterwards."""
+    config = config_of(folders)
+    loaded = load_decoder(str(folders[0]))
+    tokenizer = ChatTokenizer.load(loaded.folder)
+    data = integrator_data.load_data(config, tokenizer, config.length)
+    engine = Engine(loaded.config, decoder.to_params(loaded.state), tokenizer)
+    texts, decode = [], decisions.decode
+
+    def recorded(*args, **kwargs):
+        found = decode(*args, **kwargs)
+        texts.append([decided.response for row in found for decided in row])
+        return found
+
+    monkeypatch.setattr(decisions, "decode", recorded)
+    lora_config = integrator.make_lora(config)
+    quality = decision_quality.DecisionQuality(
+        engine, lora_config, data.dev_trajectories, data.described, 8
+    )
+    state = lora.init_adapter(loaded.config, lora_config)
+    for scale in (0.0, 0.0, 0.5):
+        rng = np.random.default_rng(0)
+        moved = jax.tree.map(
+            lambda x, rng=rng, scale=scale: x + scale * rng.normal(size=x.shape).astype(x.dtype),
+            state,
+        )
+        quality(moved)
+        assert engine._weights.adapter is None
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_the_best_checkpoint_is_opened_not_the_last(trained, monkeypatch):

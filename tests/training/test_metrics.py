@@ -4,10 +4,12 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.errors import UserError
+from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 
 events: Any = event_pb2  # its classes are made at import, unseen by type checkers
 
@@ -138,3 +140,17 @@ def test_other_processes_write_nothing(tmp_path):
         writer.say("x")
     assert stream.getvalue() == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before():
+    times = iter([10.0, 13.0, 30.0])
+    clock = StepClock(lambda: next(times))
+    assert clock.seconds(4.0) == 6.0  # the first: from when it was sent
+    assert clock.seconds(9.0) == 3.0  # sent while the first still ran
+    assert clock.seconds(25.0) == 5.0  # sent after the second had ended
+
+
+def test_metrics_that_are_not_finite_are_refused():
+    assert fetch(3, {"loss": np.float32(1.5)}, "Hm") == {"loss": 1.5}
+    with pytest.raises(UserError, match=r"step 3: loss, norm is not finite.*Lower the rate"):
+        fetch(3, {"loss": np.nan, "x": 1.0, "norm": np.inf}, "Lower the rate")

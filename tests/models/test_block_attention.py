@@ -1,0 +1,149 @@
+"""Attention in blocks against attention at once: outputs, gradients, what is left out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cirag_jax.models import attention, block_attention, decoder
+from cirag_jax.models.attention import Scoring
+from cirag_jax.models.block_attention import attend_visible, make_visibility
+from cirag_jax.models.pretrained_decoder import parse_decoder_config
+from tests import tiny_decoder
+
+LENGTH = 75  # two blocks and a part of one
+EVERYTHING = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """The same code over fewer numbers."""
+    monkeypatch.setattr(block_attention, "BLOCK", 32)
+
+
+def operands(rows=2, heads=4, kv_heads=2, size=8, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(rows, LENGTH, n, size) for n in (heads, kv_heads, kv_heads, heads)]
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def packed(*rows, shared=None):
+    """Segments and positions of rows of lengths, and the mask they mean, spelled out."""
+    segments = np.zeros((len(rows), LENGTH), np.int32)
+    positions = np.zeros((len(rows), LENGTH), np.int32)
+    for row, lengths in enumerate(rows):
+        common, start = (shared or [0] * len(rows))[row], 0
+        for segment, length in enumerate(lengths, 1):
+            segments[row, start : start + length] = segment
+            first = 0 if start == 0 else common
+            positions[row, start : start + length] = np.arange(first, first + length)
+            start += length
+    mask = np.zeros((len(rows), LENGTH, LENGTH), bool)
+    for row in range(len(rows)):
+        for t in range(LENGTH):
+            for s in range(t + 1):
+                common = shared is not None and s < shared[row]
+                mask[row, t, s] = segments[row, t] == segments[row, s] or common
+    return segments, positions, mask
+
+
+CASES = {
+    "whole rows": ([(75,), (75,)], None),
+    "packed rows, padding": ([(40, 20, 15), (9, 50)], None),
+    "a shared beginning": ([(40, 20, 15), (60, 15)], [35, 7]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("window", "cap"), [(EVERYTHING, None), (20, None), (EVERYTHING, 2.0)])
+def test_outputs_and_gradients_equal_those_of_attention_at_once(case, window, cap):
+    """fp32; 1.2e-6 measured in outputs and 4e-6 in gradients up to 12."""
+    rows, shared = CASES[case]
+    segments, positions, mask = packed(*rows, shared=shared)
+    mask &= positions[:, :, None] - positions[:, None, :] < window
+    scoring = Scoring(8**-0.5, cap)
+    q, k, v, slope = operands()
+    shared_B = None if shared is None else jnp.asarray(shared, jnp.int32)
+    real = (segments > 0)[:, :, None, None].astype(np.float32)
+
+    def at_once(q, k, v):
+        keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+        return attention.attend(scoring, q, keys, values, jnp.asarray(mask))
+
+    def in_blocks(q, k, v):
+        visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions), shared_B)
+        return attend_visible(scoring, q, k, v, visible, window)
+
+    found, wanted = jax.jit(in_blocks)(q, k, v), at_once(q, k, v)
+    np.testing.assert_allclose(found * real, wanted * real, rtol=0, atol=3e-6)
+
+    def gradients(function):
+        loss = jax.jit(jax.grad(lambda *x: (function(*x) * slope * real).sum(), (0, 1, 2)))
+        return loss(q, k, v)
+
+    for a, b in zip(gradients(in_blocks), gradients(at_once), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_what_nobody_sees_is_not_computed():
+    """Segments of one block each: keys that are no numbers spoil only their own segment."""
+    segments = np.repeat(np.arange(3, dtype=np.int32), 32)[None]
+    positions = np.tile(np.arange(32, dtype=np.int32), 3)[None]
+    visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions))
+    assert int(visible.count) == 3 and visible.pairs_P.tolist() == [0, 4, 8, 0, 0, 0]
+    q, k, v, _ = (x[:1, :1].repeat(96, 1) for x in operands())
+    spoiled = k.at[:, 32:64].set(jnp.nan), v.at[:, 32:64].set(jnp.nan)
+    found = np.asarray(attend_visible(Scoring(1.0), q, *spoiled, visible, EVERYTHING))
+    assert np.isfinite(found[:, :32]).all() and np.isfinite(found[:, 64:]).all()
+    assert not np.isfinite(found[:, 32:64]).any()
+    whole = make_visibility(jnp.zeros_like(segments), jnp.arange(96, dtype=jnp.int32)[None])
+    assert whole.pairs_P.tolist() == [0, 3, 4, 6, 7, 8] and int(whole.count) == 6
+
+
+def test_another_packing_compiles_nothing_again():
+    traces = []
+
+    @jax.jit
+    def run(q, k, v, segments, positions):
+        traces.append(1)
+        return attend_visible(
+            Scoring(1.0), q, k, v, make_visibility(segments, positions), EVERYTHING
+        )
+
+    q, k, v, _ = operands()
+    for rows in ([(75,), (75,)], [(20, 55), (30, 30)]):
+        segments, positions, _ = packed(*rows)
+        run(q, k, v, segments, positions)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("remat", ["none", "projections"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_decoder_gives_the_same_either_way(family, remat):
+    """Hidden states and their gradient, two rows of which one is padded."""
+    config = parse_decoder_config(tiny_decoder.config(family), "config.json")
+    params = decoder.to_params(decoder.random_state(config))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, tiny_decoder.VOCABULARY, (2, LENGTH))
+    lengths = jnp.asarray([LENGTH, LENGTH - 30], jnp.int32)
+    real = (np.arange(LENGTH) < np.asarray(lengths)[:, None])[:, :, None].astype(np.float32)
+    weight = rng.normal(size=(2, LENGTH, config.d_model)).astype(np.float32)
+    found = []
+    for kind in ("transposed", "xla"):
+        own = dataclasses.replace(config, attention=kind, remat=remat)
+
+        @jax.jit
+        def run(embedding, own=own):
+            hidden = decoder.forward(
+                own, {**params, "embedding": embedding}, jnp.asarray(tokens), lengths_B=lengths
+            )
+            return (hidden * real * weight).sum(), hidden * real
+
+        found.append(jax.value_and_grad(run, has_aux=True)(params["embedding"]))
+    (_, hidden), slope = found[0]
+    (_, wanted), expected = found[1]
+    np.testing.assert_allclose(hidden, wanted, rtol=0, atol=2e-5)
+    scale = np.abs(np.asarray(expected)).max()
+    np.testing.assert_allclose(slope, expected, rtol=0, atol=2e-5 * scale)
