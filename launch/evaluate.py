@@ -1,6 +1,6 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
 --config.checkpoint=W --workdir=W2``; configs/integrator_eval.py and configs/extractor_eval.py
-evaluate the other trained components.
+evaluate the other trained components, configs/comparison.py compares runs of launch/answer.py.
 """
 
 import pathlib
@@ -23,6 +23,10 @@ def main(config, workdir):
         from cirag_jax.evaluation import extraction
 
         return extraction.evaluate(config, workdir)
+    if component == "answers":
+        from cirag_jax.evaluation import runs
+
+        return runs.compare(config, workdir)
     from cirag_jax.evaluation import retrieval
 
     return retrieval.evaluate(config, workdir)
