@@ -89,7 +89,7 @@ def attend_visible(
 
     q_BNTH = heads_first(q_BTNH)
     q_BKGTH = q_BNTH.reshape(q_BNTH.shape[0], -1, groups, *q_BNTH.shape[2:])
-    mixed_BKGTH = _attend(
+    mixed_BKGTH: Any = _attend(
         scoring, q_BKGTH, heads_first(k_BTKH), heads_first(v_BTKH), visible, jnp.int32(window)
     )
     return mixed_BKGTH.reshape(q_BNTH.shape).transpose(0, 2, 1, 3)[:, :length]

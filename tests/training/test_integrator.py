@@ -181,7 +181,7 @@ def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
     with Journal(tmp_path / "journal.sqlite", {}) as journal:
         found = decisions.decode(data.dev_trajectories, handler, settings, journal)
     backend.close()
-    assert any(decided.response for row in found for decided in row)
+    assert found is not None and any(decided.response for row in found for decided in row)
     scores = decisions.score(data.dev_trajectories, found, form=settings.form)
     for metric, name in decision_quality.SCORES.items():
         assert result[metric] == scores[name].value
@@ -200,6 +200,7 @@ def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
 
     def recorded(*args, **kwargs):
         found = decode(*args, **kwargs)
+        assert found is not None
         texts.append([decided.response for row in found for decided in row])
         return found
 
