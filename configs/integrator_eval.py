@@ -5,7 +5,8 @@
 
 W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, T a workdir of
 launch/distill.py or a .jsonl file. The frozen base and the rule (keep the three best candidates,
-ask the question again) stand beside it. Without a checkpoint only these two are scored.
+ask the question again) stand beside it, and keeping nothing. Without a checkpoint only these are
+scored.
 
 Record: no trained student has been evaluated yet.
 """

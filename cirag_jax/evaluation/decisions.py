@@ -166,6 +166,11 @@ def rule(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
     return [[Decided(d.thought, d.kept, d.next_query) for d in row] for row in made]
 
 
+def nothing(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
+    """Keeps no candidate and stops: what means over steps give for nothing."""
+    return [[Decided() for _ in t.steps] for t in trajectories]
+
+
 def teacher(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
     """The teacher's own decisions."""
     return [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in trajectories]

@@ -28,7 +28,7 @@ from cirag_jax.types import Config, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
-RULE = "rule"
+RULE, NOTHING = "rule", "nothing"  # baselines that write no text
 _DEFAULTS = {"form": "ascii", "rendering": "multi_turn", "example": False}
 
 
@@ -43,7 +43,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``systems``: of each model and of the rule the scores of `decisions.score` with their
+      ``systems``: of each model, of the rule and of keeping nothing at all the scores of `decisions.score` with their
       intervals (questions resampled), problems, tokens and seconds; ``differences``: the student
       less each other system; ``num_questions``, ``num_steps``, ``teacher``, ``settings``,
       ``complete``.
@@ -76,7 +76,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             decided[name] = rows
         settings[name] = {key: getattr(how, key) for key in (*_DEFAULTS, "guided", "match_cutoff")}
     complete = len(decided) == len(models)
-    decided[RULE] = decisions.rule(found)
+    decided[RULE], decided[NOTHING] = decisions.rule(found), decisions.nothing(found)
 
     # ---- Figures ---------------------------------------------------------------------------------
     similarity = _similarity(config) if config.query_cosine else None
@@ -84,7 +84,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         name: decisions.score(found, rows, form=form, gold=gold, similarity=similarity)
         for name, rows in decided.items()
     }
-    del scores[RULE]["parse_rate"]  # it writes nothing that could be parsed
+    for name in (RULE, NOTHING):
+        del scores[name]["parse_rate"]  # there is nothing that could be parsed
     how_often = (config.bootstrap_samples, config.seed)
     result: dict[str, Any] = {
         "systems": {
@@ -278,7 +279,7 @@ def _teacher(found: Sequence[Trajectory]) -> dict[str, Any]:
 def _rows(
     found: Sequence[Trajectory], decided: Mapping[str, Sequence[Sequence[Decided]]]
 ) -> list[dict[str, Any]]:
-    """One line a system and step; the rule writes nothing, so it has none."""
+    """One line a model and step; the baselines write nothing, so they have none."""
     return [
         {
             "question": trajectory.question_id,
@@ -295,7 +296,7 @@ def _rows(
             "error": one.error,
         }
         for name, rows in decided.items()
-        if name != RULE
+        if name not in (RULE, NOTHING)
         for trajectory, row in zip(found, rows, strict=True)
         for index, one in enumerate(row)
     ]

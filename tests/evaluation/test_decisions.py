@@ -277,6 +277,10 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert difference["difference"] == pytest.approx(2 / 3)
     assert difference["low"] <= difference["difference"] <= difference["high"]
     assert "student-rule" in result["differences"] and result["complete"]
+    # It agrees at the one step of three at which the teacher kept nothing.
+    nothing = result["systems"]["nothing"]["teacher"]
+    assert nothing["f1"]["value"] == pytest.approx(1 / 3) and nothing["nonempty_f1"]["value"] == 0
+    assert "parse_rate" not in result["systems"]["nothing"]
     assert result["num_questions"] == 2 and result["num_steps"] == 3
     assert result["teacher"] == {
         "teachers": {"annotations": 2}, "empty_core": 1 / 3, "stops": 1 / 3
