@@ -43,10 +43,10 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``systems``: of each model, of the rule and of keeping nothing at all the scores of `decisions.score` with their
-      intervals (questions resampled), problems, tokens and seconds; ``differences``: the student
-      less each other system; ``num_questions``, ``num_steps``, ``teacher``, ``settings``,
-      ``complete``.
+      ``systems``: of each model, of the rule and of keeping nothing at all the scores of
+      `decisions.score` with their intervals (questions resampled), problems, tokens and seconds;
+      ``differences``: the student less each other system; ``num_questions``, ``num_steps``,
+      ``teacher``, ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the trajectories or a model cannot be used.
