@@ -10,7 +10,10 @@ Presets: ``quick`` (SmolLM2-135M, at most 300,000 tokens, 2 CPU cores; the defau
 (Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper distils no
 extractor; not yet run).
 
-Record (``quick``): not yet run.
+Record (``quick``, --config.data.dir=musique; 2026-11-22, one core of a two-core CPU machine beside
+other work, jax 0.10.2, commit 7148867): 917 of 2,200 examples (0.42 epochs of 1,100 passages) in
+148 steps, 299,024 tokens, rows 99 % full; dev loss (tune) 0.72 -> 0.36; 110 min. On both cores,
+idle, a step of this size takes 19 s (integrator), which makes 50 minutes: not run so.
 """
 
 from typing import Any
