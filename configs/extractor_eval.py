@@ -7,7 +7,10 @@ W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, FOLDER
 with an openie.jsonl. Both models get the same prompt with its worked example and the same tolerant
 parser. Passages that also stand in the context of a question of another fold are left out.
 
-Record: no trained extractor has been evaluated yet.
+Record (2026-11-22, two CPU cores beside other work, jax 0.10.2, commit f1c0bc8): W as in
+configs/extractor.py, 20 passages of MuSiQue's test fold (--config.limit=20), per cent, 95 %
+intervals: soft F1 33.3 [25.4, 41.8] (precision 52.0, recall 30.2), exact F1 4.0, entity F1 70.8, no
+passage failed; untrained base 1.6 [0.0, 4.0], 0.0, 26.3, 17 of 20 failed.
 """
 
 from typing import Any
