@@ -18,8 +18,8 @@ teacher kept nothing at 52 % of the steps. Core triples, per cent with 95 % inte
   nothing    52.5 [40.0, 64.1]     0.0                 0.0        0.0            35.0
   student less base +21.7 [+11.1, +33.3], less rule +18.9 [+6.2, +32.2] (mean of steps).
 The student learned the format and when to keep nothing; it picks fewer right triples than the rule
-finds among its three, and it stops too early: half of its training questions were embedded ones,
-which are solved in two rounds.
+finds among its three, and it stops too early: two thirds of its training questions were embedded
+ones, which are solved in two rounds.
 """
 
 from typing import Any
