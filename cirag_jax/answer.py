@@ -20,13 +20,12 @@ from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec, journal, online, opening, task
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import Config, Dataset, Prediction, Question
+from cirag_jax.types import LEVELS, Config, Dataset, Prediction, Question
 
 log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions.jsonl"
 TIMINGS = "timings.jsonl"
-LEVELS = ("triple", "sentence", "passage", "default")
 
 
 def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 # An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
 Config = Any
@@ -84,6 +84,7 @@ class Dataset:
 
 
 Level = Literal["triple", "sentence", "passage", "default"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from cirag_jax.evaluation.report import markdown
 from cirag_jax.llm.types import Usage
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
-from cirag_jax.types import Config
+from cirag_jax.types import LEVELS, Config
 
 KS = (3, 5)
-LEVELS = ("triple", "sentence", "passage", "default")
 LEVELS_FIGURE = "levels.png"
 
 
@@ -120,7 +119,9 @@ def _runs(specs: Any) -> list[Run]:
 
 
 def _run(spec: str) -> Run:
-    name, _, folder = spec.rpartition("=")
+    # A folder may have an equals sign in its own name.
+    name, _, folder = ("", "", spec) if pathlib.Path(spec).is_dir() else spec.partition("=")
+    folder = folder or name
     path = pathlib.Path(folder).expanduser()
     file = path / journal.FILE
     if not file.is_file():

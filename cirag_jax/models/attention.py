@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_MASKED = -1e30  # finite, so that a row without any key has no NaN
+MASKED = -1e30  # finite, so that a row without any key has no NaN
 _KEY_BLOCK = 128
 
 
@@ -42,7 +42,7 @@ def _scores(
     )
     scores = scores_BKRS.reshape(b, -1, groups, t, k_BKHS.shape[3])
     scores = softcap(scores * scoring.scale, scoring.softcap)
-    return jnp.where(mask_BTS[:, None, None], scores, _MASKED)
+    return jnp.where(mask_BTS[:, None, None], scores, MASKED)
 
 
 def attend(
@@ -112,7 +112,7 @@ def attend_blocks(
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
         distance_BRC = positions_BR[:, :, None] - keys_C
         visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
-        scores = jnp.where(visible_BRC[:, None], scores, _MASKED)
+        scores = jnp.where(visible_BRC[:, None], scores, MASKED)
         new_BKR = jnp.maximum(most_BKR, scores.max(-1))
         weights = jnp.exp(scores - new_BKR[..., None])
         decay_BKR = jnp.exp(most_BKR - new_BKR)
@@ -122,7 +122,7 @@ def attend_blocks(
 
     shape = q_BKRH.shape[:3]
     state = (
-        jnp.full(shape, _MASKED, jnp.float32),
+        jnp.full(shape, MASKED, jnp.float32),
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, h), jnp.float32),
     )

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from cirag_jax.models.attention import Scoring, softcap
+from cirag_jax.models.attention import MASKED, Scoring, softcap
 
 BLOCK = 256  # tokens: queries and keys of one block
 SAVED = "block_attention"  # what a remat policy should keep: it is small and dear to recompute
 _EVERYTHING = 1 << 30  # a window that ends nowhere
-_MASKED = -1e30  # finite, so that a block without a visible key has no NaN
 
 
 class Visibility(NamedTuple):
@@ -122,7 +121,7 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 
     rows = q_BKGTH.shape[:-1]
     state = (
-        jnp.full(rows, _MASKED, jnp.float32),
+        jnp.full(rows, MASKED, jnp.float32),
         jnp.zeros(rows, jnp.float32),
         jnp.zeros(q_BKGTH.shape, jnp.float32),
     )
@@ -173,7 +172,7 @@ def _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j):
     q, k = _take(q_BKGTH, i, 3), _take(k_BKTH, j, 2)
     capped = softcap(_multiply("bkgth,bksh->bkgts", q, k) * scoring.scale, scoring.softcap)
     seen_BCC = _seen(visible, window, i * BLOCK, j * BLOCK, BLOCK)
-    return jnp.where(seen_BCC[:, None, None], capped, _MASKED), capped
+    return jnp.where(seen_BCC[:, None, None], capped, MASKED), capped
 
 
 def _seen(visible, window, queries, keys, size):

@@ -299,6 +299,7 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
         ("limit=-1", "config.limit must not be negative"),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.guided=true", "config.cirag.guided=true: a teacher writes"),
+        ("cirag.integrator=rule", "config.cirag.integrator=rule: config.teacher decides"),
         ("cirag.max_steps=0", "config.cirag.max_steps must be at least 1"),
         ("cirag.rendering=paper", "the annotation teacher reads the multi_turn rendering alone"),
         ("triples=online", "extract them first (launch/extract.py)"),

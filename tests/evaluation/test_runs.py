@@ -72,6 +72,12 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     assert (tmp_path / "c" / "levels.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_folder_may_be_named_with_an_equals_sign(tmp_path):
+    folder = workdir(tmp_path, "k=5", many(1))
+    assert list(compare(tmp_path, folder)["systems"]) == ["k=5"]
+    assert list(compare(tmp_path, f"five={folder}")["systems"]) == ["five"]
+
+
 def test_one_run_and_questions_without_annotations(tmp_path):
     pairs = many(2)
     pairs[1] = (dataclasses.replace(pairs[1][0], answers=(), supporting=None), pairs[1][1])
