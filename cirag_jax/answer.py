@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import Corpus, build_corpus
+from cirag_jax.datasets.corpus import WHOLE, Corpus, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import evidence_recall
@@ -92,7 +92,7 @@ def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError("config.question is not valid UTF-8.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
-        return dataset, (question,), build_corpus(dataset, (), "ircot_full")
+        return dataset, (question,), build_corpus(dataset, (), WHOLE)
     return dataset, *task.select(dataset, config.data, default_split="test")
 
 

@@ -63,6 +63,9 @@ def language_model() -> Any:
     )  # float32 | bfloat16; null: bfloat16 on a GPU, float32 on a CPU.
     config.batch_size = 0  # Rows that decode together; 0: the backend's own default.
     config.context = 0  # Most tokens of prompt and answer; 0: the model's.
+    # So many tokens in a row are written once only in an answer; 0: any. Small models that list
+    # things need it: else they begin to repeat an item and never end.
+    config.no_repeat_ngram_size = 0
     config.prefix_tokens = -1  # jax: tokens kept for prefix reuse; 0: no reuse, -1: the default.
     config.mesh = mesh()  # jax: shards a model that does not fit one device.
     config.mesh.data = 1  # All three 1: one device.
@@ -83,4 +86,13 @@ def language_model() -> Any:
     config.budget = ConfigDict()  # Nothing more is sent once it would be exceeded.
     config.budget.cost = placeholder(float)
     config.budget.tokens = placeholder(int)  # Prompt and generated.
+    return config
+
+
+def extractor() -> Any:
+    """A language model that lists triples."""
+    config = language_model()
+    # Chosen on 20 passages of MuSiQue's tune fold: soft F1 of configs/extractor.py's model 48.5,
+    # with 20 tokens 46.3.
+    config.no_repeat_ngram_size = 12
     return config

@@ -1,7 +1,9 @@
-"""Extracts knowledge triples from the passages of a corpus.
+r"""Extracts knowledge triples from the passages of a corpus.
 
 python launch/extract.py --config=configs/extract.py --config.data.dir=FOLDER --workdir=W
 python launch/extract.py --config=configs/extract.py:small --config.data.dir=FOLDER --workdir=W
+python launch/extract.py --config.data.dir=FOLDER --config.data.corpus=selected_questions \
+    --config.data.split=dev --config.data.limit=100 --config.extractor.adapter=STUDENT --workdir=W
 python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --workdir=W
 
 Presets: (none) leaves room for the answers of a good model; ``small`` holds the default model to
@@ -24,24 +26,25 @@ from configs import common
 def get_config(preset: str = "") -> Any:
     """SmolLM2-135M-Instruct; any instructed model of 7B or more does better."""
     config: Any = ConfigDict()
-    config.data = ConfigDict()
-    config.data.dir = placeholder(str)  # Holds corpus.jsonl; null is the embedded dataset.
-    config.limit = 0  # Only the first passages of the corpus; 0 is all.
+    # The whole corpus.jsonl; config.data.corpus=selected_questions: only the contexts of the
+    # questions that split, fold and limit select.
+    config.data = common.data(split="", units=None)
+    config.limit = 0  # Only the first passages of those; 0 is all.
     config.import_openie = placeholder(str)  # An openie.jsonl to import instead of extracting.
 
-    config.extractor = common.language_model()
+    config.extractor = common.extractor()
     config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
     config.triple_tokens = 512  # And of its list of triples.
     config.constrained = False  # Forces the JSON asked for, where the backend can.
 
-    config.retry = "errors"  # Failed passages tried again: none | errors (of requests) | all.
+    config.retry = "errors"  # Failed passages tried again: never | errors (of requests) | all.
     config.replace = False  # Extract again what another model or prompt extracted.
     # More passages than this without a triple, of at least so many, stop the run.
     config.max_empty_share = 0.5
     config.min_passages = 50
 
     config.block = 256  # Passages of a segment; what is committed at once.
-    config.in_flight = 64  # Passages under way at once.
+    config.in_flight = 256  # Passages under way at once.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
     config.estimate_only = False  # Prints what it would take, and ends.
     if preset == "small":

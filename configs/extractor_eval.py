@@ -31,7 +31,7 @@ def get_config() -> Any:
     config.data.fold = "test"
     config.limit = 0  # So many passages, drawn by the seed; 0: all.
 
-    config.extractor = common.language_model()
+    config.extractor = common.extractor()
     config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
     config.triple_tokens = 512  # And of its list of triples.
     config.constrained = False  # Forces the JSON asked for, where the backend can.

@@ -48,7 +48,7 @@ def trainer(component: str) -> Any:
     config.model = ConfigDict()
     config.model.spec = placeholder(str)  # The base: as config.<role>.model; null: SmolLM2.
     config.model.dtype = placeholder(str)  # float32 | bfloat16; null: bfloat16 but on a CPU.
-    config.model.remat = "projections"  # none | projections | full: what is computed again.
+    config.model.remat = "projections"  # off | projections | full: what is computed again.
     config.lora = ConfigDict()
     config.lora.rank = 16
     config.lora.alpha = 32.0

@@ -2,6 +2,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -96,6 +97,16 @@ def test_overrides_and_presets(run, config_file):
 @pytest.mark.parametrize("word", ["null", "None"])
 def test_null_clears_an_optional_field(run, word):
     assert run("--config.data.dir=D", f"--config.data.dir={word}").seen[0].data.dir is None
+
+
+def test_no_config_offers_a_word_that_means_null():
+    """``--config.x=none`` clears x, so that it cannot also be one of its values."""
+    for file in pathlib.Path("configs").rglob("*.py"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            _, _, comment = line.partition("#")
+            offered = re.findall(r"(\w+) \||\| (\w+)", comment)
+            words = {word for pair in offered for word in pair}
+            assert not words & set(cli._NULL_WORDS), f"{file}: {line}"
 
 
 def test_numbers_that_json_lacks_become_null(run):

@@ -12,6 +12,8 @@ import numpy as np
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question
 
+WHOLE = "ircot_full"  # The policy that leaves nothing out.
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Corpus:
@@ -54,7 +56,7 @@ def build_corpus(dataset: Dataset, questions: Sequence[Question], policy: str) -
 
 def _ircot_full(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
     del questions
-    return Corpus("ircot_full", tuple(dataset.corpus.values()))
+    return Corpus(WHOLE, tuple(dataset.corpus.values()))
 
 
 def _selected_questions(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
@@ -81,7 +83,7 @@ def _per_question(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
 
 
 POLICIES: Mapping[str, Callable[[Dataset, Sequence[Question]], Corpus]] = {
-    "ircot_full": _ircot_full,
+    WHOLE: _ircot_full,
     "selected_questions": _selected_questions,
     "supporting_only": _supporting_only,
     "per_question": _per_question,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cirag_jax.datasets.benchmarks import BENCHMARKS, prepare_builder, to_dataset
-from cirag_jax.datasets.corpus import POLICIES, build_corpus
+from cirag_jax.datasets.corpus import POLICIES, WHOLE, build_corpus
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question
@@ -27,7 +27,7 @@ def prepare(
     config: str | None = None,
     manual_dir: Path | None = None,
     data_dir: Path | None = None,
-    corpus: str = "ircot_full",
+    corpus: str = WHOLE,
     limit: int = 0,
     seed: int = 0,
 ) -> Dataset:
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, help="the dataset folder to write")
     parser.add_argument("--manual_dir", type=Path, help="official files placed by hand")
     parser.add_argument("--data_dir", type=Path, help="TFDS files (default: OUT/tfds)")
-    parser.add_argument("--corpus", default="ircot_full", choices=POLICIES)
+    parser.add_argument("--corpus", default=WHOLE, choices=POLICIES)
     parser.add_argument("--limit", type=int, default=0, help="random questions a split; 0 is all")
     parser.add_argument("--seed", type=int, default=0)
     flags = vars(parser.parse_args(arguments))

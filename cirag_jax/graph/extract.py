@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tqdm
 
+from cirag_jax.datasets.corpus import WHOLE, build_corpus
+from cirag_jax.datasets.load import load_dataset, select_questions
 from cirag_jax.errors import UserError
 from cirag_jax.graph import extraction, openie
 from cirag_jax.graph.corpus_scan import CorpusScan, open_corpus
@@ -55,12 +57,15 @@ def extract_corpus(config: Config, workdir: Path) -> dict[str, Any]:
     settings = _settings(config)
     with contextlib.ExitStack() as stack:
         corpus = open_corpus(config.data.dir, stack)
+        only = _selected(config)
         if config.import_openie is not None:
+            if only is not None:
+                raise UserError("config.import_openie takes the whole file; leave data.corpus.")
             return _import(config, workdir, corpus, begun)
         model, backend = _model(config, stack)
         identity = extraction.extractor_identity(config.extractor, model, settings)
         if config.estimate_only:
-            return _estimate_only(config, workdir, corpus, identity, settings)
+            return _estimate_only(config, workdir, corpus, only, identity, settings)
         bound = {
             **identity,
             "entity_tokens": settings.entity_tokens,
@@ -68,7 +73,8 @@ def extract_corpus(config: Config, workdir: Path) -> dict[str, Any]:
         }
         book = stack.enter_context(Journal(workdir / journal.FILE, bound))
         store = stack.enter_context(StoreWriter.open(workdir / FOLDER))
-        run = _Run(config, settings, identity, corpus, store, book, UsageLog(workdir / USAGE))
+        log = UsageLog(workdir / USAGE)
+        run = _Run(config, settings, identity, corpus, only, store, book, log)
         complete = run.prepare()
         if run.left:
             if backend is None:
@@ -92,6 +98,22 @@ def _settings(config: Config) -> ExtractionSettings:
     return ExtractionSettings(config.entity_tokens, config.triple_tokens, config.constrained)
 
 
+def _selected(config: Config) -> Collection[str] | None:
+    """Ids of the passages that ``config.data`` leaves of the corpus; None: all of them."""
+    data = config.data
+    if data.corpus == WHOLE:
+        named = [name for name in ("split", "fold", "setting", "limit") if data[name]]
+        if named:
+            raise UserError(
+                f"config.data.{named[0]} selects questions; config.data.corpus=selected_questions "
+                "extracts the passages of their contexts."
+            )
+        return None
+    dataset = load_dataset(data)
+    passages = build_corpus(dataset, select_questions(dataset, data), data.corpus).passages
+    return frozenset(passage.id for passage in passages)
+
+
 def _model(config: Config, stack: contextlib.ExitStack) -> tuple[str, Backend | None]:
     """The model's name; a server that has to be asked for it is opened."""
     name = backends.model_name(config.extractor)
@@ -110,6 +132,7 @@ def _estimate_only(
     config: Config,
     workdir: Path,
     corpus: CorpusScan,
+    only: Collection[str] | None,
     identity: Mapping[str, Any],
     settings: ExtractionSettings,
 ) -> dict[str, Any]:
@@ -120,7 +143,7 @@ def _estimate_only(
         if (workdir / FOLDER).is_dir():
             store = stack.enter_context(TripleStore.open(workdir / FOLDER))
         work = Workload(settings)
-        for passage, need in _plan(config, store, identity).needs(corpus.check()):
+        for passage, need in _plan(config, store, identity, only).needs(corpus.check()):
             if need != "none":
                 work.add(passage)
     found = _estimated(config, work, log)
@@ -134,8 +157,13 @@ def _estimate_only(
     }
 
 
-def _plan(config: Config, store: TripleStore | None, identity: Mapping[str, Any]) -> Plan:
-    return Plan(store, identity, config.retry, config.replace, config.limit)
+def _plan(
+    config: Config,
+    store: TripleStore | None,
+    identity: Mapping[str, Any],
+    only: Collection[str] | None,
+) -> Plan:
+    return Plan(store, identity, config.retry, config.replace, config.limit, only)
 
 
 def _estimated(config: Config, work: Workload, log: UsageLog) -> Estimate:
@@ -179,13 +207,14 @@ class _Run:
         settings: ExtractionSettings,
         identity: Mapping[str, Any],
         corpus: CorpusScan,
+        only: Collection[str] | None,
         store: StoreWriter,
         book: Journal,
         log: UsageLog,
     ):
         self._config, self._settings, self._identity = config, settings, identity
         self._corpus, self._store, self._book, self._log = corpus, store, book, log
-        self._plan = _plan(config, store, identity)
+        self._plan = _plan(config, store, identity, only)
         self._tally = _Tally(config.max_empty_share, config.min_passages)
         self._work = Workload(settings)
         self._reused = self._deleted = self._done = self._retried = 0

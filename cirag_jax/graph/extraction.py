@@ -146,6 +146,8 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
     if settings.constrained:
         identity["constrained"] = True
     if config.backend != "openai":
+        if config.no_repeat_ngram_size:
+            identity["no_repeat_ngram_size"] = config.no_repeat_ngram_size
         identity["weights"] = _digest(weight_files(model))
         if is_training_workdir(config.adapter):
             from cirag_jax.training.trained import open_adapter

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from cirag_jax.errors import UserError
@@ -10,7 +10,7 @@ from cirag_jax.graph.extraction import UNREADABLE
 from cirag_jax.graph.store import Entry, TripleStore, batches
 from cirag_jax.types import Passage
 
-RETRIES = ("none", "errors", "all")
+RETRIES = ("never", "errors", "all")
 Need = Literal["none", "extract", "retry"]
 
 
@@ -21,10 +21,11 @@ class Plan:
     Attributes:
         store: What there is; None: nothing yet.
         identity: Who would extract.
-        retry: Failed passages to try again: ``none``, those whose request failed (``errors``: a
+        retry: Failed passages to try again: ``never``, those whose request failed (``errors``: a
             server that was away), or ``all``, unreadable answers too.
         replace: Extract again what another model or prompt extracted.
-        limit: Only the first passages of the corpus; 0: all.
+        limit: Only the first passages of those in question; 0: all.
+        only: Ids of the passages in question; None: the whole corpus.
     """
 
     store: TripleStore | None
@@ -32,6 +33,7 @@ class Plan:
     retry: str
     replace: bool
     limit: int
+    only: Collection[str] | None = None
 
     def needs(self, passages: Iterable[Passage]) -> Iterator[tuple[Passage, Need]]:
         """Every passage in question, and what it needs.
@@ -39,7 +41,8 @@ class Plan:
         Raises:
             UserError: Another model extracted one of them, and ``replace`` is not set.
         """
-        chosen = itertools.islice(passages, self.limit or None)
+        chosen = (p for p in passages if self.only is None or p.id in self.only)
+        chosen = itertools.islice(chosen, self.limit or None)
         for batch in batches(chosen, 500):
             entries = self.store.entries(p.id for p in batch) if self.store else {}
             for passage in batch:

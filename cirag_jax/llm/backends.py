@@ -37,6 +37,8 @@ def open_backend(
     for name in ("batch_size", "context"):
         if getattr(config, name) < 0:
             raise UserError(f"{name} must not be negative.")
+    if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
+        raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
     if config.backend == "openai":
         return _open_server(config, spent, on_response)
     if config.base_url is not None:
@@ -76,7 +78,8 @@ def _open_engine(
     from cirag_jax import sharding
     from cirag_jax.llm.engine import Engine, EngineConfig
 
-    sizes: dict[str, Any] = {"overflow": config.overflow, "context": config.context}
+    names = ("overflow", "context", "no_repeat_ngram_size")
+    sizes: dict[str, Any] = {name: config[name] for name in names}
     if config.batch_size:
         sizes["batch_size"] = config.batch_size
     if config.prefix_tokens >= 0:
@@ -111,6 +114,7 @@ def _open_torch(
         dtype=config.dtype,
         context=config.context,
         overflow=config.overflow,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
     return TransformersBackend.open(
         model_name(config) or DEFAULT_MODEL,

@@ -317,13 +317,14 @@ class Engine:
             self.config,
             self._weights,
             cache.value,
-            upload(slots),
+            upload(slots, lane.length if self.options.no_repeat_ngram_size else 0),
             masks,
             lora=self._lora,
             details=lane.details,
             greedy=lane.greedy,
             eos_ids=self._eos_ids,
             steps=1 if lane.constrained else self.options.decode_chunk,
+            ngram=self.options.no_repeat_ngram_size,
         )
         chunk = jax.device_get(out)
         return sum(row.take(chunk, number) for number, row in enumerate(slots) if row is not None)

@@ -150,6 +150,8 @@ def settings(config: Any) -> dict[str, Any]:
     found = {name: config[name] for name in names}
     found["model"] = backends.model_name(config)
     if config.backend != "openai":
+        if config.no_repeat_ngram_size:
+            found["no_repeat_ngram_size"] = config.no_repeat_ngram_size
         found["model files"] = _files(found["model"])
         found["adapter files"] = _files(config.adapter)
         if is_training_workdir(config.adapter):

@@ -133,9 +133,13 @@ class Row:
         return np.stack([probs_NS[:, :length] for probs_NS in self.found["attention"]])
 
 
-def upload(slots: Sequence[Row | None]) -> Rows:
-    """The rows as host arrays; idle ones stand at position 0 with nothing left to do."""
+def upload(slots: Sequence[Row | None], history: int = 0) -> Rows:
+    """The rows as host arrays; idle ones stand at position 0 with nothing left to do.
+
+    ``history`` above 0: with the tokens generated so far, in arrays of that length.
+    """
     size = len(slots)
+    written = np.full((size, history), -1, np.int32) if history else None
     token, position, left, step = (np.zeros(size, np.int32) for _ in range(4))
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
     seed = np.zeros(size, np.uint32)
@@ -148,4 +152,6 @@ def upload(slots: Sequence[Row | None]) -> Rows:
         step[i] = len(row.tokens)
         temperature[i], top_p[i] = row.request.temperature, row.request.top_p
         seed[i] = row.request.seed % (1 << 32)
-    return Rows(token, position, left, step, Sampling(temperature, top_p, seed))
+        if written is not None:
+            written[i, : len(row.tokens)] = row.tokens
+    return Rows(token, position, left, step, Sampling(temperature, top_p, seed), written)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _MASKED = -1e30
+_REPEATED = -1e20  # above what a grammar forbids: where nothing else is allowed, it may come again
 _BISECTIONS = 40  # halvings of [0, 1]: below the spacing of fp32 probabilities that matter
 
 
@@ -46,6 +47,40 @@ def apply_mask(logits_BV: jax.Array, mask_BW: jax.Array | np.ndarray) -> jax.Arr
     words_BV = mask_BW[:, ids_V >> 5]
     allowed_BV = (words_BV >> (ids_V & jnp.uint32(31))) & jnp.uint32(1)
     return jnp.where(allowed_BV == 1, logits_BV, _MASKED)
+
+
+def forbid_repeats(
+    logits_BV: jax.Array, history_BS: jax.Array, count_B: jax.Array, size: int
+) -> jax.Array:
+    """Logits with every token pushed down that would write an n-gram of ``history`` again.
+
+    The ``no_repeat_ngram_size`` of transformers, over what was generated alone: an answer may copy
+    its prompt.
+
+    Args:
+      logits_BV: fp32.
+      history_BS: int32, the tokens generated so far.
+      count_B: int32, how many they are.
+      size: tokens of an n-gram, at least 2 (static).
+    """
+    count_B1 = count_B[:, None]
+    place_S = jnp.arange(history_BS.shape[1])
+    same_BS = (place_S >= size - 1) & (place_S < count_B1)
+    for back in range(1, size):  # The token `back` before each place is the row's `back`-th last.
+        own_B1 = jnp.take_along_axis(history_BS, jnp.maximum(count_B1 - back, 0), axis=1)
+        same_BS &= jnp.roll(history_BS, back, axis=1) == own_B1
+
+    def push(state):
+        """The first of every row's places that are left: mostly there is none at all."""
+        logits_BV, same_BS = state
+        row_B, place_B = jnp.arange(len(same_BS)), jnp.argmax(same_BS, axis=1)
+        found_B = same_BS[row_B, place_B]
+        token_B = jnp.where(found_B, history_BS[row_B, place_B], logits_BV.shape[-1])
+        logits_BV = logits_BV.at[row_B, token_B].min(_REPEATED, mode="drop")
+        return logits_BV, same_BS.at[row_B, place_B].set(False)
+
+    # A scatter of all places at once takes as long on a CPU as the decoder's step.
+    return jax.lax.while_loop(lambda state: state[1].any(), push, (logits_BV, same_BS))[0]
 
 
 def nucleus(probs_BV: jax.Array, top_p_B: jax.Array | np.ndarray) -> jax.Array:

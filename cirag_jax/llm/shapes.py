@@ -1,4 +1,4 @@
-"""The fixed shapes of the engine: its sizes, and how a prompt is cut into them."""
+"""The engine's settings, first its fixed shapes, and how a prompt is cut into them."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from cirag_jax.llm.prefix_cache import BLOCK
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Sizes of the engine; the defaults are `for_platform`'s on a CPU.
+    """Sizes and settings of the engine; the defaults are `for_platform`'s on a CPU.
 
     Attributes:
       batch_size: rows that decode together.
@@ -27,6 +27,7 @@ class EngineConfig:
       overflow: a prompt longer than the context is an ``error``, or loses observations
         (``truncate``).
       context: most tokens of prompt and answer; 0 is the model's.
+      no_repeat_ngram_size: so many tokens in a row are generated once only in an answer; 0: any.
     """
 
     batch_size: int = 16
@@ -37,6 +38,7 @@ class EngineConfig:
     prefix_tokens: int = 32768
     overflow: Overflow = "error"
     context: int = 0
+    no_repeat_ngram_size: int = 0
 
     @staticmethod
     def for_platform(platform: str | None = None, **overrides: Any) -> "EngineConfig":

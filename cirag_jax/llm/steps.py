@@ -35,6 +35,7 @@ class Rows(NamedTuple):
       left_B: int32, tokens that may still be generated; 0 is an idle row.
       step_B: int32, tokens generated so far.
       sampling: temperature, top-p and seed.
+      history_BS: int32, the tokens generated so far, where none of their n-grams may come again.
     """
 
     token_B: Array
@@ -42,6 +43,7 @@ class Rows(NamedTuple):
     left_B: Array
     step_B: Array
     sampling: Sampling
+    history_BS: Array | None = None
 
 
 def _take(cache: Cache, row: jax.Array) -> Cache:
@@ -114,7 +116,7 @@ def score(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("config", "lora", "details", "greedy", "eos_ids", "steps"),
+    static_argnames=("config", "lora", "details", "greedy", "eos_ids", "steps", "ngram"),
     donate_argnames="cache",
 )
 def decode(
@@ -129,6 +131,7 @@ def decode(
     greedy: bool,
     eos_ids: tuple[int, ...],
     steps: int,
+    ngram: int = 0,
 ) -> tuple[Cache, dict[str, jax.Array]]:
     """Decodes until every row has ended, at most ``steps`` tokens a row.
 
@@ -143,6 +146,7 @@ def decode(
       greedy: every row is; else rows of temperature 0 are greedy among sampled ones.
       eos_ids: tokens that end a row; the end token itself is returned.
       steps: length of the chunk.
+      ngram: so many tokens in a row are generated once only (needs ``rows.history_BS``); 0: any.
 
     Returns:
       The cache, and arrays that start with ``[steps, B]``: ``token`` (int32, -1 where the row had
@@ -160,7 +164,12 @@ def decode(
             lora=lora,
         )
         logits_BV = decoder.logits(config, weights.params, hidden_BTD[:, 0])
-        allowed_BV = logits_BV if mask_BW is None else sampling.apply_mask(logits_BV, mask_BW)
+        allowed_BV = logits_BV
+        if ngram:
+            history = rows.history_BS, rows.step_B, ngram
+            allowed_BV = sampling.forbid_repeats(allowed_BV, *history)
+        if mask_BW is not None:
+            allowed_BV = sampling.apply_mask(allowed_BV, mask_BW)
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
@@ -175,12 +184,18 @@ def decode(
         # A row that has ended computes its last token again and again: the same numbers into the
         # same place.
         goes_on_B = left_B > 0
+        history_BS = rows.history_BS
+        if history_BS is not None:
+            place_B = jnp.where(goes_on_B, rows.step_B, history_BS.shape[1])
+            row_B = jnp.arange(len(place_B))
+            history_BS = history_BS.at[row_B, place_B].set(next_B, mode="drop")
         return Rows(
             token_B=jnp.where(goes_on_B, next_B, rows.token_B),
             position_B=rows.position_B + goes_on_B.astype(jnp.int32),
             left_B=left_B,
             step_B=rows.step_B + goes_on_B.astype(jnp.int32),
             sampling=rows.sampling,
+            history_BS=history_BS,
         )
 
     def body(state: Any) -> Any:

@@ -31,6 +31,7 @@ from cirag_jax.llm.types import (
 log = logging.getLogger(__name__)
 
 _UNBOUNDED = 1 << 30
+_REPEATED = -1e20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class TransformersConfig:
       device: such as ``cuda``; None: a GPU where there is one.
       context: most tokens of prompt and answer; 0: what the model's config says, if anything.
       overflow: what becomes of a prompt that is too long, see `fit_prompt`.
+      no_repeat_ngram_size: so many tokens in a row are generated once only in an answer; 0: any.
     """
 
     batch_size: int = 8
@@ -51,6 +53,7 @@ class TransformersConfig:
     device: str | None = None
     context: int = 0
     overflow: Overflow = "error"
+    no_repeat_ngram_size: int = 0
 
 
 class _EncoderTokenizer(ChatTokenizer):
@@ -246,7 +249,7 @@ class TransformersBackend:
         if _is_finished(row):
             return self.tokenizer.pad_id
         logits_V = logits_V.float().cpu()
-        token = _choose(row, logits_V)
+        token = _choose(row, self._without_repeats(row, logits_V))
         row.tokens.append(token)
         request = row.request
         if request.logprobs or request.top_logprobs or request.entropy:
@@ -261,6 +264,18 @@ class TransformersBackend:
             if places:
                 row.text, row.ended = text[: min(places)], True
         return token
+
+    def _without_repeats(self, row: _Row, logits_V: Any) -> Any:
+        """Pushes down what would repeat an n-gram of the row, not as low as a grammar does."""
+        size = self.config.no_repeat_ngram_size
+        if not size:
+            return logits_V
+        import torch
+        from transformers import NoRepeatNGramLogitsProcessor
+
+        written_1T = torch.tensor([row.tokens], dtype=torch.long)
+        allowed_1V = NoRepeatNGramLogitsProcessor(size)(written_1T, logits_V[None])
+        return allowed_1V[0].clamp(min=_REPEATED)
 
     def _describe(self, logits_V: Any, token: int, request: Request) -> Token:
         import torch

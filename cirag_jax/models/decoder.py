@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 Params = Any  # the dictionary described in `Decoder`
 Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see models/lora.py
 Attention = Literal["transposed", "xla", "cudnn"]
-Remat = Literal["none", "projections", "full"]
+Remat = Literal["off", "projections", "full"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -93,7 +93,7 @@ class DecoderConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Attention = "xla"
-    remat: Remat = "none"
+    remat: Remat = "off"
     initializer_range: float = 0.02
 
     @property
@@ -471,7 +471,7 @@ def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
 
 
 def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
-    if config.remat == "none":
+    if config.remat == "off":
         return layer
     policy = None
     if config.remat == "projections":

@@ -319,7 +319,7 @@ def load_decoder(
     dtype: Literal["float32", "bfloat16"] | None = None,
     param_dtype: Literal["float32", "bfloat16"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
-    remat: Remat = "none",
+    remat: Remat = "off",
     max_positions: int | None = None,
 ) -> TextDecoder:
     """Opens a decoder.

@@ -212,9 +212,9 @@ def _check_config(config: Config) -> None:
             raise UserError(f"config.{name}={config[name]} must not be negative")
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs and config.num_steps must not both be 0")
-    if config.model.remat not in ("none", "projections", "full"):
+    if config.model.remat not in ("off", "projections", "full"):
         raise UserError(
-            f"config.model.remat is {config.model.remat!r}; it must be none, projections or full"
+            f"config.model.remat is {config.model.remat!r}; it must be off, projections or full"
         )
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):

@@ -1,6 +1,7 @@
 """What the configs of all methods share."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -10,9 +11,9 @@ from cirag_jax.methods.registry import find_method
 from configs import common, retrievers
 
 
-def role(max_tokens: int) -> Any:
+def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> Any:
     """A language model and how much it may write."""
-    config = common.language_model()
+    config = block()
     config.max_tokens = max_tokens
     return config
 

@@ -17,6 +17,7 @@ The setting without a preset: not yet run on a whole data set.
 
 from typing import Any
 
+from configs import common
 from configs.methods import blocks
 
 
@@ -26,7 +27,8 @@ def get_config(preset: str = "") -> Any:
     blocks.triples(config)
     config.integrator = blocks.role(max_tokens=384)
     config.reader = blocks.role(max_tokens=192)
-    config.extractor = blocks.role(max_tokens=512)  # Asked only with triples="online".
+    # Asked only with triples="online".
+    config.extractor = blocks.role(max_tokens=512, block=common.extractor)
     if preset == "small":
         config.cirag.max_steps = 2
         config.cirag.num_candidates = 15

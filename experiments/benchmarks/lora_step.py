@@ -478,7 +478,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--examples", type=int, default=8, help="compare: so many of its conversations")
     add("--layers", type=int, default=28, help="flops: fewer for a small device")
     add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
-    add("--remat", choices=("none", "projections", "full"), default="projections")
+    add("--remat", choices=("off", "projections", "full"), default="projections")
     add("--repeats", type=int, default=5)
     add("--no_memory", action="store_true", help="compare: do not measure memory")
     add("--side", choices=("ours", "theirs"), default=None, help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ from cirag_jax.graph.extraction import ExtractionSettings, extract
 from cirag_jax.graph.store import TripleStore, content_hash
 from cirag_jax.graph.store_writer import StoreWriter
 from cirag_jax.graph.usage_log import UsageLog
+from cirag_jax.llm.backends import DEFAULT_MODEL
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generate, Generated, RequestError
@@ -25,6 +26,7 @@ from configs import extract as extract_config
 from tests.graph.model_server import model_server
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+SETTINGS = ExtractionSettings()
 
 TEXTS = {
     "p0": "Ule feeds Tarn. Tarn governs Osk.",
@@ -212,7 +214,7 @@ def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
 def test_what_failed_is_tried_again_as_configured(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     run(server, folder, tmp_path / "w")
-    for retry, asked in (("none", 0), ("errors", 1), ("all", 3)):
+    for retry, asked in (("never", 0), ("errors", 1), ("all", 3)):
         server.asked.clear()
         result = run(server, folder, tmp_path / "w", retry=retry)
         assert len(server.asked) == asked and result["failed"] == 2
@@ -240,7 +242,7 @@ def test_updates_equal_an_extraction_from_scratch(server, tmp_path):
     }
     run(server, corpus(tmp_path / "c", old), tmp_path / "w", block=3)
     server.asked.clear()
-    result = run(server, corpus(tmp_path / "c", new), tmp_path / "w", block=3, retry="none")
+    result = run(server, corpus(tmp_path / "c", new), tmp_path / "w", block=3, retry="never")
     texts = {text.split("\n")[0] for _, text in server.asked}
     assert texts == {"Title: n1", "Title: q2", "Title: n2"}  # only what is new or has changed
     assert (result["extracted"], result["deleted"], result["reused"]) == (3, 2, 5)
@@ -305,6 +307,54 @@ def test_the_hash_of_a_passage_holds_the_parser(monkeypatch):
     assert old == digest()
     monkeypatch.setattr(extraction, "PARSER", extraction.PARSER + 1)
     assert old != digest()
+
+
+def test_the_contexts_of_selected_questions_alone(server, tmp_path):
+    folder = corpus(tmp_path / "c", TEXTS)
+    contexts = {"q0": ["p0", "p3"], "q1": ["p3", "p1"], "q2": ["p4"]}
+    rows = [
+        {"id": name, "question": "?", "answers": ["a"], "split": "dev", "context": ids}
+        for name, ids in contexts.items()
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(server, folder, tmp_path / "w", limit=1)
+    fields = {"data.corpus": "selected_questions", "data.split": "dev", "data.limit": 2}
+    server.asked.clear()
+    result = run(server, folder, tmp_path / "w", **fields)
+    assert {text.split("\n")[0] for _, text in server.asked} == {"Title: p1", "Title: p3"}
+    assert (result["passages"], result["reused"], result["deleted"]) == (3, 1, 0)
+    estimated = run(server, folder, tmp_path / "e", estimate_only=True, **fields)
+    assert estimated["passages"] == 3
+    # The rest of the corpus follows, and none of it is extracted again.
+    assert run(server, folder, tmp_path / "w")["reused"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"data.limit": 2}, "config.data.limit selects questions; .*corpus=selected_questions"),
+        ({"data.corpus": "all"}, "is not a corpus policy"),
+        ({"data.corpus": "selected_questions", "import_openie": "x"}, "takes the whole file"),
+    ],
+)
+def test_a_selection_that_selects_nothing_is_refused(server, tmp_path, fields, words):
+    folder = corpus(tmp_path / "c", TEXTS)
+    question = {"id": "q", "question": "?", "answers": ["a"], "split": "dev", "context": ["p0"]}
+    (folder / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    with pytest.raises(UserError, match=words):
+        run(server, folder, tmp_path / "w", **fields)
+
+
+def test_triples_written_under_other_limits_are_others():
+    config, found = extract_config.get_config(), []
+    for size in (0, 8, 9):
+        config.extractor.no_repeat_ngram_size = size
+        found.append(extraction.extractor_identity(config.extractor, DEFAULT_MODEL, SETTINGS))
+    assert found[0] != found[1] != found[2] != found[0]
+    config.extractor.backend = "openai"  # Has no such limit.
+    assert "no_repeat_ngram_size" not in extraction.extractor_identity(
+        config.extractor, "m", SETTINGS
+    )
 
 
 def test_a_run_without_triples_stops(server, tmp_path):
@@ -397,7 +447,7 @@ def test_a_block_counts_once_wherever_its_commit_ends(
             raise KeyboardInterrupt
         return result
 
-    fields = {"block": 2, "retry": "none"}
+    fields = {"block": 2, "retry": "never"}
     expected = run(server, folder, tmp_path / "whole", **fields)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)

@@ -220,6 +220,7 @@ def test_a_bad_line_is_named(tmp_path, record, words):
         ({"top_logprobs": 21}, "at most 20"),
         ({"save_every": 0}, "save_every"),
         ({"batch_size": -1}, "batch_size"),
+        ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size must be at least 2"),
         ({"backend": "openai", "adapter": "x"}, "adapter belongs"),
         ({"backend": "openai", "extra_body": "[1]"}, "extra_body must be"),
         ({"backend": "openai", "prices.prompt": 1.0}, "together"),

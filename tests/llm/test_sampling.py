@@ -4,11 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirag_jax.llm import sampling
 from cirag_jax.llm.sampling import Details, Sampling
+
+TOKENS = st.lists(st.integers(0, 2), max_size=12)
+forbid_repeats = jax.jit(sampling.forbid_repeats, static_argnums=3)
 
 
 def by_sorting(probs, top_p):
@@ -72,6 +77,32 @@ def test_masks_are_bits():
         mask[0, token // 32] |= np.uint32(1 << token % 32)
     allowed = np.flatnonzero(np.asarray(sampling.apply_mask(logits, mask))[0] == 0)
     assert allowed.tolist() == [0, 31, 32, 69]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=3, max_size=3), st.integers(2, 4)
+)
+def test_forbidden_repeats_are_those_of_transformers(rows, size):
+    """Rows of different lengths in one array; what stands behind a row's tokens is not read."""
+    history = np.random.default_rng(0).integers(0, 3, (len(rows), 12)).astype(np.int32)
+    for own, tokens in zip(history, rows, strict=True):
+        own[: len(tokens)] = tokens
+    count = np.asarray([len(tokens) for tokens in rows], np.int32)
+    found = forbid_repeats(jnp.zeros((len(rows), 3), jnp.float32), history, count, size)
+    theirs = transformers.NoRepeatNGramLogitsProcessor(size)
+    for ours, tokens in zip(np.asarray(found), rows, strict=True):
+        expected = theirs(torch.tensor([tokens], dtype=torch.long), torch.zeros(1, 3))
+        assert (ours < 0).tolist() == torch.isinf(expected[0]).tolist()
+
+
+def test_a_grammar_outweighs_a_repeat():
+    history = jnp.asarray([[3, 4, 3, 0]], jnp.int32)
+    logits = jnp.zeros((1, 8), jnp.float32)
+    pushed = forbid_repeats(logits, history, jnp.asarray([3]), 2)
+    assert np.flatnonzero(np.asarray(pushed)[0]).tolist() == [4]
+    only = np.asarray([[1 << 4]], np.uint32)  # Nothing but the repeat is allowed.
+    assert int(np.argmax(sampling.apply_mask(pushed, only))) == 4
 
 
 def test_only_what_is_asked_is_described():

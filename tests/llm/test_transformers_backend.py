@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from cirag_jax.errors import UserError
+from cirag_jax.llm.engine import Engine
+from cirag_jax.llm.shapes import EngineConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 from cirag_jax.llm.types import Message, Request, ScoreRequest
 from tests import tiny_decoder
@@ -222,6 +224,50 @@ def test_a_schema_holds(causal):
     ]
     texts = [r.text for r in causal.generate(asked)]
     assert {json.loads(text) for text in texts} == {"the mill", "the town"}
+
+
+def ngrams(tokens, size):
+    return [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_no_ngram_comes_twice(causal_folder, temperature):
+    asked = [
+        dataclasses.replace(r, max_tokens=40, logprobs=True, temperature=temperature)
+        for r in REQUESTS
+    ]
+    free = TransformersBackend.open(str(causal_folder)).generate(asked)
+    config = TransformersConfig(no_repeat_ngram_size=3)
+    held = TransformersBackend.open(str(causal_folder), config=config).generate(asked)
+    tokens = [[token.id for token in response.tokens] for response in free]
+    assert any(len(set(ngrams(own, 3))) < len(ngrams(own, 3)) for own in tokens)
+    for response in held:
+        own = ngrams([token.id for token in response.tokens], 3)
+        assert len(set(own)) == len(own)
+
+
+def test_both_local_backends_avoid_the_same_repeats(causal_folder):
+    """Over more than one of the engine's chunks, in rows of their own lengths, with a refill."""
+    asked = [dataclasses.replace(r, max_tokens=40) for r in REQUESTS]
+    config = TransformersConfig(no_repeat_ngram_size=3)
+    theirs = TransformersBackend.open(str(causal_folder), config=config).generate(asked)
+    sizes = {"batch_size": 3, "decode_chunk": 8, "cache_lengths": (128,)}
+    options = EngineConfig(**sizes, no_repeat_ngram_size=3)
+    ours = Engine.open(str(causal_folder), options=options).generate(asked)
+    assert [r.text for r in ours] == [r.text for r in theirs]
+    plain = Engine.open(str(causal_folder), options=EngineConfig(**sizes)).generate(asked)
+    assert [r.text for r in plain] != [r.text for r in ours]
+
+
+def test_a_schema_outweighs_a_repeat(causal_folder):
+    config = TransformersConfig(no_repeat_ngram_size=2)
+    backend = TransformersBackend.open(str(causal_folder), config=config)
+    schema = {"enum": [["the mill", "the mill", "the mill"]]}
+    engine = Engine.open(str(causal_folder), options=EngineConfig(no_repeat_ngram_size=2))
+    asked = dataclasses.replace(REQUESTS[0], json_schema=schema, max_tokens=60)
+    for own in (backend, engine):
+        (response,) = own.generate([asked])
+        assert json.loads(response.text) == schema["enum"][0]
 
 
 def test_bad_requests_fail_alone(causal_folder):

@@ -119,7 +119,7 @@ def test_another_packing_compiles_nothing_again():
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("remat", ["none", "projections"])
+@pytest.mark.parametrize("remat", ["off", "projections"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_the_decoder_gives_the_same_either_way(family, remat):
     """Hidden states and their gradient, two rows of which one is padded."""

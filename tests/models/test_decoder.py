@@ -233,7 +233,7 @@ def test_remat_policies_give_the_same_gradients(tmp_path):
 
         return jax.jit(jax.grad(loss), compiler_options=_QUICK)(params)
 
-    plain = gradients("none", params)
+    plain = gradients("off", params)
     assert all(np.abs(np.asarray(leaf)).max() > 0 for leaf in jax.tree.leaves(plain))
     for remat in ("projections", "full"):
         found = gradients(remat, params)
@@ -253,7 +253,7 @@ def test_remat_projections_saves_only_what_the_projections_gave(tmp_path):
         return [leaf.shape for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "shape")]
 
     square = (config.num_layers, ROWS, config.num_kv_heads, 2, LENGTH, LENGTH)
-    assert square in residuals("none")
+    assert square in residuals("off")
     assert square not in residuals("projections")
     gate = (config.num_layers, ROWS, LENGTH, config.d_ff)
     assert gate in residuals("projections")
