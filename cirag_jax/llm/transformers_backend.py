@@ -273,7 +273,7 @@ class TransformersBackend:
         import torch
         from transformers import NoRepeatNGramLogitsProcessor
 
-        written_1T = torch.tensor([row.tokens], dtype=torch.long)
+        written_1T: Any = torch.tensor([row.tokens], dtype=torch.long)
         allowed_1V = NoRepeatNGramLogitsProcessor(size)(written_1T, logits_V[None])
         return allowed_1V[0].clamp(min=_REPEATED)
 

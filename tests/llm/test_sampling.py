@@ -1,5 +1,7 @@
 """Choosing tokens against sorting and against the distribution itself."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,7 @@ def test_forbidden_repeats_are_those_of_transformers(rows, size):
         own[: len(tokens)] = tokens
     count = np.asarray([len(tokens) for tokens in rows], np.int32)
     found = forbid_repeats(jnp.zeros((len(rows), 3), jnp.float32), history, count, size)
-    theirs = transformers.NoRepeatNGramLogitsProcessor(size)
+    theirs: Any = transformers.NoRepeatNGramLogitsProcessor(size)
     for ours, tokens in zip(np.asarray(found), rows, strict=True):
         expected = theirs(torch.tensor([tokens], dtype=torch.long), torch.zeros(1, 3))
         assert (ours < 0).tolist() == torch.isinf(expected[0]).tolist()
