@@ -38,6 +38,7 @@ from ml_collections import ConfigDict, config_flags
 
 from cirag_jax.errors import UserError
 from cirag_jax.files import write_json
+from cirag_jax.terminal import say
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
@@ -78,11 +79,11 @@ def run(
     try:
         code = _run(main, default_config, argv, default_workdir)
     except UserError as error:
-        _say(f"{program}: {_one_line(str(error))}")
+        say(f"{program}: {_one_line(str(error))}")
         code = 2
     except KeyboardInterrupt:
         hint = "; what is recorded is kept, and the same command goes on from there"
-        _say(f"{program}: interrupted{hint if resumes else ''}")
+        say(f"{program}: interrupted{hint if resumes else ''}")
         code = 130
     except Exception:
         traceback.print_exc()
@@ -560,7 +561,3 @@ def _jsonable(value: Any) -> Any:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -35,6 +35,7 @@ from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program, RequestError
 from cirag_jax.runtime.scheduler import Job, Progress, Scheduler
+from cirag_jax.terminal import say
 from cirag_jax.types import Config, Passage
 
 
@@ -172,7 +173,7 @@ def _estimated(config: Config, work: Workload, log: UsageLog) -> Estimate:
     if config.extractor.backend != "openai" and model is not None:
         size = parameters(extraction.weight_files(model))
     found = estimate(work, config.extractor, size, log.rate)
-    _say(f"estimate: {found}")
+    say(f"estimate: {found}")
     return found
 
 
@@ -248,9 +249,9 @@ class _Run:
         gone = list(self._corpus.missing(self._store.passage_ids()))
         if gone:
             self._deleted = self._store.delete(gone)
-            _say(f"{self._deleted:,} passages have left the corpus: their triples are removed")
+            say(f"{self._deleted:,} passages have left the corpus: their triples are removed")
         if self._reused:
-            _say(f"{self._reused:,} passages are up to date")
+            say(f"{self._reused:,} passages are up to date")
         return not self.left
 
     @staticmethod
@@ -340,7 +341,7 @@ class _Run:
         counts, failures = self._store.counts(), self._store.failures()
         if failures:
             cause, number = next(iter(failures.items()))
-            _say(f"{counts['failed']:,} passages failed, {number:,} of them: {cause}")
+            say(f"{counts['failed']:,} passages failed, {number:,} of them: {cause}")
         total = self.spent
         return {
             "passages": len(self._store),
@@ -435,7 +436,3 @@ def _progress_bar(passages: int) -> Iterator[_ProgressBar]:
         smoothing=0,
     ) as bar:
         yield _ProgressBar(bar)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

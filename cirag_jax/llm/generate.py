@@ -19,6 +19,7 @@ from cirag_jax.files import is_training_workdir, write_lines
 from cirag_jax.llm import backends
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Backend, Request, Response, Token, Usage
+from cirag_jax.terminal import say
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         if pending:
             if len(pending) < len(requests):
                 kept = len(requests) - len(pending)
-                _say(f"going on: {kept} of {len(requests)} requests are answered already")
+                say(f"going on: {kept} of {len(requests)} requests are answered already")
             start = time.perf_counter()
             backend = backends.open_backend(config, spent=journal.spent, on_response=journal.append)
             loading = time.perf_counter() - start
@@ -74,7 +75,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
     result = summary(rows, run, resumed=len(requests) - len(pending))
     if result["failures"]:
         first = next(row["error"] for row in rows if row["error"])
-        _say(f"{result['failures']} of {len(rows)} requests failed; the first: {first}")
+        say(f"{result['failures']} of {len(rows)} requests failed; the first: {first}")
     return {**result, "budget_exhausted": exhausted, "backend": config.backend, "model": name}
 
 
@@ -93,7 +94,7 @@ def _answer(
     """Generates, with a progress bar on stderr; every response goes into the journal."""
     estimate = getattr(backend, "estimate", None)
     if estimate is not None:
-        _say(f"estimate: {estimate(requests)}")
+        say(f"estimate: {estimate(requests)}")
     reports = hasattr(backend, "on_response")
     step = len(requests) if reports else save_every
     start, before = time.perf_counter(), backend.usage.generated_tokens
@@ -311,7 +312,3 @@ def _token_record(token: Token) -> dict[str, Any]:
             {"text": text, "id": index, "logprob": logprob} for text, index, logprob in token.top
         ]
     return record
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from cirag_jax.runtime.handlers import (
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
 from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.terminal import say
 from cirag_jax.types import Config, Dataset
 
 ONLINE = "online"
@@ -103,7 +103,7 @@ def open_handlers(
     """
     handlers: dict[type | str, Handler] = {}
     encoder = None
-    _say(f"{len(corpus.passages):,} passages")
+    say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     if config.retriever.kind != "bm25" or method.uses_triples:
         encoder = open_encoder_for(config.encoder)
@@ -168,7 +168,7 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
                 f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and "
                 "name the store with --config.triples=FOLDER."
             )
-        _say(f"{known:,} of them have triples")
+        say(f"{known:,} of them have triples")
         return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
     return ExtractHandler(_open_store(config.triples, corpus))
 
@@ -227,7 +227,3 @@ def _open_reranker(config: Config, encoder: Encoder | None) -> Reranker:
     if encoder is None:
         raise UserError("config.reranker.kind=bi_encoder needs an encoder.")
     return BiEncoderReranker(encoder)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -72,14 +71,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = make_state(encoder, tx, config.seed, mesh)
-    logging.info(
-        "%d chains, %d dev questions, %d steps of %d queries, mesh %s, %s parameters",
-        len(chains),
-        len(dev_questions),
-        total_steps,
-        config.batch_size,
-        dict(mesh.shape),
-        f"{sum(x.size for x in jax.tree.leaves(state.params)):,}",
+    continuation.announce(
+        f"{len(chains):,} chains, {len(dev_questions):,} dev questions, {total_steps:,} steps of "
+        f"{config.batch_size} queries, mesh {dict(mesh.shape)}, "
+        f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
     )
 
     # ---- Restore --------------------------------------------------------------------------------
@@ -102,7 +97,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         continuation.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state, batches)
         state, first_step = restored.state, restored.step
-        logging.info("going on from step %d of %d", first_step, total_steps)
+        continuation.announce(f"going on from step {first_step} of {total_steps}")
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, dataset, dev_questions, encoder, mesh)

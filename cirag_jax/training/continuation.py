@@ -6,6 +6,9 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+import jax
+
+from cirag_jax import terminal
 from cirag_jax.errors import UserError
 from cirag_jax.types import Config
 
@@ -22,6 +25,12 @@ def absolute(spec: str) -> str:
 def out_of_time(start: float, minutes: float) -> bool:
     """Whether ``minutes`` (0: no limit) have passed since ``start`` (`time.monotonic`)."""
     return bool(minutes) and time.monotonic() - start > 60 * minutes
+
+
+def announce(text: str) -> None:
+    """Tells the user, once however many processes train."""
+    if jax.process_index() == 0:
+        terminal.say(text)
 
 
 def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:

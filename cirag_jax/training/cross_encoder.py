@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import logging
 from flax import nnx
 from tqdm import tqdm
 
@@ -86,14 +85,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     )
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = make_state(model, tx, config.seed, mesh)
-    logging.info(
-        "%d positives (%s), %d dev questions, %d steps of %d positives, mesh %s",
-        len(targets),
-        _count_kinds(targets),
-        len(dev_questions),
-        total_steps,
-        config.targets_per_step,
-        dict(mesh.shape),
+    continuation.announce(
+        f"{len(targets):,} positives ({_count_kinds(targets)}), {len(dev_questions):,} dev "
+        f"questions, {total_steps:,} steps of {config.targets_per_step} positives, "
+        f"mesh {dict(mesh.shape)}"
     )
 
     # ---- Restore --------------------------------------------------------------------------------
@@ -111,7 +106,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         continuation.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state)
         state, first_step = restored.state, restored.step
-        logging.info("going on from step %d of %d", first_step, total_steps)
+        continuation.announce(f"going on from step {first_step} of {total_steps}")
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, dataset, dev_questions, model, mesh)

@@ -81,17 +81,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         max_tokens=config.max_tokens,
     )
     total_steps = len(plan.steps)
-    logging.info(
-        "%d examples (%s tokens, %s of them supervised), %d dev examples, %d steps of %s tokens, "
-        "%.1f %% of the rows filled, mesh %s",
-        len(data.train),
-        f"{sum(len(e.tokens_T) for e in data.train):,}",
-        f"{sum(int(e.weight_T.sum()) for e in data.train):,}",
-        len(data.dev),
-        total_steps,
-        f"{sum(plan.tokens) // total_steps:,}",
-        100 * plan.efficiency(),
-        dict(mesh.shape),
+    continuation.announce(
+        f"{len(data.train):,} examples ({sum(len(e.tokens_T) for e in data.train):,} tokens, "
+        f"{sum(int(e.weight_T.sum()) for e in data.train):,} of them supervised), "
+        f"{len(data.dev):,} dev examples, {total_steps:,} steps of "
+        f"{sum(plan.tokens) // total_steps:,} tokens, rows {100 * plan.efficiency():.0f} % full, "
+        f"mesh {dict(mesh.shape)}"
     )
 
     # ---- Adapter and optimiser ------------------------------------------------------------------
@@ -118,7 +113,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         continuation.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state)
         state, first_step = restored.state, restored.step
-        logging.info("going on from step %d of %d", first_step, total_steps)
+        continuation.announce(f"going on from step {first_step} of {total_steps}")
 
     # ---- Train ----------------------------------------------------------------------------------
     losses = make_evaluate(

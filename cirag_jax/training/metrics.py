@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from tensorboardX import SummaryWriter
 from cirag_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
+_RECENT = 20  # steps that the time left is judged by
 
 
 def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
@@ -83,12 +85,14 @@ class MetricWriter:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._total_steps = total_steps
-        self._start_step = start_step
         self._enabled = enabled
         self._line_seconds = line_seconds
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._started = self._shown = clock()
+        # (step, seconds) of the last steps: what the estimate is made of. Compilation and the first
+        # evaluation, before the first of them, are not.
+        self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
         self._bar: tqdm.tqdm | None = None
         self._seconds_before = 0.0
         if not enabled:
@@ -129,6 +133,7 @@ class MetricWriter:
         if not self._enabled:
             return
         now = self._clock()
+        self._recent.append((step, now))
         last = step >= self._total_steps
         if self._bar is not None:
             if loss is not None and (last or now - self._shown >= 1.0):
@@ -137,7 +142,7 @@ class MetricWriter:
             self._bar.update(step - self._bar.n)
         elif last or now - self._shown >= self._line_seconds:
             self._shown = now
-            print(self._line(step, loss, now), file=self._stream, flush=True)
+            print(self._line(step, loss), file=self._stream, flush=True)
 
     def say(self, text: str) -> None:
         """Prints a line on the progress stream without spoiling the bar."""
@@ -161,14 +166,17 @@ class MetricWriter:
     def _seconds(self) -> float:
         return self._seconds_before + self._clock() - self._started
 
-    def _line(self, step: int, loss: Any, now: float) -> str:
-        rate = (step - self._start_step) / max(now - self._started, 1e-9)
-        left = (self._total_steps - step) / max(rate, 1e-9)
-        shown = f", loss {float(loss):.4f}" if loss is not None else ""
-        return (
-            f"step {step}/{self._total_steps}{shown}, {rate:.2f} steps/s, "
-            f"{tqdm.tqdm.format_interval(left)} left"
-        )
+    def _line(self, step: int, loss: Any) -> str:
+        line = f"step {step}/{self._total_steps}"
+        if loss is not None:
+            line += f", loss {float(loss):.4f}"
+        (first, began), (last, ended) = self._recent[0], self._recent[-1]
+        if last == first:
+            return line
+        seconds = max(ended - began, 1e-9) / (last - first)
+        rate = f"{seconds:.1f} s/step" if seconds > 1 else f"{1 / seconds:.2f} steps/s"
+        left = tqdm.tqdm.format_interval(seconds * (self._total_steps - step))
+        return f"{line}, {rate}, {left} left"
 
 
 def truncate(path: pathlib.Path, step: int) -> float:

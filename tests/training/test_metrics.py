@@ -83,6 +83,20 @@ def test_new_run_starts_a_new_file(tmp_path):
     assert lines(tmp_path) == []
 
 
+def test_the_time_left_follows_the_last_steps(tmp_path):
+    """Neither what came before the first step nor steps of long ago count."""
+    stream, clock = io.StringIO(), Clock()
+    with MetricWriter(tmp_path, 200, line_seconds=0, stream=stream, clock=clock) as writer:
+        clock.now += 500  # Compilation, and the evaluation of the base.
+        for step in range(1, 101):
+            clock.now += 2 if step <= 50 else 4
+            writer.progress(step)
+    shown = stream.getvalue().splitlines()
+    assert shown[0] == "step 1/200"
+    assert shown[1] == "step 2/200, 2.0 s/step, 06:36 left"
+    assert shown[-1] == "step 100/200, 4.0 s/step, 06:40 left"
+
+
 def test_lines_where_there_is_no_terminal(tmp_path):
     stream, clock = io.StringIO(), Clock()
     with MetricWriter(tmp_path, 100, 10, line_seconds=30, stream=stream, clock=clock) as writer:
