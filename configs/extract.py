@@ -36,6 +36,8 @@ def get_config(preset: str = "") -> Any:
     config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
     config.triple_tokens = 512  # And of its list of triples.
     config.constrained = False  # Forces the JSON asked for, where the backend can.
+    # Drops triples whose head or tail has a word that the passage lacks: small models invent names.
+    config.grounded = False
 
     config.retry = "errors"  # Failed passages tried again: never | errors (of requests) | all.
     config.replace = False  # Extract again what another model or prompt extracted.
@@ -49,6 +51,7 @@ def get_config(preset: str = "") -> Any:
     config.estimate_only = False  # Prints what it would take, and ends.
     if preset == "small":
         config.entity_tokens, config.triple_tokens, config.constrained = 64, 160, True
+        config.grounded = True
     elif preset:
         raise ValueError("the preset is small")
     return config

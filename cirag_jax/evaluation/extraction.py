@@ -78,7 +78,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             raise UserError(f"config.{name} must be at least 1.")
     if config.limit < 0:
         raise UserError("config.limit must not be negative.")
-    settings = ExtractionSettings(config.entity_tokens, config.triple_tokens, config.constrained)
+    settings = ExtractionSettings(
+        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+    )
     models = comparison.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     until = comparison.deadline(config)

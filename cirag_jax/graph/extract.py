@@ -96,7 +96,9 @@ def _settings(config: Config) -> ExtractionSettings:
         raise UserError("config.max_empty_share must be between 0 and 1.")
     if config.retry not in RETRIES:
         raise UserError(f"config.retry={config.retry!r} must be one of {', '.join(RETRIES)}.")
-    return ExtractionSettings(config.entity_tokens, config.triple_tokens, config.constrained)
+    return ExtractionSettings(
+        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+    )
 
 
 def _selected(config: Config) -> Collection[str] | None:

@@ -1,5 +1,6 @@
 """Extraction: updates, failures by cause, interruption at any instant."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -180,6 +181,28 @@ def test_a_failed_request_is_the_failure_of_the_passage():
         program.throw(RequestError("the server is away"))
 
 
+def test_what_the_passage_does_not_name_is_dropped():
+    text = '{"triples": [["Ule", "feeds", "Oskar"], ["ULE", "gives to", "Tarn"]]}'
+    answers = ("[]", "stop"), (text, "stop")
+    _, found = drive(*answers, grounded=True)
+    assert [(t.head, t.relation, t.tail) for t in found.triples] == [("ULE", "gives to", "Tarn")]
+    assert found.problems["triples: ungrounded"] == 1
+    assert len(drive(*answers)[1].triples) == 2
+    _, found = drive(("[]", "stop"), ('{"triples": [["Ur", "is", "old"]]}', "stop"), grounded=True)
+    assert (found.status, found.cause) == ("failed", "answer: ungrounded")
+
+
+def test_the_words_of_a_triple_are_looked_for_in_title_and_text():
+    passage = Passage("p", "Café Ule", "It opened on 3 May 1920, in Saint-Osk.")
+    for head, tail, grounded in (
+        ("Café Ule", "1920", True),
+        ("café", "saint osk", True),
+        ("Cafe Ule", "1920", False),
+        ("Ule", "May 192", False),
+    ):
+        assert extraction.is_grounded((head, "opened in", tail), passage) == grounded
+
+
 def test_constrained_answers_have_schemas():
     requests, _ = drive(("[]", "stop"), ("[]", "stop"), constrained=True)
     keys = [next(iter(r.json_schema["properties"])) for r in requests]
@@ -351,6 +374,9 @@ def test_triples_written_under_other_limits_are_others():
         config.extractor.no_repeat_ngram_size = size
         found.append(extraction.extractor_identity(config.extractor, DEFAULT_MODEL, SETTINGS))
     assert found[0] != found[1] != found[2] != found[0]
+    grounded = dataclasses.replace(SETTINGS, grounded=True)
+    found.append(extraction.extractor_identity(config.extractor, DEFAULT_MODEL, grounded))
+    assert found[3] not in found[:3]
     config.extractor.backend = "openai"  # Has no such limit.
     assert "no_repeat_ngram_size" not in extraction.extractor_identity(
         config.extractor, "m", SETTINGS
