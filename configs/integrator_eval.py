@@ -16,12 +16,13 @@ teacher kept nothing at 52 % of the steps. Core triples, per cent with 95 % inte
   base       12.3 [ 6.3, 19.1]    10.1                 7.0       28.3            62.5   20.0
   rule       15.1 [10.0, 20.7]    31.8                18.2       33.8            65.0
   nothing    52.5 [40.0, 64.1]     0.0                 0.0        0.0            35.0
+  MuSiQue    50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
+  + 2Wiki    37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
   student less base +21.7 [+11.1, +33.3], less rule +18.9 [+6.2, +32.2] (mean of steps).
-  MuSiQue  50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
-  + 2Wiki  37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
-(The student of MuSiQue's 60 trajectories alone keeps nothing at any step; "+ 2Wiki" had 150 of
-2WikiMultihopQA's training questions beside them and, like the first, stops too early.)
-The student learned the format and when to keep nothing; it picks fewer right triples than the rule
+The last two rows are other students (commit a09a180): of MuSiQue's 60 trajectories alone, which
+keeps nothing at any step; and of those and 150 of 2WikiMultihopQA's training questions, which stops
+too early, like the first.
+The first learned the format and when to keep nothing; it picks fewer right triples than the rule
 finds among its three, and it stops too early: two thirds of its training questions were embedded
 ones, which are solved in two rounds.
 """

@@ -144,6 +144,7 @@ def test_the_decoder_gives_the_same_either_way(family, remat):
         found.append(jax.value_and_grad(run, has_aux=True)(params["embedding"]))
     (_, hidden), slope = found[0]
     (_, wanted), expected = found[1]
-    np.testing.assert_allclose(hidden, wanted, rtol=0, atol=4e-6)
+    # Twice what was measured: 9e-7, and 4.4e-7 of the largest gradient.
+    np.testing.assert_allclose(hidden, wanted, rtol=0, atol=2e-6)
     scale = np.abs(np.asarray(expected)).max()
-    np.testing.assert_allclose(slope, expected, rtol=0, atol=2e-6 * scale)
+    np.testing.assert_allclose(slope, expected, rtol=0, atol=1e-6 * scale)
