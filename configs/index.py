@@ -1,6 +1,6 @@
 """Builds an index over the passages of a dataset folder (docs/retrieval.md).
 
-python launch/index.py --config.data.dir=../shared/data/musique --workdir=W    # leaves W/index
+python launch/index.py --config.data.dir=DATA --workdir=W    # leaves W/index
 
 Run again with the same workdir, it goes on where it was stopped.
 """

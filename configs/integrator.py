@@ -5,22 +5,26 @@ r"""Trains a LoRA student on a teacher's integration decisions (CIRAG, sections 
 
 T is a workdir of launch/distill.py, a .jsonl file of trajectories, or several: "('T1', 'T2')".
 
-Presets: ``quick`` (SmolLM2-135M, at most 200,000 tokens, 2 CPU cores; the default), ``paper``
+Presets: ``quick`` (SmolLM2-135M, at most 270,000 tokens, 2 CPU cores; the default), ``paper``
 (Qwen2.5-7B-Instruct on 4 GPUs: B.4's rank, epochs, batch and learning rate, what it leaves open as
 our specification recommends; not yet run), ``llama3_8b`` (the same with Llama-3-8B-Instruct; not
 yet run).
 
-Record (``quick``; 2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2,
-commit 7148867): T = 60 trajectories of MuSiQue's training fold and 120 embedded ones
-(configs/trajectories.py, --config.data.limit=250 --config.limit=120), 171 trained on: 105 steps,
-198,250 tokens, 1.28 epochs, rows 92 % full; dev loss 1.30 -> 0.24 (rationale 2.07 -> 0.38, facts
-0.41 -> 0.05, question 1.23 -> 0.26); 66 min 36 s. On both cores, idle, its first steps take 19 s
-each (105 tokens/s), which makes 35 minutes of the whole: not run so. configs/integrator_eval.py has
-what the students are worth.
-  T = the 60 of MuSiQue alone (commit a09a180, one core beside other work): 80 steps, 135,848
-tokens, two epochs, rows 83 % full; dev loss 1.42 -> 0.34; 48 min 26 s. It learned to keep nothing.
-  T = those 60 and 150 of 2Wiki (configs/trajectories.py; the same place): 99 steps, 199,217 tokens,
-1.56 epochs, rows 98 % full; dev loss 1.27 -> 0.23, dev core F1 63.1 per cent; 67 min 48 s.
+Record (``quick``; 2026-11-22, one core of a two-core CPU machine, the other one training
+configs/extractor.py, jax 0.10.2, commit 7c80611): T = 60 trajectories of MuSiQue's training fold
+and 110 of two rounds and more of 2WikiMultihopQA's training questions (configs/trajectories.py),
+162 trained on: 130 steps, 258,618 tokens, two epochs, rows 97 % full; dev loss 1.18 -> 0.15
+(rationale 1.87 -> 0.25, facts 0.34 -> 0.02, question 1.16 -> 0.18); on 22 dev steps core F1 71.2,
+next query F1 41.7, stops 77.3, parsed 90.9 per cent; 74 min. One process on both cores, idle, does
+some 1.6 times the work, which makes 46 minutes: not run so. configs/integrator_eval.py has what the
+students are worth.
+  Other T, before the adapter's dropout was made faster (200,000 tokens at most, one core):
+  MuSiQue's 60 alone (commit a09a180): 80 steps, 135,848 tokens, two epochs, rows 83 % full; dev
+loss 1.42 -> 0.34; 48 min 26 s. It learned to keep nothing.
+  those 60 and 120 embedded (commit 7148867): 105 steps, 198,250 tokens, 1.28 epochs, rows 92 %
+full; dev loss 1.30 -> 0.24; 66 min 36 s. It stops too early.
+  those 60 and 150 of 2Wiki, half of them of one round (commit a09a180): 99 steps, 199,217 tokens,
+1.56 epochs, rows 98 % full; dev loss 1.27 -> 0.23; 67 min 48 s. It stops too early, too.
 """
 
 from typing import Any
@@ -82,7 +86,7 @@ def trainer(component: str) -> Any:
     config.eval_every = 40
     config.save_every = 0  # Beside the checkpoint of every evaluation.
     config.keep_checkpoints = 2
-    config.best_metric = "dev/loss"  # The lower the better.
+    config.best_metric = "dev/loss"  # Or dev/core_f1, ..., with config.decode.
     config.stop_after_minutes = 0.0
     return config
 
@@ -94,7 +98,8 @@ def base() -> Any:
     config.keep = "parsed"  # all | parsed (every step was well-formed) | correct_only
     config.num_trajectories = 0  # So many of them, drawn by the seed; 0: all (the paper's Table 8).
     config.dev = placeholder(object)  # Trajectories of other questions instead of dev_fraction.
-    # How conversations are rendered, as in configs/methods/cirag.py; null: as they were made.
+    # How conversations are rendered, as in configs/methods/cirag.py, where the student must then be
+    # asked alike; null: as they were made.
     config.form = placeholder(str)  # ascii | unicode
     config.rendering = placeholder(str)  # multi_turn | paper
     config.example = placeholder(bool)  # Whether the worked example stands in front.
@@ -104,7 +109,7 @@ def base() -> Any:
 def quick() -> Any:
     """SmolLM2-135M on two CPU cores."""
     config = base()
-    config.max_tokens = 200_000
+    config.max_tokens = 270_000
     config.decode.num_trajectories = 8
     return config
 
@@ -114,6 +119,9 @@ def paper() -> Any:
     config = base()
     config.model.spec = "Qwen/Qwen2.5-7B-Instruct"
     config.model.dtype = "bfloat16"
+    # By count, not measured: what the projections give is 2.8 MB a token, 45 GB for two full rows;
+    # recomputed, they leave 3 GB beside the base (15 GB) and its copy for dev decisions (15 GB).
+    config.model.remat = "full"
     config.lora.rank = 64
     config.lora.alpha = 128.0
     config.length = 8192

@@ -8,23 +8,31 @@ launch/distill.py or a .jsonl file. The frozen base and the rule (keep the three
 ask the question again) stand beside it, and keeping nothing. Without a checkpoint only these are
 scored.
 
-Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2, commit
-f1c0bc8): W as in configs/integrator.py, T = 30 trajectories (80 steps) of MuSiQue's test fold; the
-teacher kept nothing at 52 % of the steps. Core triples, per cent with 95 % intervals:
-             F1 (mean of steps)   F1 where any kept   micro F1   next query F1   stop   parsed
-  student    34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
-  base       12.3 [ 6.3, 19.1]    10.1                 7.0       28.3            62.5   20.0
-  rule       15.1 [10.0, 20.7]    31.8                18.2       33.8            65.0
-  nothing    52.5 [40.0, 64.1]     0.0                 0.0        0.0            35.0
-  MuSiQue    50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
-  + 2Wiki    37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
-  student less base +21.7 [+11.1, +33.3], less rule +18.9 [+6.2, +32.2] (mean of steps).
-The last two rows are other students (commit a09a180): of MuSiQue's 60 trajectories alone, which
-keeps nothing at any step; and of those and 150 of 2WikiMultihopQA's training questions, which stops
-too early, like the first.
-The first learned the format and when to keep nothing; it picks fewer right triples than the rule
-finds among its three, and it stops too early: two thirds of its training questions were embedded
-ones, which are solved in two rounds.
+Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2): T = 30
+trajectories (80 steps) of MuSiQue's test fold; the teacher kept nothing at 52 % of the steps. Core
+triples, per cent with 95 % intervals; "student" is the first of configs/integrator.py (commit
+28283d9), the base was asked at commit f1c0bc8:
+               F1 (mean of steps)   F1 where any kept   micro F1   next query F1   stop   parsed
+  student      38.4 [28.3, 48.0]    17.7                16.0       23.2            70.0   98.8
+  base         12.3 [ 6.3, 19.1]    10.1                 7.0       28.3            62.5   20.0
+  rule         15.1 [10.0, 20.7]    31.8                18.2       33.8            65.0
+  nothing      52.5 [40.0, 64.1]     0.0                 0.0        0.0            35.0
+  MuSiQue      50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
+  + embedded   34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
+  + all 2Wiki  37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
+  student less rule: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
+The last three rows are the other students of configs/integrator.py: of MuSiQue's 60 trajectories
+alone, which keeps nothing at any step; and with embedded or short 2Wiki ones beside, which stop too
+early. Without those of one round it stops better than the rule; it picks fewer right triples than
+the rule finds among its three.
+  The same for T = 30 trajectories (92 steps) of 2WikiMultihopQA's first 30 dev questions, over the
+triples of configs/extractor.py's model; the teacher kept nothing at 66 % of the steps; the base was
+not asked:
+  student      46.2 [35.8, 56.1]    17.7                14.1       27.6            60.9   93.5
+  rule         11.8 [ 7.4, 16.5]    35.1                15.0       23.2            72.8
+  nothing      66.3 [55.7, 76.6]     0.0                 0.0        0.0            27.2
+  student less rule: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop -12.0
+  [-27.1, +3.5].
 """
 
 from typing import Any

@@ -10,11 +10,17 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
+from cirag_jax.errors import UserError
 
 
 def main(config, workdir):
     """Evaluates what the config describes."""
     component = config.get("component")
+    if "bootstrap_samples" not in config:
+        raise UserError(
+            "--config is not one to evaluate by; there are configs/retrieval.py, "
+            "integrator_eval.py, extractor_eval.py and comparison.py."
+        )
     if component == "integrator":
         from cirag_jax.evaluation import integrator
 
@@ -27,9 +33,13 @@ def main(config, workdir):
         from cirag_jax.evaluation import runs
 
         return runs.compare(config, workdir)
-    from cirag_jax.evaluation import retrieval
+    if component is None:
+        from cirag_jax.evaluation import retrieval
 
-    return retrieval.evaluate(config, workdir)
+        return retrieval.evaluate(config, workdir)
+    raise UserError(
+        f"config.component is {component!r}; it must be integrator, extractor or answers."
+    )
 
 
 if __name__ == "__main__":

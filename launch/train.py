@@ -1,5 +1,6 @@
-"""Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset]
---workdir=W``.
+"""Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
+
+configs/cross_encoder.py, configs/integrator.py and configs/extractor.py train the others.
 """
 
 import pathlib
@@ -9,11 +10,17 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
+from cirag_jax.errors import UserError
 
 
 def main(config, workdir):
     """Trains what the config describes."""
     component = config.get("component", "aligner")
+    if "optimizer" not in config:
+        raise UserError(
+            "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
+            "integrator.py and extractor.py."
+        )
     if component == "cross_encoder":
         from cirag_jax.training import cross_encoder
 
@@ -22,9 +29,14 @@ def main(config, workdir):
         from cirag_jax.training import integrator
 
         return integrator.train_and_evaluate(config, workdir)
-    from cirag_jax.training import aligner
+    if component == "aligner":
+        from cirag_jax.training import aligner
 
-    return aligner.train_and_evaluate(config, workdir)
+        return aligner.train_and_evaluate(config, workdir)
+    raise UserError(
+        f"config.component is {component!r}; it must be aligner, cross_encoder, integrator or "
+        "extractor."
+    )
 
 
 if __name__ == "__main__":

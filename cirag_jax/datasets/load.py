@@ -3,6 +3,8 @@
 import pathlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from cirag_jax.datasets import embedded, jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.types import Config, Dataset, Question
@@ -18,7 +20,8 @@ def load_dataset(data: Config) -> Dataset:
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
     """The questions that ``data.split``, ``.fold``, ``.setting``, ``.only_with_triples`` leave.
 
-    ``data.limit`` then keeps the first N (0 keeps all).
+    ``data.limit`` then keeps the first N (0 keeps all), or with ``data.random`` N drawn by
+    ``data.seed``, in their order; a smaller draw is part of a larger one with the same seed.
 
     Raises:
       UserError: nothing is left; the message names the filter that emptied the set. Or the limit is
@@ -48,4 +51,9 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
                 f"config.data.only_with_triples leaves no question of {dataset.name}: none has "
                 "triples (openie.jsonl) for every passage of its context"
             )
-    return tuple(questions[: data.limit] if data.limit else questions)
+    if not data.limit or data.limit >= len(questions):
+        return tuple(questions)
+    if not data.random:
+        return tuple(questions[: data.limit])
+    drawn = np.random.default_rng(data.seed).permutation(len(questions))[: data.limit]
+    return tuple(questions[index] for index in sorted(drawn))

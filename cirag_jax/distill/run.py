@@ -89,7 +89,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         for question, record in _in_order(questions, records)
         if record.outcome is not None
     ]
-    kept = trajectories.select(found, config.keep, config.seed, config.limit)
+    kept = trajectories.select(found, config.keep, config.seed, config.limit, config.min_steps)
     trajectories.write_trajectories(workdir / trajectories.FILE, kept)
     sidecar = _sidecar(config, settings, dataset, bound, kept, held_out)
     write_json(workdir / trajectories.SIDECAR, sidecar)
@@ -98,7 +98,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
-        "dropped": _dropped(found, kept, config.keep),
+        "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_costs(records),
         "seconds": seconds,
         "complete": complete and all(r.outcome or r.error for r in records),
@@ -128,6 +128,8 @@ def _check(config: Config) -> CiragConfig:
         raise UserError("config.teacher.share must lie in [0, 1].")
     if config.limit < 0:
         raise UserError("config.limit must not be negative.")
+    if config.min_steps < 1:
+        raise UserError("config.min_steps must be at least 1.")
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
@@ -245,9 +247,11 @@ def _trajectory(
     return Trajectory(question.id, question.question, name, steps, end, solved, prediction.problems)
 
 
-def _dropped(found: Sequence[Trajectory], kept: Sequence[Trajectory], keep: str) -> dict[str, int]:
+def _dropped(
+    found: Sequence[Trajectory], kept: Sequence[Trajectory], keep: str, min_steps: int
+) -> dict[str, int]:
     """Why trajectories were not written -> how many."""
-    why = collections.Counter(trajectories.dropped_for(t, keep) for t in found)
+    why = collections.Counter(trajectories.dropped_for(t, keep, min_steps) for t in found)
     passed = why.pop(None, 0)
     if passed > len(kept):
         why["limit"] = passed - len(kept)
@@ -291,6 +295,7 @@ def _sidecar(
         "teacher": config.teacher.kind,
         "teachers": sorted({t.teacher for t in kept}),
         "keep": config.keep,
+        "min_steps": config.min_steps,
         "seed": config.seed,
         "trajectories": len(kept),
         "held_out": dict(held_out),

@@ -151,7 +151,11 @@ def _triples(record: Record, field: str) -> tuple[Triple, ...]:
 
 
 def select(
-    trajectories: Sequence[Trajectory], keep: str, seed: int = 0, limit: int = 0
+    trajectories: Sequence[Trajectory],
+    keep: str,
+    seed: int = 0,
+    limit: int = 0,
+    min_steps: int = 1,
 ) -> tuple[Trajectory, ...]:
     """The trajectories to train on, in their order.
 
@@ -161,6 +165,7 @@ def select(
         those of them that are known to be solved.
       seed: of the draw; a smaller draw with the same seed is part of a larger one.
       limit: most trajectories, drawn at random; 0: no limit.
+      min_steps: trajectories of fewer rounds are dropped.
 
     Raises:
       UserError: an unknown ``keep``, a negative limit, or nobody knows which are solved.
@@ -173,7 +178,7 @@ def select(
             "keep=correct_only needs trajectories that say whether they are solved; those of a "
             "language model do where config.answer was true."
         )
-    kept = [t for t in trajectories if dropped_for(t, keep) is None]
+    kept = [t for t in trajectories if dropped_for(t, keep, min_steps) is None]
     if limit and limit < len(kept):
         order = list(range(len(kept)))
         random.Random(seed).shuffle(order)
@@ -187,8 +192,13 @@ def check_keep(keep: str) -> None:
         raise UserError(f"config.keep={keep!r} must be one of {', '.join(KEEPS)}.")
 
 
-def dropped_for(trajectory: Trajectory, keep: str) -> str | None:
-    """Why the filter drops a trajectory, or None: ``problems``, ``not_solved``, ``unknown``."""
+def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
+    """Why the filter drops a trajectory: ``short``, ``problems``, ``not_solved``, ``unknown``.
+
+    None: it does not.
+    """
+    if len(trajectory.steps) < min_steps:
+        return "short"
     if keep == "all":
         return None
     if any(trajectory.problems.get(kind) for kind in _TURN_PROBLEMS):
@@ -214,7 +224,7 @@ def statistics(
       ``trajectories``; ``teachers``, ``ends``, ``step_counts`` and ``core_sizes``: counts;
       ``steps``: mean rounds; ``candidates`` and ``core``: mean triples a round; ``empty_core``:
       share of rounds that kept none; ``retried``: share of trajectories that asked on after such a
-      round; ``solved``: share of those where it is known; ``early_stops``: share of trajectories
+      round; ``solved``: share of those where it is known; ``early_stops``: share of those
       that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
       any hop that could be reached; ``gold_retrieved``: mean share of gold passages that some round
       retrieved; ``problems``: sums.
@@ -239,7 +249,9 @@ def statistics(
         "empty_core": _mean(not step.kept for step in steps),
         "retried": _mean(any(not s.kept for s in t.steps[:-1]) for t in trajectories),
         "solved": _mean(solved),
-        "early_stops": _mean(t.end == "stopped" and t.solved is False for t in trajectories),
+        "early_stops": _mean(
+            t.end == "stopped" and not t.solved for t in trajectories if t.solved is not None
+        ),
         "retrieval_misses": _mean(misses),
         "gold_retrieved": _mean(recalls),
         "problems": dict(sorted(problems.items())),

@@ -15,6 +15,7 @@ from cirag_jax.models.peft_format import CONFIG_FILE
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
+from cirag_jax.terminal import say
 from cirag_jax.types import Config
 
 STUDENT, BASE = "student", "base"
@@ -27,10 +28,12 @@ class Model:
     Attributes:
       block: of `configs.common.language_model`.
       described: what its checkpoint says of the conversations it was trained on.
+      trained_on: ids of the questions (an extractor: passages) that it was trained on.
     """
 
     block: Config
     described: Mapping[str, Any]
+    trained_on: frozenset[str] = frozenset()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -53,12 +56,10 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     block, spec = config[role].copy_and_resolve_references(), config.checkpoint
     if block.adapter is not None:
         raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
-    found, described = {}, {}
+    found, described, seen = {}, {}, frozenset()
     if is_training_workdir(spec):
-        _, _, meta = trained.open_adapter(spec)
-        if meta["component"] != role:
-            raise UserError(f"{spec} holds checkpoints of an {meta['component']}, not an {role}.")
-        described = meta.get("rendering") or {}
+        meta = trained.check_role(spec, role)
+        described, seen = meta.get("rendering") or {}, frozenset(meta.get("trained_on") or ())
         block.model = block.model or meta["model"]
     elif spec is not None and not (pathlib.Path(spec).expanduser() / CONFIG_FILE).is_file():
         raise UserError(
@@ -68,7 +69,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     if spec is not None:
         student = block.copy_and_resolve_references()
         student.adapter = spec
-        found[STUDENT] = Model(student, described)
+        found[STUDENT] = Model(student, described, seen)
     if config.base.run or spec is None:
         found[BASE] = Model(block, {})
     return found
@@ -92,6 +93,17 @@ def open_model(
         yield GenerateHandler(
             backend, {role: max_tokens}, seed=config.seed, cache=cache, identity=model.identity
         )
+
+
+def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -> int:
+    """How many of ``names`` the student was trained on; a warning says so if there are any."""
+    seen = len(models[STUDENT].trained_on & set(names)) if STUDENT in models else 0
+    if seen:
+        say(
+            f"WARNING: the checkpoint was trained on {seen} of these {len(names)} {what}; its "
+            "figures say nothing about others"
+        )
+    return seen
 
 
 def usage_of(journal: Journal, programs: Collection[str]) -> dict[str, Any]:

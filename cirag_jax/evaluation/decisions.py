@@ -171,11 +171,6 @@ def nothing(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
     return [[Decided() for _ in t.steps] for t in trajectories]
 
 
-def teacher(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
-    """The teacher's own decisions."""
-    return [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in trajectories]
-
-
 # --------------------------------------------------------------------------------------- scoring
 
 

@@ -8,7 +8,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
@@ -68,7 +68,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       ``systems``: of each model ``exact``, ``soft`` and ``entities`` (the scores of
       `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, problems, tokens
-      and seconds; ``differences``: student less base; ``selection``, ``settings``, ``complete``.
+      and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
+      student was trained on; ``selection``, ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the data or a model cannot be used.
@@ -78,11 +79,15 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             raise UserError(f"config.{name} must be at least 1.")
     if config.limit < 0:
         raise UserError("config.limit must not be negative.")
+    if config.form not in get_args(Form):
+        raise UserError(f"config.form={config.form!r} must be one of {', '.join(get_args(Form))}.")
     settings = ExtractionSettings(
         config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
     )
     models = comparison.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
+    names = [reference.passage.id for reference in references]
+    num_trained_on = comparison.count_seen(models, names, "passages")
     until = comparison.deadline(config)
 
     # ---- Every model over all passages -----------------------------------------------------------
@@ -118,6 +123,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         result["differences"]["student-base"] = comparison.by_kind(compared)
     result |= {
         "num_passages": len(references),
+        "num_trained_on": num_trained_on,
         "selection": selection,
         "settings": {
             "checkpoint": config.checkpoint,

@@ -21,7 +21,7 @@ from cirag_jax.evaluation.overlap import Ratio, differences, intervals
 from cirag_jax.evaluation.report import markdown
 from cirag_jax.files import write_lines
 from cirag_jax.graph.normalise import Form
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag import RENDERING, CiragConfig
 from cirag_jax.runtime import codec, task
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.types import Config, Trajectory, Triple
@@ -29,7 +29,6 @@ from cirag_jax.types import Config, Trajectory, Triple
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
 RULE, NOTHING = "rule", "nothing"  # baselines that write no text
-_DEFAULTS = {"form": "ascii", "rendering": "multi_turn", "example": False}
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -45,8 +44,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       ``systems``: of each model, of the rule and of keeping nothing at all the scores of
       `decisions.score` with their intervals (questions resampled), problems, tokens and seconds;
-      ``differences``: the student less each other system; ``num_questions``, ``num_steps``,
-      ``teacher``, ``settings``, ``complete``.
+      ``differences``: the student less each other system; ``num_questions``, ``num_trained_on``
+      (of them, by the student), ``num_steps``, ``teacher``, ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the trajectories or a model cannot be used.
@@ -54,6 +53,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     _check(config)
     found, described = _trajectories(config)
     models = comparison.models_of(config, "integrator")
+    questions = {trajectory.question_id for trajectory in found}
+    num_trained_on = comparison.count_seen(models, questions, "questions")
     form: Form = _rendering(config, described, {})["form"]
     gold = _gold(config, found, form)
     until = comparison.deadline(config)
@@ -74,7 +75,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             spent[name] = {**comparison.usage_of(journal, programs), "seconds": seconds}
         if rows is not None:
             decided[name] = rows
-        settings[name] = {key: getattr(how, key) for key in (*_DEFAULTS, "guided", "match_cutoff")}
+        settings[name] = {key: getattr(how, key) for key in (*RENDERING, "guided", "match_cutoff")}
     complete = len(decided) == len(models)
     decided[RULE], decided[NOTHING] = decisions.rule(found), decisions.nothing(found)
 
@@ -103,7 +104,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             for name, ratios in scores.items()
             if comparison.STUDENT in scores and name != comparison.STUDENT
         },
-        "num_questions": len({trajectory.question_id for trajectory in found}),
+        "num_questions": len(questions),
+        "num_trained_on": num_trained_on,
         "num_steps": sum(len(trajectory.steps) for trajectory in found),
         "teacher": _teacher(found),
         "settings": {
@@ -154,9 +156,12 @@ def _rendering(
     config: Config, trajectories: Mapping[str, Any], checkpoint: Mapping[str, Any]
 ) -> dict[str, Any]:
     """How conversations are rendered: as asked for, else as trained on, else as they were made."""
-    found = {}
-    for name, default in _DEFAULTS.items():
-        asked = (config[name], checkpoint.get(name), trajectories.get(name), default)
+    found, default = {}, CiragConfig()
+    for name in RENDERING:
+        asked = (
+            *(config[name], checkpoint.get(name), trajectories.get(name)),
+            getattr(default, name),
+        )
         found[name] = next(value for value in asked if value is not None)
     return found
 

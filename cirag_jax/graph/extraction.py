@@ -173,9 +173,10 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
             identity["no_repeat_ngram_size"] = config.no_repeat_ngram_size
         identity["weights"] = _digest(weight_files(model))
         if is_training_workdir(config.adapter):
-            from cirag_jax.training.trained import open_adapter
+            from cirag_jax.training import trained
 
-            identity["adapter"] = open_adapter(config.adapter)[2]["revision"]
+            trained.check_role(config.adapter, "extractor")
+            identity["adapter"] = trained.open_adapter(config.adapter)[2]["revision"]
         elif config.adapter is not None:
             identity["adapter"] = _digest(sorted(Path(config.adapter).glob("*.safetensors")))
     return identity

@@ -32,6 +32,8 @@ from cirag_jax.runtime.requests import (
 )
 from cirag_jax.types import Attempt, Level, Passage, Prediction, Step, Triple
 
+# The fields that say how the integrator's conversations read: a student is asked as it was trained.
+RENDERING = ("form", "rendering", "example")
 LEVELS: tuple[Level, ...] = ("triple", "sentence", "passage")
 RULE_FACTS = 3
 
@@ -86,6 +88,8 @@ class CiragConfig:
             raise UserError(
                 f"levels={self.levels!r} must be some of {', '.join(LEVELS)}, in this order."
             )
+        if not 0.0 <= self.match_cutoff <= 1.0:
+            raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
         if self.rendering not in ("multi_turn", "paper"):
             raise UserError(f"rendering={self.rendering!r} must be multi_turn or paper.")
         if self.integrator not in ("model", "rule"):

@@ -27,7 +27,7 @@ from cirag_jax import sharding
 from cirag_jax.models import block_attention
 from cirag_jax.models.attention import Scoring, attend, attend_blocks, softcap
 from cirag_jax.models.block_attention import attend_visible, make_visibility
-from cirag_jax.models.low_rank import low_rank
+from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
 log = logging.getLogger(__name__)
@@ -298,8 +298,7 @@ def lora_delta(
 ) -> jax.Array:
     """``scale * dropout(x) A B``, in the dtype of ``x`` (LoRA, Hu et al., 2022, equation 3)."""
     if key is not None and options.dropout > 0.0:
-        keep = jax.random.bernoulli(key, 1.0 - options.dropout, x.shape)
-        x = jnp.where(keep, x / jnp.asarray(1.0 - options.dropout, x.dtype), jnp.zeros((), x.dtype))
+        x = dropout(x, options.dropout, key)
     return low_rank(options.scale, x, pair["a"], pair["b"])
 
 

@@ -8,6 +8,7 @@ next.
 import contextlib
 import dataclasses
 import fnmatch
+import gc
 import json
 import os
 import shutil
@@ -260,6 +261,9 @@ def load_source(
         value = jax.make_array_from_callback(variable.shape, where_to, assemble)
         # Dispatch is asynchronous: without this, several parameters' host copies would be alive.
         filled.append((path, variable.replace(jax.block_until_ready(value))))
+        # JAX lets go of a copied host array at a Python collection; see jax issue 14882.
+        del assemble
+        gc.collect(0)
     return nnx.from_flat_state(filled)
 
 

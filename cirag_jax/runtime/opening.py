@@ -10,6 +10,7 @@ from typing import Any
 
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
+from cirag_jax.files import is_training_workdir
 from cirag_jax.llm import backends, generate
 from cirag_jax.llm.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
@@ -103,6 +104,8 @@ def open_handlers(
     """
     handlers: dict[type | str, Handler] = {}
     encoder = None
+    roles = roles_of(config, method.roles)
+    check_adapters(config, roles)
     say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     if config.retriever.kind != "bm25" or method.uses_triples:
@@ -112,7 +115,7 @@ def open_handlers(
             handlers[Extract] = _open_triples(config, dataset, corpus)
         form = config[config.method].form
         handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
-    roles, extractions, spent = roles_of(config, method.roles), None, book.usage()
+    extractions, spent = None, book.usage()
     if "extractor" in roles:
         extractions = _open_extractions(config, book.path.parent, stack)
         spent = {**spent, **extractions.usage()}
@@ -122,6 +125,24 @@ def open_handlers(
     index = open_retriever(config.retriever, corpus.passages, encoder)
     handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
+
+
+def check_adapters(config: Config, roles: Sequence[str]) -> None:
+    """Refuses a training workdir of another role, and a student asked otherwise than trained."""
+    from cirag_jax.training import trained
+
+    for role in roles:
+        spec = config[role].adapter
+        if config[role].backend == "openai" or not is_training_workdir(spec):
+            continue
+        trained_as = trained.check_role(spec, role).get("rendering") or {}
+        asked = config.get(config.get("method", ""), {})
+        for name, value in trained_as.items() if role == "integrator" else ():
+            if name in asked and asked[name] != value:
+                raise UserError(
+                    f"config.{config.method}.{name}={asked[name]}, but {spec} was trained with "
+                    f"{value}: give --config.{config.method}.{name}={value}."
+                )
 
 
 def _open_models(

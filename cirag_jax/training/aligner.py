@@ -105,11 +105,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     with (
         checkpoints,
         jax.set_mesh(mesh),
-        MetricWriter(workdir, total_steps, first_step, enabled=jax.process_index() == 0) as writer,
+        continuation.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
-            writer.write(0, evaluate(state.params))  # The frozen encoder: where training starts.
+            writer.evaluate(0, evaluate, state.params)  # The frozen encoder: where training starts.
         clock = StepClock()
         pending = None  # Metrics of the step before, fetched once the next one is under way.
         for step in range(first_step + 1, total_steps + 1):
@@ -128,9 +128,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             if last or (config.eval_every and step % config.eval_every == 0):
                 _finish(writer, clock, *pending)
                 pending = None
-                dev = evaluate(state.params)
-                writer.write(step, dev)
-            if last or stop or dev or (config.save_every and step % config.save_every == 0):
+                dev = writer.evaluate(step, evaluate, state.params)
+            due = config.save_every and step % config.save_every == 0
+            if last or stop or due or dev is not None:
                 if pending is not None:
                     _finish(writer, clock, *pending)  # Never save a state that is not finite.
                     pending = None

@@ -10,8 +10,10 @@ import jax
 
 from cirag_jax import terminal
 from cirag_jax.errors import UserError
+from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.types import Config
 
+EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
 # Settings that may change between a run and its continuation.
 _FREE = frozenset({"stop_after_minutes", "save_every", "eval_every", "keep_checkpoints", "mesh"})
 
@@ -33,6 +35,19 @@ def announce(text: str) -> None:
         terminal.say(text)
 
 
+def open_metrics(
+    config: Config, workdir: pathlib.Path, total_steps: int, first_step: int
+) -> MetricWriter:
+    """Where the figures from ``first_step`` on go; the first of several processes writes them."""
+    return MetricWriter(
+        workdir,
+        total_steps,
+        first_step,
+        evaluate_every=config.eval_every,
+        enabled=jax.process_index() == 0,
+    )
+
+
 def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:
     """What must not change between a run and its continuation; ``free`` names further fields."""
     return {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
@@ -48,7 +63,8 @@ def check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathl
     old, new = saved.get("run", {}), json.loads(json.dumps(wanted["run"]))
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
     if changed:
+        fields = [k if k == EXAMPLES else f"config.{k}" for k in changed]
         raise UserError(
-            f"{workdir} holds checkpoints of another run: config.{', config.'.join(changed)} "
-            "differ; choose another --workdir or the same config"
+            f"{workdir} holds checkpoints of another run: {', '.join(fields)} differ; choose "
+            "another --workdir or the same config and data"
         )

@@ -113,7 +113,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     complete = True
     with (
         checkpoints,
-        MetricWriter(workdir, total_steps, first_step, enabled=jax.process_index() == 0) as writer,
+        continuation.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         for step in range(first_step + 1, total_steps + 1):
@@ -130,9 +130,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             )
             dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
-                dev = evaluate(state.params)
-                writer.write(step, dev)
-            if last or stop or dev or (config.save_every and step % config.save_every == 0):
+                dev = writer.evaluate(step, evaluate, state.params)
+            due = config.save_every and step % config.save_every == 0
+            if last or stop or due or dev is not None:
                 checkpoints.save(step, state, {"step": step}, meta, dev)
             if stop and not last:
                 complete = False

@@ -12,6 +12,7 @@ from cirag_jax.llm.engine import Engine
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.runtime import task
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.types import Trajectory
@@ -49,6 +50,7 @@ class DecisionQuality:
         self._engine = engine
         self._options = lora.lora_options(lora_config, train=False)
         self._trajectories = trajectories
+        self._steps = sum(len(trajectory.steps) for trajectory in trajectories)
         self._settings = CiragConfig(**rendering)
         self._handler = GenerateHandler(engine, {"integrator": max_tokens})
 
@@ -58,8 +60,11 @@ class DecisionQuality:
         with (
             tempfile.TemporaryDirectory(prefix="cirag_decisions") as folder,
             Journal(pathlib.Path(folder) / "journal.sqlite", {}) as journal,
+            task.progress_bar(self._steps, "step", "dev decisions") as show,
         ):
-            found = decisions.decode(self._trajectories, self._handler, self._settings, journal)
+            found = decisions.decode(
+                self._trajectories, self._handler, self._settings, journal, on_progress=show
+            )
         self._engine.set_adapter(None)  # Its memory is the trainer's again.
         assert found is not None  # Neither budget nor deadline is set.
         scores = decisions.score(self._trajectories, found, form=self._settings.form)

@@ -6,7 +6,7 @@ Integrator and extractor share everything but what makes the examples (`integrat
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.distill import packing
+from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.distill.examples import Example, Part
 from cirag_jax.distill.packing import Layout, MicroBatch
 from cirag_jax.errors import UserError
@@ -103,7 +104,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "lora": lora_description(lora_config),
         "length": layout.length,
         "rendering": data.described,
-        "run": {**continuation.fingerprint(config, _FREE), "trajectories": data.digest()},
+        "trained_on": data.trained_on,
+        "run": {**continuation.fingerprint(config, _FREE), continuation.EXAMPLES: data.digest()},
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
@@ -122,18 +124,20 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     decide = make_decide(config, model_config, lora_config, params, data, tokenizer, mesh)
 
     def evaluate(adapter: nnx.State) -> dict[str, float]:
-        return {**losses(adapter), **decide(adapter)}
+        found = {**losses(adapter), **decide(adapter)}
+        _check_metric(config.best_metric, found)
+        return found
 
     report = _Report(model_config, lora_config)
     complete, step = True, first_step
     with (
         checkpoints,
         jax.set_mesh(mesh),
-        MetricWriter(workdir, total_steps, first_step, enabled=jax.process_index() == 0) as writer,
+        continuation.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
-            writer.write(0, evaluate(state.adapter))  # The base: where training starts.
+            writer.evaluate(0, evaluate, state.adapter)  # The base: where training starts.
         pending = None  # Metrics of the step before, fetched once the next one is under way.
         for step in range(first_step + 1, total_steps + 1):
             rows = plan.steps[step - 1]
@@ -153,9 +157,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             if last or (config.eval_every and step % config.eval_every == 0):
                 report.finish(writer, *pending)
                 pending = None
-                dev = evaluate(state.adapter)
-                writer.write(step, dev)
-            if last or stop or dev or (config.save_every and step % config.save_every == 0):
+                dev = writer.evaluate(step, evaluate, state.adapter)
+            due = config.save_every and step % config.save_every == 0
+            if last or stop or due or dev is not None:
                 if pending is not None:
                     report.finish(writer, *pending)  # Never save a state that is not finite.
                     pending = None
@@ -188,8 +192,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- the settings
 
-# May differ when a run goes on: paths (what is read there may not, see `meta`), and how many rows
-# the devices of another mesh take at once.
+# May differ when a run goes on: where trajectories lie (what is read there may not, see `meta`),
+# and how many rows the devices of another mesh take at once.
 _FREE = ("trajectories", "dev", "rows_per_device", "decode")
 
 
@@ -202,8 +206,8 @@ def _check_config(config: Config) -> None:
             f"config.decode.num_trajectories={config.decode.num_trajectories} must not be negative "
             f"and config.decode.max_tokens={config.decode.max_tokens} must be at least 1"
         )
-    for name in ("num_epochs", "num_steps", "max_tokens", "num_dev"):
-        if config[name] < 0:
+    for name in ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories"):
+        if config.get(name, 0) < 0:
             raise UserError(f"config.{name}={config[name]} must not be negative")
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs and config.num_steps must not both be 0")
@@ -214,6 +218,13 @@ def _check_config(config: Config) -> None:
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
         raise UserError(f"config.buckets={buckets} must ascend")
+
+
+def _check_metric(name: str, dev: Mapping[str, float]) -> None:
+    if dev and name not in dev:
+        raise UserError(
+            f"config.best_metric={name} is not measured here; there are {', '.join(sorted(dev))}"
+        )
 
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
@@ -331,7 +342,10 @@ def make_decide(
     It gives none for an extractor, where ``config.decode.num_trajectories`` is 0, and where several
     processes train, since generation runs in one.
     """
-    wanted = data.dev_trajectories[: config.decode.num_trajectories]
+    # Two teachers may have taught the same question.
+    wanted = tuple({t.question_id: t for t in data.dev_trajectories}.values())
+    count = config.decode.num_trajectories
+    wanted = trajectories_lib.select(wanted, "all", config.seed, count) if count else ()
     if wanted and jax.process_count() > 1:
         logging.warning("several processes train: dev decisions are not decoded")
         wanted = ()

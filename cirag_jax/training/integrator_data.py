@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import json
+import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +15,9 @@ from cirag_jax.distill.examples import Example, trajectory_examples
 from cirag_jax.distill.extraction import extraction_examples
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.methods.cirag import RENDERING, CiragConfig
+from cirag_jax.training import continuation
 from cirag_jax.types import Config, Trajectory
-
-# How inference renders conversations where nobody says otherwise (configs/methods/cirag.py).
-_DEFAULTS: dict[str, Any] = {"form": "ascii", "rendering": "multi_turn", "example": False}
 
 
 class Data(NamedTuple):
@@ -27,6 +27,7 @@ class Data(NamedTuple):
       train, dev: examples, none longer than asked for.
       counts: for the result: how many of what, and how many were cut or dropped for which reason.
       described: for the checkpoint: how conversations are rendered, which inference must repeat.
+      trained_on: ids of the questions (extractor: passages) that are trained on, sorted.
       dev_trajectories: of ``dev``, for whoever decodes them; empty for the extractor.
     """
 
@@ -34,6 +35,7 @@ class Data(NamedTuple):
     dev: list[Example]
     counts: dict[str, Any]
     described: dict[str, Any]
+    trained_on: tuple[str, ...]
     dev_trajectories: tuple[Trajectory, ...] = ()
 
     def digest(self) -> str:
@@ -106,6 +108,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         )
     dev_paths = _paths(config.dev)
     described = _described(config, [*paths, *dev_paths])
+    _warn_of_held_out(paths)
     found = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
     if dev_paths:
         dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
@@ -157,7 +160,8 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         "left_out_of_dev": dev_cut,
         "teachers": dict(collections.Counter(t.teacher for t in found)),
     }
-    return Data(train_examples, dev_examples, counts, described, tuple(dev))
+    seen = sorted({t.question_id for t in found})
+    return Data(train_examples, dev_examples, counts, described, tuple(seen), tuple(dev))
 
 
 def _paths(value: Any) -> list[str]:
@@ -167,27 +171,44 @@ def _paths(value: Any) -> list[str]:
     return [str(path) for path in value] if isinstance(value, (list, tuple)) else [str(value)]
 
 
+def _sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    """Where the description of trajectories is, and what it says: nothing, where there is none."""
+    file = trajectories_lib.trajectory_file(path).with_suffix(".json")
+    return file, trajectories_lib.read_sidecar(path) if file.is_file() else {}
+
+
+def _warn_of_held_out(paths: Sequence[str]) -> None:
+    """Says which trajectories are of questions that others evaluate on."""
+    for file, made in map(_sidecar, paths):
+        for where, count in (made.get("held_out") or {}).items():
+            continuation.announce(
+                f"WARNING: {file}: {count} questions of {where} are trained on; do not evaluate on "
+                "them"
+            )
+
+
 def _described(config: Config, paths: Sequence[str]) -> dict[str, Any]:
     """How conversations are rendered: as configured, else as all trajectories were made.
 
-    A file without a sidecar says nothing and is taken to be rendered as configured.
+    They are written anew from the steps, so that any setting will do. A file without a sidecar says
+    nothing.
     """
-    found: dict[str, Any] = {name: config[name] for name in _DEFAULTS}
-    told: dict[str, str] = {name: f"config.{name}" for name in _DEFAULTS}
+    found: dict[str, Any] = {name: config[name] for name in RENDERING if config[name] is not None}
+    told: dict[str, pathlib.Path] = {}
     for path in paths:
-        file = trajectories_lib.trajectory_file(path).with_suffix(".json")
-        made = trajectories_lib.read_sidecar(path) if file.is_file() else {}
-        for name in _DEFAULTS:
+        file, made = _sidecar(path)
+        for name in RENDERING:
             value = made.get(name)
-            if value is None or found[name] == value:
+            if value is None or (name in found and name not in told):
                 continue
-            if found[name] is not None:
+            if found.setdefault(name, value) != value:
                 raise UserError(
                     f"{file}: field {name} is {value!r}, but {told[name]} says {found[name]!r}; "
-                    "train on trajectories that were made alike"
+                    f"say which it shall be with --config.{name}"
                 )
-            found[name], told[name] = value, str(file)
-    return {name: _DEFAULTS[name] if found[name] is None else found[name] for name in found}
+            told.setdefault(name, file)
+    settings = CiragConfig(**found)
+    return {name: getattr(settings, name) for name in RENDERING}
 
 
 # --------------------------------------------------------------------------------------- extractor
@@ -195,11 +216,19 @@ def _described(config: Config, paths: Sequence[str]) -> dict[str, Any]:
 
 def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """The two calls about each passage, answered by its reference."""
+    if config.num_passages < 0:
+        raise UserError(f"config.num_passages={config.num_passages} must not be negative")
     references, counts = select_references(config.data, limit=config.num_passages, seed=config.seed)
     if config.dev:
         wanted = config.data.copy_and_resolve_references()
         wanted.fold = config.dev
         dev, _ = select_references(wanted, limit=config.num_dev, seed=config.seed)
+        clash = {r.passage.id for r in references} & {r.passage.id for r in dev}
+        if clash:
+            raise UserError(
+                f"config.dev={config.dev} holds {len(clash)} of the training passages (first: "
+                f"{min(clash)})"
+            )
     else:
         names = (reference.passage.id for reference in references)
         held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
@@ -214,4 +243,5 @@ def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> D
         "left_out": reasons,
         "left_out_of_dev": dev_reasons,
     }
-    return Data(train_examples, dev_examples, found, {})
+    seen = sorted(reference.passage.id for reference in references)
+    return Data(train_examples, dev_examples, found, {}, tuple(seen))

@@ -10,7 +10,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import tqdm
 from tensorboardX import SummaryWriter
@@ -18,6 +18,7 @@ from tensorboardX import SummaryWriter
 from cirag_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
+_P = TypeVar("_P")
 _RECENT = 20  # steps that the time left is judged by
 
 
@@ -67,6 +68,7 @@ class MetricWriter:
       workdir: existing folder.
       total_steps: the run's number of steps.
       start_step: the restored step; 0 for a new run.
+      evaluate_every: steps between evaluations, beside the last step's; 0: none but that.
       enabled: False in every process but the first: nothing is written or shown.
       line_seconds: seconds between progress lines where standard error is no terminal.
       stream: where progress goes, ``sys.stderr`` by default.
@@ -79,6 +81,7 @@ class MetricWriter:
         total_steps: int,
         start_step: int = 0,
         *,
+        evaluate_every: int = 0,
         enabled: bool = True,
         line_seconds: float = 30.0,
         stream: TextIO | None = None,
@@ -93,19 +96,25 @@ class MetricWriter:
         # (step, seconds) of the last steps: what the estimate is made of. Compilation and the first
         # evaluation, before the first of them, are not.
         self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
+        self._evaluate_every = evaluate_every
+        self._evaluation = 0.0  # seconds that the last one took
         self._bar: tqdm.tqdm | None = None
         self._seconds_before = 0.0
         if not enabled:
             return
         path = pathlib.Path(workdir) / FILE_NAME
-        self._seconds_before = truncate(path, start_step)
+        self._seconds_before = truncate(path, start_step or -1)
         self._file = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(
             str(pathlib.Path(workdir) / "tensorboard"), purge_step=start_step + 1
         )
         if self._stream.isatty():
             self._bar = tqdm.tqdm(
-                total=total_steps, initial=start_step, file=self._stream, unit="step"
+                total=total_steps,
+                initial=start_step,
+                file=self._stream,
+                # Rate and time left are ours: tqdm's take evaluations for steps.
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
 
     def __enter__(self) -> MetricWriter:
@@ -137,21 +146,31 @@ class MetricWriter:
         last = step >= self._total_steps
         if self._bar is not None:
             if loss is not None and (last or now - self._shown >= 1.0):
-                self._bar.set_postfix(loss=f"{float(loss):.4f}", refresh=False)
+                self._bar.set_postfix_str(self._status(step, loss), refresh=False)
                 self._shown = now
             self._bar.update(step - self._bar.n)
         elif last or now - self._shown >= self._line_seconds:
             self._shown = now
-            print(self._line(step, loss), file=self._stream, flush=True)
+            status = self._status(step, loss)
+            line = f"step {step}/{self._total_steps}" + (f", {status}" if status else "")
+            print(line, file=self._stream, flush=True)
 
-    def say(self, text: str) -> None:
-        """Prints a line on the progress stream without spoiling the bar."""
-        if not self._enabled:
-            return
-        if self._bar is not None:
-            tqdm.tqdm.write(text, file=self._stream)
-        else:
-            print(text, file=self._stream, flush=True)
+    def evaluate(
+        self, step: int, evaluation: Callable[[_P], dict[str, float]], params: _P
+    ) -> dict[str, float]:
+        """Runs ``evaluation(params)``, records what it gives, and returns that.
+
+        Its time is no step's: the rate leaves it out, the time left counts the evaluations to come.
+        """
+        began = self._clock()
+        found = evaluation(params)
+        self._evaluation = self._clock() - began
+        self._recent = collections.deque(
+            ((done, ended + self._evaluation) for done, ended in self._recent), maxlen=_RECENT
+        )
+        if found:
+            self.write(step, found)
+        return found
 
     def close(self) -> None:
         """Ends the bar's line and closes the files; more calls do nothing."""
@@ -166,17 +185,22 @@ class MetricWriter:
     def _seconds(self) -> float:
         return self._seconds_before + self._clock() - self._started
 
-    def _line(self, step: int, loss: Any) -> str:
-        line = f"step {step}/{self._total_steps}"
-        if loss is not None:
-            line += f", loss {float(loss):.4f}"
+    def _status(self, step: int, loss: Any) -> str:
+        """Loss, rate and time left, as far as they are known."""
+        parts = [] if loss is None else [f"loss {float(loss):.4f}"]
         (first, began), (last, ended) = self._recent[0], self._recent[-1]
         if last == first:
-            return line
+            return ", ".join(parts)
         seconds = max(ended - began, 1e-9) / (last - first)
         rate = f"{seconds:.1f} s/step" if seconds > 1 else f"{1 / seconds:.2f} steps/s"
-        left = tqdm.tqdm.format_interval(seconds * (self._total_steps - step))
-        return f"{line}, {rate}, {left} left"
+        coming = seconds * (self._total_steps - step) + self._evaluation * self._evaluations(step)
+        left = tqdm.tqdm.format_interval(coming)
+        return ", ".join([*parts, rate, f"{left} left"])
+
+    def _evaluations(self, step: int) -> int:
+        """How many are still to come after a step."""
+        every, total = self._evaluate_every, self._total_steps
+        return (total // every - step // every + bool(total % every)) if every else step < total
 
 
 def truncate(path: pathlib.Path, step: int) -> float:

@@ -112,6 +112,20 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
 
 
+def check_role(spec: str, role: str) -> dict[str, Any]:
+    """What a workdir says of the adapter that is to play a role.
+
+    Args:
+      spec: a training workdir.
+      role: ``integrator``, ``extractor``; any other role may have any adapter.
+
+    Raises:
+      UserError: the workdir trained something else.
+    """
+    with _best(spec, *([role] if role in ADAPTED else ADAPTED)) as (_, _, meta):
+        return meta
+
+
 def base_of(spec: str) -> str:
     """The model that a workdir's adapter was trained for, as the trainer's config named it."""
     with _best(spec, *ADAPTED) as (_, _, meta):

@@ -22,6 +22,22 @@ def test_filters_by_split_and_limit(folder):
     assert [q.id for q in questions] == ["q8", "q9", "q10"]
 
 
+def test_a_random_selection_follows_its_seed_and_grows(folder):
+    def drawn(**changes):
+        data = _data(folder, split="train", random=True, **changes)
+        return [q.id for q in load.select_questions(load.load_dataset(data), data)]
+
+    every = drawn()
+    order = {name: place for place, name in enumerate(every)}
+    assert len(every) == 8
+    draws = {seed: drawn(limit=4, seed=seed) for seed in range(5)}
+    assert all(len(set(names)) == 4 for names in draws.values())
+    assert all(names == sorted(names, key=order.get) for names in draws.values())
+    assert len(set(map(tuple, draws.values()))) > 1
+    assert drawn(limit=4, seed=1) == draws[1] and set(draws[1]) < set(drawn(limit=6, seed=1))
+    assert drawn(limit=8) == every == drawn(limit=80)
+
+
 def test_an_empty_selection_names_the_filter_and_what_there_is(folder):
     data = _data(folder, split="test")
     with pytest.raises(UserError, match=r"config\.data\.split=test .* values there: dev, train"):

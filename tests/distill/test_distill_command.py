@@ -167,6 +167,18 @@ def test_held_out_questions_are_named(folders, tmp_path, capsys):
     assert set(dropped) <= {"limit", "not_solved"}
 
 
+def test_short_trajectories_are_left_out_after_the_fact(folders, tmp_path, capsys):
+    every, _ = execute(capsys, arguments(folders, tmp_path))
+    fewest = min(map(int, every["step_counts"]))
+    short = every["step_counts"][str(fewest)]
+    assert 0 < short < every["trajectories"]
+    result, _ = execute(capsys, arguments(folders, tmp_path, f"min_steps={fewest + 1}"))
+    assert result["dropped"] == {"short": short} and result["generated_tokens"] == 0
+    assert result["trajectories"] == every["trajectories"] - short
+    assert all(len(t.steps) > fewest for t in trajectories.read_trajectories(tmp_path))
+    assert trajectories.read_sidecar(tmp_path)["min_steps"] == fewest + 1
+
+
 def test_questions_without_annotations_are_counted(folders, tmp_path, capsys):
     data = tmp_path / "data"
     data.mkdir()
@@ -295,6 +307,7 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
         ("teacher.kind=oracle", "config.teacher.kind='oracle' must be one of annotations, llm"),
         ("teacher.retries=-1", "config.teacher.retries must not be negative"),
         ("teacher.share=1.5", "config.teacher.share must lie in [0, 1]"),
+        ("min_steps=0", "config.min_steps must be at least 1"),
         ("keep=good", "config.keep='good' must be one of all, parsed, correct_only"),
         ("limit=-1", "config.limit must not be negative"),
         ("profile=squad", "config.profile='squad' is no profile"),

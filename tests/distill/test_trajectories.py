@@ -43,6 +43,7 @@ def test_written_trajectories_are_read_back(tmp_path):
         (lambda row: row.update(solved="yes"), "field 'solved' must be a boolean, not a string"),
         (lambda row: row.update(problems={"x": "1"}), "field 'problems.x' must be an integer"),
         (lambda row: row.update(question_id="a"), "field 'question_id' repeats 'a'"),
+        (lambda row: row["steps"][0]["scores"].__setitem__(0, 10**400), "must be a number"),
         (lambda row: row["steps"][0]["scores"].pop(), "field 'steps[0].scores' must be as many"),
         (lambda row: row["steps"][1].update(next_query=3), "'steps[1].next_query' must be a str"),
         (lambda row: row["steps"][0]["candidates"][0].pop(), "'steps[0].candidates[0]' must be"),
@@ -59,6 +60,16 @@ def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
     with pytest.raises(UserError) as error:
         trajectories.read_trajectories(path)
     assert str(error.value).startswith(f"{path}:2: ") and words in str(error.value)
+
+
+def test_a_whole_number_is_a_number(tmp_path):
+    path = tmp_path / "some.jsonl"
+    trajectories.write_trajectories(path, [WHOLE])
+    row = json.loads(path.read_text("utf-8"))
+    row["steps"][0]["scores"][0] = 1
+    path.write_text(json.dumps(row) + "\n")
+    (found,) = trajectories.read_trajectories(path)
+    assert found.steps[0].scores[0] == 1.0 and type(found.steps[0].scores[0]) is float
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -79,6 +90,12 @@ def test_the_filters_nest():
     assert trajectories.dropped_for(unknown, "correct_only") == "unknown"
     assert trajectories.dropped_for(dataclasses.replace(CUT, problems={"asked_again": 1}),
                                     "parsed") == "problems"  # fmt: skip
+    rounds = {t.question_id: len(t.steps) for t in ALL}
+    longest = max(rounds.values())
+    assert min(rounds.values()) < longest
+    many = trajectories.select(ALL, "all", min_steps=longest)
+    assert [t.question_id for t in many] == [n for n, size in rounds.items() if size == longest]
+    assert {trajectories.dropped_for(t, "parsed", longest + 1) for t in ALL} == {"short"}
     with pytest.raises(UserError, match="keep=correct_only needs"):
         trajectories.select((CUT, unknown), "correct_only")
     with pytest.raises(UserError, match="config.keep='best' must be one of all, parsed"):
@@ -113,7 +130,7 @@ def test_statistics_of_three_trajectories_counted_by_hand():
     assert found["core"] == 4 / 7 and found["core_sizes"] == {"0": 3, "1": 4}
     assert found["empty_core"] == 3 / 7
     assert found["retried"] == 1 / 3  # only WHOLE asks on after a round that kept nothing
-    assert found["solved"] == 1 / 2 and found["early_stops"] == 1 / 3
+    assert found["solved"] == 1 / 2 and found["early_stops"] == 1 / 2  # of the two known
     assert found["retrieval_misses"] == 1 / 3  # its second round had nothing to offer
     # A round after the last fact is found misses none.
     longer = dataclasses.replace(WHOLE, steps=(*STEPS, STEPS[1]))

@@ -1,6 +1,7 @@
 """Decisions at a teacher's steps: what a model is asked, how it is scored, the command."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import comparison, decisions, integrator
-from cirag_jax.evaluation.decisions import Decided, decode, rule, score, teacher
+from cirag_jax.evaluation.decisions import Decided, decode, rule, score
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora, peft_format
@@ -190,7 +191,8 @@ def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
 
 
 def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
-    perfect = score(BOTH, teacher(BOTH), similarity=lambda pairs: np.ones(len(pairs)))
+    teachers = [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
+    perfect = score(BOTH, teachers, similarity=lambda pairs: np.ones(len(pairs)))
     assert {name: ratio.value for name, ratio in perfect.items()} == dict.fromkeys(perfect, 1.0)
     ruled = rule(BOTH)
     assert [one.kept for row in ruled for one in row] == [(A, B, C), (D, B), (B,)]
@@ -264,7 +266,16 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     settings = {"checkpoint": str(tmp_path / "peft"), "base.guided": False}
+    of = comparison.models_of
+
+    def models_of(config, role):  # as if a workdir had said what it was trained on
+        found = of(config, role)
+        found["student"] = dataclasses.replace(found["student"], trained_on=frozenset({"q2", "z"}))
+        return found
+
+    monkeypatch.setattr(comparison, "models_of", models_of)
     result = evaluate(trajectories, tmp_path / "e", **settings)
+    assert result["num_trained_on"] == 1
     assert asked == [(settings["checkpoint"], "integrator", 384), (None, "integrator", 384)]
     student, base = result["systems"]["student"], result["systems"]["base"]
     assert student["teacher"]["f1"]["value"] == student["gold"]["f1"]["value"] == 1
@@ -289,6 +300,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     json.dumps(result)
     said = capsys.readouterr()
     assert said.out == "" and "student-base" in said.err and "100.0" in said.err
+    assert "WARNING: the checkpoint was trained on 1 of these 2 questions" in said.err
     rows = read_rows(tmp_path)
     assert len(rows) == 6 and rows[1]["question"] == "q1" and rows[1]["step"] == 2
     assert rows[1]["parsed"]["kept"] == [["d", "lies in", "dland", "d", 0]]
@@ -368,6 +380,7 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
         ({"integrator.adapter": "x"}, "config.checkpoint"),
         ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
         ({"rendering": "prose"}, "rendering"),
+        ({"match_cutoff": 80.0}, "match_cutoff=80.0 must lie in"),
         ({"stop_after_minutes": -1.0}, "stop_after_minutes"),
     ],
 )

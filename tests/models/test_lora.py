@@ -11,7 +11,7 @@ import torch
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, lora, low_rank
 from cirag_jax.models.lora import LoraConfig
 from tests import tiny_adapter
 
@@ -149,6 +149,27 @@ def test_dropout_drops_its_share_of_the_input_and_scales_the_rest():
     y = np.asarray(decoder.lora_delta(x, pair, options, jax.random.key(0)))
     assert np.unique(y).tolist() == [0.0, 2.5]
     assert 0.18 < (y == 0).mean() < 0.22
+
+
+@pytest.mark.parametrize("width", [1, 255, 256])
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+def test_elements_are_dropped_independently_of_each_other(rate, width):
+    rows, deviations = 4000, 5.0
+    x = jnp.full((2, rows // 2, width), 3.0, jnp.bfloat16)
+    y = low_rank.dropout(x, rate, jax.random.key(7))
+    assert y.shape == x.shape and y.dtype == x.dtype
+    gone = np.asarray(y == 0).reshape(rows, width)
+    np.testing.assert_allclose(np.asarray(y, np.float32).reshape(rows, width)[~gone],
+                               3.0 / (1 - rate), rtol=2**-7)  # fmt: skip
+    spread = (rate * (1 - rate)) ** 0.5
+    assert abs(gone.mean() - rate) < deviations * spread / gone.size**0.5
+    assert np.abs(gone.mean(0) - rate).max() < deviations * spread / rows**0.5
+    # One random word decides on the elements that lie half a row apart: they must not agree more
+    # often than neighbours do.
+    away = gone - rate
+    for distance in {1, width // 2, -(-width // 2)} - {0, width}:
+        pairs = (away[:, distance:] * away[:, :-distance]).ravel()
+        assert abs(pairs.mean()) < deviations * spread**2 / pairs.size**0.5, distance
 
 
 def test_layers_and_projections_drop_different_elements():

@@ -12,7 +12,8 @@ import pytest
 from cirag_jax import cli, sharding
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import decisions
+from cirag_jax.evaluation import comparison, decisions
+from cirag_jax.graph import extraction
 from cirag_jax.llm import backends, generate
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine import Engine
@@ -23,6 +24,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.peft_format import load_adapter
 from cirag_jax.models.pretrained_decoder import load_decoder
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.runtime import opening
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.training import decision_quality, integrator, integrator_data, utilisation
@@ -345,6 +347,53 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
         backends.model_name(language_model(adapter=str(tmp_path)))
 
 
+def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders):
+    workdir = str(trained[0])
+
+    def check(role, **changes):
+        values = {f"{role}.adapter": workdir, "cirag.num_candidates": 15, **changes}
+        overrides = [f"--config.{key}={value}" for key, value in values.items()]
+        config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
+        opening.check_adapters(config, (role,))
+
+    check("integrator")
+    check("reader")
+    with pytest.raises(UserError, match="of the component integrator, where extractor is needed"):
+        check("extractor")
+    wanted = (
+        r"cirag\.example=True, but .* was trained with False: give --config\.cirag\.example=False"
+    )
+    with pytest.raises(UserError, match=wanted):
+        check("integrator", **{"cirag.example": True})
+    check("integrator", **{"cirag.example": True, "integrator.backend": "openai"})
+    block = language_model(adapter=workdir)
+    with pytest.raises(UserError, match="where extractor is needed"):
+        extraction.extractor_identity(block, str(folders[0]), extraction.ExtractionSettings())
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "message"),
+    [
+        ("train", "integrator_eval", "--config is not one to train by"),
+        ("evaluate", "integrator", "--config is not one to evaluate by"),
+        ("train", "integrator", "config.component is 'reader'; it must be aligner, "),
+        ("evaluate", "integrator_eval", "config.component is 'reader'; it must be integrator, "),
+    ],
+)
+def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
+    command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
+    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=reader"])
+    with pytest.raises(UserError, match=message):
+        command(loaded, tmp_path)
+
+
+def test_a_workdir_says_what_it_was_trained_on(trained):
+    config = cli.load_config(str(_ROOT / "configs/integrator_eval.py"), [])
+    config.checkpoint = str(trained[0])
+    seen = comparison.models_of(config, "integrator")["student"].trained_on
+    assert len(seen) == 10 and seen < {by_hand.trajectory(n).question_id for n in range(12)}
+
+
 def test_the_export_command(trained, tmp_path):
     command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
     overrides = [f"--config.checkpoint={trained[0]}"]
@@ -382,6 +431,7 @@ def test_held_out_questions_are_nobodys_training(folders, tmp_path):
     assert sources(few.dev) == sources(data.dev) and few.digest() != more.digest()
     apart = config_of((base, tmp_path / "b"), dev=write(tmp_path / "c", one[6:]), num_dev=2)
     assert len(load(apart).dev) == 2 and len(load(apart).train) == 6
+    assert data.trained_on == tuple(sorted(set(sources(data.train))))
     with pytest.raises(UserError, match="config.dev holds 6 of the training questions"):
         load(config_of((base, tmp_path / "b"), dev=tmp_path / "a", num_dev=0))
 
@@ -412,8 +462,10 @@ def test_how_conversations_are_rendered(folders, tmp_path):
     data = load(config_of((base, paper), dev_fraction=0.0), 4000)
     assert data.described == {"form": "ascii", "rendering": "paper", "example": True}
     assert len(data.train) == 9
-    with pytest.raises(UserError, match=r"paper/trajectories\.json: field rendering is 'paper', "):
-        load(config_of((base, paper), rendering="multi_turn"))
+    asked = load(config_of((base, paper), rendering="multi_turn", dev_fraction=0.0), 4000)
+    assert asked.described == {"form": "ascii", "rendering": "multi_turn", "example": True}
+    with pytest.raises(UserError, match="rendering='papr' must be"):
+        load(config_of((base, paper), rendering="papr"), 4000)
     other = write(tmp_path / "other", made)
     with pytest.raises(UserError, match=r"field (rendering|example) is .* but .*/paper/"):
         load(config_of((base, f"('{paper}', '{other}')")))
@@ -423,16 +475,57 @@ def test_how_conversations_are_rendered(folders, tmp_path):
 
 
 def test_an_extractor_learns_from_references(folders, tmp_path):
-    changes = {"data.dir": tiny.dataset_folder(tmp_path), "data.fold": "null", "dev": "null"}
+    data_folder = pathlib.Path(tiny.dataset_folder(tmp_path))
+    changes = {"data.dir": data_folder, "data.fold": "null", "dev": "null"}
     config = config_of(
         folders, script="extractor", **changes, trajectories=..., **{"data.split": "train"}
     )
     data = load(config, 10_000)
     assert len(data.train) == 2 * data.counts["num_passages"]
     assert data.dev and not set(sources(data.train)) & set(sources(data.dev))
+    assert set(data.trained_on) == {e.source.split("#")[0] for e in data.train}
+    with pytest.raises(UserError, match="num_passages=-1 must not be negative"):
+        config.num_passages = -1
+        load(config)
+    rows = [json.loads(line) for line in (data_folder / "questions.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "fold": "tune"}) for row in rows]
+    (data_folder / "questions.jsonl").write_text("\n".join(lines))
+    config.num_passages, config.dev = 0, "tune"
+    with pytest.raises(UserError, match=r"config\.dev=tune holds \d+ of the training passages"):
+        load(config, 10_000)
     config.component = "reader"
     with pytest.raises(UserError, match="config.component is 'reader'"):
         load(config)
+
+
+def test_held_out_questions_that_are_trained_on_are_said(folders, tmp_path, capsys):
+    made = [by_hand.trajectory(number) for number in range(3)]
+    paths = write(tmp_path / "a", made, held_out={"fold=test": 3})
+    load(config_of((folders[0], paths), dev_fraction=0.0))
+    assert "a/trajectories.json: 3 questions of fold=test are trained on" in capsys.readouterr().err
+
+
+def test_two_teachers_of_one_question_are_decoded_once(folders, tmp_path, one_device, capsys):
+    one = [by_hand.trajectory(number, 1) for number in range(6)]
+    two = [dataclasses.replace(t, teacher="llm") for t in one]
+    both = f"('{write(tmp_path / 'a', one)}', '{write(tmp_path / 'b', two)}')"
+    changes = {"decode.num_trajectories": 9, "dev_fraction": 0.4, "num_steps": 1, "eval_every": 0}
+    integrator.train_and_evaluate(config_of((folders[0], both), **changes), tmp_path / "w")
+    assert "dev/core_f1" in lines_of(tmp_path / "w")[-1]
+    assert "dev decisions: 100%" in capsys.readouterr().err
+
+
+def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_path, one_device):
+    config = config_of(folders, dev_fraction=0.0, keep_checkpoints=9)
+    integrator.train_and_evaluate(config, tmp_path)
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [2, 4]
+
+
+def test_a_metric_that_is_not_measured_is_refused(folders, tmp_path, one_device):
+    with pytest.raises(UserError, match=r"best_metric=dev/core_f1 is not measured.* dev/loss, "):
+        integrator.train_and_evaluate(config_of(folders, best_metric="dev/core_f1"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -441,6 +534,7 @@ def test_an_extractor_learns_from_references(folders, tmp_path):
         ({"trajectories": "nowhere"}, "nowhere does not exist"),
         ({"trajectories": "null"}, r"config\.trajectories is required"),
         ({"keep": "best"}, r"keep='best'"),
+        ({"num_trajectories": -5}, r"config\.num_trajectories=-5 must not be negative"),
         ({"num_trajectories": 11}, r"num_trajectories=11, but there are 10"),
         ({"dev_fraction": 1.0}, r"dev_fraction=1\.0"),
         ({"length": 600}, r"config\.length=600 exceeds the model's 512"),

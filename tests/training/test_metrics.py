@@ -97,6 +97,49 @@ def test_the_time_left_follows_the_last_steps(tmp_path):
     assert shown[-1] == "step 100/200, 4.0 s/step, 06:40 left"
 
 
+def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+
+    def evaluation(seconds):
+        clock.now += seconds
+        return {"dev/loss": 1.0} if seconds > 50 else {}
+
+    with MetricWriter(
+        tmp_path, 10, line_seconds=0, stream=stream, clock=clock, evaluate_every=4
+    ) as writer:
+        writer.evaluate(0, evaluation, 60)
+        for step in range(1, 7):
+            clock.now += 2
+            writer.progress(step)
+            if step == 4:
+                assert writer.evaluate(step, evaluation, 100) == {"dev/loss": 1.0}
+        writer.evaluate(6, evaluation, 1)
+    shown = stream.getvalue().splitlines()
+    assert shown[2] == "step 3/10, 2.0 s/step, 03:14 left"  # 7 steps and 3 evaluations of 60 s
+    assert shown[5] == "step 6/10, 2.0 s/step, 03:28 left"  # 4 steps and 2 evaluations of 100 s
+    assert [line["step"] for line in lines(tmp_path)] == [0, 4]  # what is empty leaves no line
+
+
+def test_the_bar_shows_our_own_time_left(tmp_path):
+    stream, clock = Terminal(), Clock()
+    with MetricWriter(tmp_path, 10, stream=stream, clock=clock, evaluate_every=5) as writer:
+        for step in range(1, 6):
+            clock.now += 2
+            writer.progress(step, 0.5)
+        clock.now += 0
+        writer.evaluate(5, lambda seconds: setattr(clock, "now", clock.now + seconds) or {}, 60)
+        clock.now += 2
+        writer.progress(6, 0.5)
+    assert ", loss 0.5000, 2.0 s/step, 01:08 left]" in stream.getvalue()  # 4 steps, 1 evaluation
+
+
+def test_a_run_that_never_saved_begins_its_file_anew(tmp_path):
+    for _ in range(2):
+        with MetricWriter(tmp_path, 2, stream=io.StringIO()) as writer:
+            writer.write(0, {"loss": 2.0})
+    assert [line["step"] for line in lines(tmp_path)] == [0]
+
+
 def test_lines_where_there_is_no_terminal(tmp_path):
     stream, clock = io.StringIO(), Clock()
     with MetricWriter(tmp_path, 100, 10, line_seconds=30, stream=stream, clock=clock) as writer:
@@ -138,10 +181,9 @@ def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path):
     ):
         clock.now += 5
         writer.progress(4, 0.5)
-        writer.say("saved")
         raise RuntimeError
     shown = stream.getvalue()
-    assert "4/10" in shown and "loss=0.5000" in shown and "saved\n" in shown
+    assert "4/10 [" in shown and ", loss 0.5000]" in shown
     assert shown.endswith("\n")
     writer.close()
 
@@ -151,7 +193,7 @@ def test_other_processes_write_nothing(tmp_path):
     with MetricWriter(tmp_path, 2, enabled=False, stream=stream) as writer:
         writer.write(1, {"loss": 0.5})
         writer.progress(2, 0.5)
-        writer.say("x")
+        assert writer.evaluate(2, lambda x: {"dev": x}, 3.0) == {"dev": 3.0}
     assert stream.getvalue() == ""
     assert list(tmp_path.iterdir()) == []
 
