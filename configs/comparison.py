@@ -6,8 +6,8 @@ python launch/evaluate.py --config=configs/comparison.py --workdir=C \
 Each is a workdir, with a name in front of it or called by its folder's. The first run's lead over
 each other one is reported with its interval.
 
-Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2, commit
-28283d9): MuSiQue's test fold, 30 questions, answered by configs/methods/cirag.py:small with
+Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2, just before
+commit 9604270): MuSiQue's test fold, 30 questions, answered by configs/methods/cirag.py:small with
 --config.cirag.max_steps=4 --config.data.split=train --config.data.fold=test
 --config.data.only_with_triples=true; the student (the first of configs/integrator.py) with
 --config.cirag.guided=false --config.cirag.example=false. Per cent, 95 % intervals:

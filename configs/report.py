@@ -12,7 +12,8 @@ from ml_collections.config_dict import placeholder
 def get_config() -> Any:
     """A run's own title, MuSiQue's scorer."""
     config: Any = ConfigDict()
-    config.run = placeholder(str)  # Workdir of launch/answer.py, or its journal.sqlite; required.
+    # Workdir of launch/answer.py or launch/distill.py, or its journal.sqlite; required.
+    config.run = placeholder(str)
     config.title = placeholder(str)  # Of the page; null: the method and the workdir's name.
     config.profile = "musique"  # Whose exact match says right or wrong: evaluation/answers.py.
     return config

@@ -17,11 +17,11 @@ Record (``annotations``; 2026-11-22, two CPU cores, jax 0.10.2, commit 82b4ef8):
   evidences alone, by launch/extract.py --config.import_openie=gold_triples.jsonl) with
   --config.data.limit=150 (commit ebd761e): 150 trajectories, 1.73 rounds each, 4.6 candidates and
   1.4 core triples a round, 4 % of the rounds without one, 99 % solved; 55 s beside other work; with
-  --config.data.limit=300 --config.min_steps=2 --config.limit=110 (commit 7c80611): 110, 2.37 rounds
+  --config.data.limit=300 --config.min_steps=2 --config.limit=110 (commit 9604270): 110, 2.37 rounds
   each, 5.5 candidates and 1.1 core triples a round, 7 % without one, 93 % solved; 121 s likewise.
   --config.data.dir=2wikimultihopqa --config.data.split=dev --config.data.limit=30
-  --config.triples=X (commit 28283d9; X: the contexts by configs/extractor.py's model, see
-  configs/extract.py): 30 trajectories, 3.07 rounds each, 20 % solved, 93 % of the gold passages
+  --config.triples=X (just before commit 9604270; X: the contexts by configs/extractor.py's model,
+  see configs/extract.py): 30 trajectories, 3.07 rounds each, 20 % solved, 93 % of the gold passages
   retrieved; in 66 % of the rounds no candidate supported a hop: that extractor misses much; 33 s.
 ``llm`` and ``mixture``: not yet run with a real model.
 """

@@ -1,7 +1,7 @@
 """Makes the trace viewer's page: ``python launch/report.py --config.run=W --workdir=W2``.
 
-W is the workdir of a run of launch/answer.py; W2/trace.html opens in any browser, without a server
-or a network.
+W is the workdir of a run of launch/answer.py or launch/distill.py; W2/trace.html opens in any
+browser, without a server or a network.
 """
 
 import pathlib

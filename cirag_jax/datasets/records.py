@@ -39,8 +39,9 @@ class Record:
         # A JSON boolean is a Python int, but never a count or an index.
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
-        # JSON has one kind of number; beyond 2**53 a float could not hold it.
-        if kind is float and type(value) is int and abs(value) <= 2**53:
+        if kind is float and type(value) is int:  # JSON has one kind of number.
+            if abs(value) > 2**53:
+                raise self.error(field, "is an integer too large for a floating-point number")
             return float(value)
         name = _JSON_NAMES.get(type(value), "something else")
         raise self.error(field, f"must be {_JSON_NAMES[kind]}, not {name}")

@@ -28,12 +28,13 @@ class Model:
     Attributes:
       block: of `configs.common.language_model`.
       described: what its checkpoint says of the conversations it was trained on.
-      trained_on: ids of the questions (an extractor: passages) that it was trained on.
+      trained_on: ids of the questions (an extractor: passages) that it was trained on; None: not
+        known, since an adapter in PEFT's format does not say.
     """
 
     block: Config
     described: Mapping[str, Any]
-    trained_on: frozenset[str] = frozenset()
+    trained_on: frozenset[str] | None = frozenset()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -56,10 +57,11 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     block, spec = config[role].copy_and_resolve_references(), config.checkpoint
     if block.adapter is not None:
         raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
-    found, described, seen = {}, {}, frozenset()
+    found, described, seen = {}, {}, None
     if is_training_workdir(spec):
         meta = trained.check_role(spec, role)
-        described, seen = meta.get("rendering") or {}, frozenset(meta.get("trained_on") or ())
+        described = meta.get("rendering") or {}
+        seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
         block.model = block.model or meta["model"]
     elif spec is not None and not (pathlib.Path(spec).expanduser() / CONFIG_FILE).is_file():
         raise UserError(
@@ -95,9 +97,16 @@ def open_model(
         )
 
 
-def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -> int:
-    """How many of ``names`` the student was trained on; a warning says so if there are any."""
-    seen = len(models[STUDENT].trained_on & set(names)) if STUDENT in models else 0
+def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -> int | None:
+    """How many of ``names`` the student was trained on; a warning says so if there are any.
+
+    None, which is said, too, where the checkpoint does not tell.
+    """
+    trained_on = models[STUDENT].trained_on if STUDENT in models else frozenset()
+    if trained_on is None:
+        say(f"the checkpoint does not say whether it was trained on some of these {what}")
+        return None
+    seen = len(trained_on & set(names))
     if seen:
         say(
             f"WARNING: the checkpoint was trained on {seen} of these {len(names)} {what}; its "

@@ -9,7 +9,6 @@ layer, tanh, an inner product. The score is a logit: trained with binary cross-e
 
 import dataclasses
 import fnmatch
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -280,10 +279,3 @@ def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.n
         full = prefix + source if source.startswith("pooler.") else source
         tensors[full] = np.ascontiguousarray(array)
     return tensors
-
-
-def is_cross_encoder(folder: str | os.PathLike[str]) -> bool:
-    """Whether a model folder says that it scores pairs."""
-    raw = pretrained.read_json(Path(folder) / "config.json", {})
-    names = raw.get("architectures") or () if isinstance(raw, dict) else ()
-    return any(str(name).endswith("ForSequenceClassification") for name in names)

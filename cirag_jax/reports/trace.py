@@ -45,7 +45,9 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: there is no such run, its journal holds no questions, or a run is writing it.
     """
     if config.run is None:
-        raise UserError("--config.run=WORKDIR is required: a folder of launch/answer.py.")
+        raise UserError(
+            "--config.run=WORKDIR is required: a folder of launch/answer.py or launch/distill.py."
+        )
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
@@ -64,7 +66,7 @@ def write_trace(
     """Writes a run's page: aside, then renamed.
 
     Args:
-      run: a workdir of ``launch/answer.py`` or its ``journal.sqlite``.
+      run: a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its ``journal.sqlite``.
       page: the file to write.
       title: of the page; by default the method's name and the workdir's.
       profile: scorer of answers (`answers.PROFILES`): exact match says what is right.

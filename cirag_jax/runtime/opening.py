@@ -128,21 +128,34 @@ def open_handlers(
 
 
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
-    """Refuses a training workdir of another role, and a student asked otherwise than trained."""
+    """Refuses a training workdir of another role, and a student asked otherwise than trained.
+
+    That more candidates are shown than in training is only said: the student may cope.
+    """
     from cirag_jax.training import trained
 
     for role in roles:
         spec = config[role].adapter
         if config[role].backend == "openai" or not is_training_workdir(spec):
             continue
-        trained_as = trained.check_role(spec, role).get("rendering") or {}
+        meta = trained.check_role(spec, role)
+        if role != "integrator":
+            continue
         asked = config.get(config.get("method", ""), {})
-        for name, value in trained_as.items() if role == "integrator" else ():
-            if name in asked and asked[name] != value:
-                raise UserError(
-                    f"config.{config.method}.{name}={asked[name]}, but {spec} was trained with "
-                    f"{value}: give --config.{config.method}.{name}={value}."
-                )
+        trained_as = meta.get("rendering") or {}
+        wrong = [name for name, value in trained_as.items() if asked.get(name, value) != value]
+        if wrong:
+            flags = [f"--config.{config.method}.{name}={trained_as[name]}" for name in wrong]
+            raise UserError(
+                f"{spec} was trained with other settings of {', '.join(wrong)}: give "
+                f"{' '.join(flags)}."
+            )
+        shown, known = asked.get("num_candidates", 0), meta.get("num_candidates") or 0
+        if known and shown > known:
+            say(
+                f"WARNING: config.{config.method}.num_candidates={shown}, but {spec} was trained "
+                f"with {known} at most"
+            )
 
 
 def _open_models(

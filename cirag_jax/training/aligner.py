@@ -134,7 +134,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 if pending is not None:
                     _finish(writer, clock, *pending)  # Never save a state that is not finite.
                     pending = None
-                checkpoints.save(step, state, batches, meta, dev)
+                checkpoints.save(step, state, batches, meta, dev or None)
             if stop and not last:
                 complete = False
                 break

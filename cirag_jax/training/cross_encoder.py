@@ -133,7 +133,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 dev = writer.evaluate(step, evaluate, state.params)
             due = config.save_every and step % config.save_every == 0
             if last or stop or due or dev is not None:
-                checkpoints.save(step, state, {"step": step}, meta, dev)
+                checkpoints.save(step, state, {"step": step}, meta, dev or None)
             if stop and not last:
                 complete = False
                 break

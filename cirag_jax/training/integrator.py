@@ -6,7 +6,7 @@ Integrator and extractor share everything but what makes the examples (`integrat
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from cirag_jax.distill.examples import Example, Part
 from cirag_jax.distill.packing import Layout, MicroBatch
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine import Engine
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.lora import LoraConfig
@@ -29,6 +30,7 @@ from cirag_jax.models.pretrained_decoder import DEFAULT_DECODER, load_decoder
 from cirag_jax.training import (
     continuation,
     cross_entropy,
+    decision_quality,
     integrator_data,
     lora_step,
     optimizers,
@@ -37,7 +39,7 @@ from cirag_jax.training import (
 from cirag_jax.training.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
-from cirag_jax.types import Config
+from cirag_jax.types import Config, Trajectory
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -73,6 +75,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)
     data = integrator_data.load_data(config, tokenizer, layout.length)
+    decoded = dev_decisions(config, data)
+    _check_metric(config.best_metric, data, decoded)
     plan = packing.make_plan(
         data.train,
         layout,
@@ -105,6 +109,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "length": layout.length,
         "rendering": data.described,
         "trained_on": data.trained_on,
+        "num_candidates": data.num_candidates,
         "run": {**continuation.fingerprint(config, _FREE), continuation.EXAMPLES: data.digest()},
     }
     checkpoints = Checkpoints(
@@ -121,12 +126,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     losses = make_evaluate(
         model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
     )
-    decide = make_decide(config, model_config, lora_config, params, data, tokenizer, mesh)
+    decide = make_decide(config, model_config, lora_config, params, decoded, data, tokenizer, mesh)
 
     def evaluate(adapter: nnx.State) -> dict[str, float]:
-        found = {**losses(adapter), **decide(adapter)}
-        _check_metric(config.best_metric, found)
-        return found
+        return {**losses(adapter), **decide(adapter)}
 
     report = _Report(model_config, lora_config)
     complete, step = True, first_step
@@ -163,7 +166,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 if pending is not None:
                     report.finish(writer, *pending)  # Never save a state that is not finite.
                     pending = None
-                checkpoints.save(step, state, {"step": step}, meta, dev)
+                checkpoints.save(step, state, {"step": step}, meta, dev or None)
             if stop and not last:
                 complete = False
                 break
@@ -220,10 +223,12 @@ def _check_config(config: Config) -> None:
         raise UserError(f"config.buckets={buckets} must ascend")
 
 
-def _check_metric(name: str, dev: Mapping[str, float]) -> None:
-    if dev and name not in dev:
+def _check_metric(name: str, data: integrator_data.Data, decoded: Sequence[Trajectory]) -> None:
+    measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
+    measured += list(decision_quality.SCORES) if decoded else []
+    if measured and name not in measured:
         raise UserError(
-            f"config.best_metric={name} is not measured here; there are {', '.join(sorted(dev))}"
+            f"config.best_metric={name} is not measured here; there are {', '.join(measured)}"
         )
 
 
@@ -272,6 +277,16 @@ def lora_description(config: LoraConfig) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- evaluate
 
 
+def _parts(examples: Sequence[Example]) -> list[Part]:
+    """The parts of decisions that examples supervise."""
+    found = {Part(int(part)) for e in examples for part in np.unique(e.part_T[e.weight_T > 0])}
+    return sorted(found - {Part.NONE})
+
+
+def _loss_name(part: Part) -> str:
+    return f"dev/loss_{part.name.lower()}"
+
+
 def make_evaluate(
     config: DecoderConfig,
     lora_config: LoraConfig,
@@ -292,7 +307,7 @@ def make_evaluate(
         return lambda adapter: {}
     plan = packing.make_plan(examples, layout, seed=0)
     options = lora.lora_options(lora_config, train=False)
-    parts = [part for part in Part if part is not Part.NONE]
+    parts = _parts(examples)
 
     @jax.jit
     def losses(params, adapter, batch, part_BT):
@@ -320,12 +335,26 @@ def make_evaluate(
                 batch, part_BT = placed
                 total_P2 += np.asarray(losses(params, adapter, batch, part_BT), np.float64)
         found = {"dev/loss": total_P2[:, 0].sum() / max(total_P2[:, 1].sum(), 1.0)}
-        for part, (loss, count) in zip(parts, total_P2, strict=True):
-            if count:
-                found[f"dev/loss_{part.name.lower()}"] = loss / count
+        found |= {_loss_name(p): loss / n for p, (loss, n) in zip(parts, total_P2, strict=True)}
         return found
 
     return evaluate
+
+
+def dev_decisions(config: Config, data: integrator_data.Data) -> tuple[Trajectory, ...]:
+    """The dev trajectories whose decisions are decoded at every evaluation.
+
+    There are none for an extractor, where ``config.decode.num_trajectories`` is 0, and where
+    several processes train, since generation runs in one.
+    """
+    # Two teachers may have taught the same question.
+    found = tuple({t.question_id: t for t in data.dev_trajectories}.values())
+    count = config.decode.num_trajectories
+    found = trajectories_lib.select(found, "all", config.seed, count) if count else ()
+    if found and jax.process_count() > 1:
+        logging.warning("several processes train: dev decisions are not decoded")
+        return ()
+    return tuple(found)
 
 
 def make_decide(
@@ -333,29 +362,18 @@ def make_decide(
     model_config: DecoderConfig,
     lora_config: LoraConfig,
     params: Params,
+    decoded: Sequence[Trajectory],
     data: integrator_data.Data,
     tokenizer: ChatTokenizer,
     mesh: jax.sharding.Mesh,
 ) -> Callable[[nnx.State], dict[str, float]]:
-    """A function from an adapter to `decision_quality.SCORES` on dev trajectories.
-
-    It gives none for an extractor, where ``config.decode.num_trajectories`` is 0, and where several
-    processes train, since generation runs in one.
-    """
-    # Two teachers may have taught the same question.
-    wanted = tuple({t.question_id: t for t in data.dev_trajectories}.values())
-    count = config.decode.num_trajectories
-    wanted = trajectories_lib.select(wanted, "all", config.seed, count) if count else ()
-    if wanted and jax.process_count() > 1:
-        logging.warning("several processes train: dev decisions are not decoded")
-        wanted = ()
-    if not wanted:
+    """A function from an adapter to `decision_quality.SCORES` on ``decoded``; none without any."""
+    if not decoded:
         return lambda adapter: {}
-    from cirag_jax.llm.engine import Engine
-    from cirag_jax.training.decision_quality import DecisionQuality
-
     engine = Engine(model_config, params, tokenizer, mesh=mesh if mesh.size > 1 else None)
-    return DecisionQuality(engine, lora_config, wanted, data.described, config.decode.max_tokens)
+    return decision_quality.DecisionQuality(
+        engine, lora_config, decoded, data.described, config.decode.max_tokens
+    )
 
 
 # ------------------------------------------------------------------------------------ bookkeeping

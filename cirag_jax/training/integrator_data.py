@@ -27,7 +27,7 @@ class Data(NamedTuple):
       train, dev: examples, none longer than asked for.
       counts: for the result: how many of what, and how many were cut or dropped for which reason.
       described: for the checkpoint: how conversations are rendered, which inference must repeat.
-      trained_on: ids of the questions (extractor: passages) that are trained on, sorted.
+      num_candidates: most candidates that a teacher was shown; 0: the extractor.
       dev_trajectories: of ``dev``, for whoever decodes them; empty for the extractor.
     """
 
@@ -35,8 +35,13 @@ class Data(NamedTuple):
     dev: list[Example]
     counts: dict[str, Any]
     described: dict[str, Any]
-    trained_on: tuple[str, ...]
+    num_candidates: int = 0
     dev_trajectories: tuple[Trajectory, ...] = ()
+
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """Ids of the questions (extractor: passages) of the training examples, sorted."""
+        return tuple(sorted({example.source for example in self.train}))
 
     def digest(self) -> str:
         """SHA-256 of all examples: a run goes on with what it began with."""
@@ -160,8 +165,8 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         "left_out_of_dev": dev_cut,
         "teachers": dict(collections.Counter(t.teacher for t in found)),
     }
-    seen = sorted({t.question_id for t in found})
-    return Data(train_examples, dev_examples, counts, described, tuple(seen), tuple(dev))
+    shown = max((len(step.candidates) for t in found for step in t.steps), default=0)
+    return Data(train_examples, dev_examples, counts, described, shown, tuple(dev))
 
 
 def _paths(value: Any) -> list[str]:
@@ -182,8 +187,8 @@ def _warn_of_held_out(paths: Sequence[str]) -> None:
     for file, made in map(_sidecar, paths):
         for where, count in (made.get("held_out") or {}).items():
             continuation.announce(
-                f"WARNING: {file}: {count} questions of {where} are trained on; do not evaluate on "
-                "them"
+                f"WARNING: {file}: up to {count} questions of {where} are trained on; do not "
+                "evaluate on them"
             )
 
 
@@ -243,5 +248,4 @@ def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> D
         "left_out": reasons,
         "left_out_of_dev": dev_reasons,
     }
-    seen = sorted(reference.passage.id for reference in references)
-    return Data(train_examples, dev_examples, found, {}, tuple(seen))
+    return Data(train_examples, dev_examples, found, {})

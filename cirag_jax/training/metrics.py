@@ -97,7 +97,8 @@ class MetricWriter:
         # evaluation, before the first of them, are not.
         self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
         self._evaluate_every = evaluate_every
-        self._evaluation = 0.0  # seconds that the last one took
+        self._evaluated = start_step  # the last step that was evaluated
+        self._evaluation = 0.0  # seconds that took
         self._bar: tqdm.tqdm | None = None
         self._seconds_before = 0.0
         if not enabled:
@@ -106,7 +107,8 @@ class MetricWriter:
         self._seconds_before = truncate(path, start_step or -1)
         self._file = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(
-            str(pathlib.Path(workdir) / "tensorboard"), purge_step=start_step + 1
+            str(pathlib.Path(workdir) / "tensorboard"),
+            purge_step=start_step + 1 if start_step else 0,
         )
         if self._stream.isatty():
             self._bar = tqdm.tqdm(
@@ -164,7 +166,7 @@ class MetricWriter:
         """
         began = self._clock()
         found = evaluation(params)
-        self._evaluation = self._clock() - began
+        self._evaluated, self._evaluation = step, self._clock() - began
         self._recent = collections.deque(
             ((done, ended + self._evaluation) for done, ended in self._recent), maxlen=_RECENT
         )
@@ -193,14 +195,16 @@ class MetricWriter:
             return ", ".join(parts)
         seconds = max(ended - began, 1e-9) / (last - first)
         rate = f"{seconds:.1f} s/step" if seconds > 1 else f"{1 / seconds:.2f} steps/s"
-        coming = seconds * (self._total_steps - step) + self._evaluation * self._evaluations(step)
+        coming = seconds * (self._total_steps - step) + self._evaluation * self._evaluations()
         left = tqdm.tqdm.format_interval(coming)
         return ", ".join([*parts, rate, f"{left} left"])
 
-    def _evaluations(self, step: int) -> int:
-        """How many are still to come after a step."""
-        every, total = self._evaluate_every, self._total_steps
-        return (total // every - step // every + bool(total % every)) if every else step < total
+    def _evaluations(self) -> int:
+        """How many are still to come."""
+        every, done, total = self._evaluate_every, self._evaluated, self._total_steps
+        if done >= total or not every:
+            return int(done < total)
+        return total // every - done // every + bool(total % every)
 
 
 def truncate(path: pathlib.Path, step: int) -> float:

@@ -347,11 +347,11 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
         backends.model_name(language_model(adapter=str(tmp_path)))
 
 
-def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders):
+def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys):
     workdir = str(trained[0])
 
     def check(role, **changes):
-        values = {f"{role}.adapter": workdir, "cirag.num_candidates": 15, **changes}
+        values = {f"{role}.adapter": workdir, "cirag.num_candidates": 2, **changes}
         overrides = [f"--config.{key}={value}" for key, value in values.items()]
         config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
         opening.check_adapters(config, (role,))
@@ -360,11 +360,15 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders):
     check("reader")
     with pytest.raises(UserError, match="of the component integrator, where extractor is needed"):
         check("extractor")
+    assert "WARNING" not in capsys.readouterr().err
+    check("integrator", **{"cirag.num_candidates": 15})
+    assert "cirag.num_candidates=15, but" in capsys.readouterr().err
     wanted = (
-        r"cirag\.example=True, but .* was trained with False: give --config\.cirag\.example=False"
+        r"other settings of form, example: give --config\.cirag\.form=ascii "
+        r"--config\.cirag\.example=False\.$"
     )
     with pytest.raises(UserError, match=wanted):
-        check("integrator", **{"cirag.example": True})
+        check("integrator", **{"cirag.example": True, "cirag.form": "unicode"})
     check("integrator", **{"cirag.example": True, "integrator.backend": "openai"})
     block = language_model(adapter=workdir)
     with pytest.raises(UserError, match="where extractor is needed"):
@@ -431,7 +435,8 @@ def test_held_out_questions_are_nobodys_training(folders, tmp_path):
     assert sources(few.dev) == sources(data.dev) and few.digest() != more.digest()
     apart = config_of((base, tmp_path / "b"), dev=write(tmp_path / "c", one[6:]), num_dev=2)
     assert len(load(apart).dev) == 2 and len(load(apart).train) == 6
-    assert data.trained_on == tuple(sorted(set(sources(data.train))))
+    assert len(data.trained_on) == 7 and set(data.trained_on) == set(sources(data.train))
+    assert data.num_candidates == max(len(s.candidates) for t in one for s in t.steps) > 0
     with pytest.raises(UserError, match="config.dev holds 6 of the training questions"):
         load(config_of((base, tmp_path / "b"), dev=tmp_path / "a", num_dev=0))
 
@@ -483,7 +488,7 @@ def test_an_extractor_learns_from_references(folders, tmp_path):
     data = load(config, 10_000)
     assert len(data.train) == 2 * data.counts["num_passages"]
     assert data.dev and not set(sources(data.train)) & set(sources(data.dev))
-    assert set(data.trained_on) == {e.source.split("#")[0] for e in data.train}
+    assert len(data.trained_on) == data.counts["num_passages"] and data.num_candidates == 0
     with pytest.raises(UserError, match="num_passages=-1 must not be negative"):
         config.num_passages = -1
         load(config)
@@ -502,7 +507,8 @@ def test_held_out_questions_that_are_trained_on_are_said(folders, tmp_path, caps
     made = [by_hand.trajectory(number) for number in range(3)]
     paths = write(tmp_path / "a", made, held_out={"fold=test": 3})
     load(config_of((folders[0], paths), dev_fraction=0.0))
-    assert "a/trajectories.json: 3 questions of fold=test are trained on" in capsys.readouterr().err
+    said = "a/trajectories.json: up to 3 questions of fold=test are trained on"
+    assert said in capsys.readouterr().err
 
 
 def test_two_teachers_of_one_question_are_decoded_once(folders, tmp_path, one_device, capsys):
@@ -521,11 +527,18 @@ def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.all_steps() == [2, 4]
+        assert checkpoints.best_step() is None and checkpoints.metrics(2) is None
 
 
-def test_a_metric_that_is_not_measured_is_refused(folders, tmp_path, one_device):
-    with pytest.raises(UserError, match=r"best_metric=dev/core_f1 is not measured.* dev/loss, "):
-        integrator.train_and_evaluate(config_of(folders, best_metric="dev/core_f1"), tmp_path)
+def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_path, one_device):
+    config = config_of(folders, best_metric="dev/core_f1", eval_every=0)
+    wanted = (
+        "best_metric=dev/core_f1 is not measured here; there are dev/loss, dev/loss_rationale, "
+        "dev/loss_facts, dev/loss_question$"
+    )
+    with pytest.raises(UserError, match=wanted):
+        integrator.train_and_evaluate(config, tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

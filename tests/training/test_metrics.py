@@ -32,13 +32,15 @@ def lines(folder):
 
 
 def scalars(folder):
-    """(tag, step, value) of every scalar in the TensorBoard files."""
+    """(tag, step, value) of every scalar that TensorBoard shows."""
     found = []
     for path in sorted((folder / "tensorboard").iterdir()):
         data, at = path.read_bytes(), 0
         while at < len(data):
             length = int.from_bytes(data[at : at + 8], "little")
             event = events.Event.FromString(data[at + 12 : at + 12 + length])
+            if event.session_log.status == events.SessionLog.START:  # as TensorBoard reads it
+                found = [scalar for scalar in found if scalar[1] < event.step]
             found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
             at += 12 + length + 4
     return found
@@ -114,10 +116,21 @@ def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path):
             if step == 4:
                 assert writer.evaluate(step, evaluation, 100) == {"dev/loss": 1.0}
         writer.evaluate(6, evaluation, 1)
+        for step in range(7, 11):
+            clock.now += 2
+            writer.progress(step)
+            if step == 8:
+                writer.evaluate(step, evaluation, 30)
+        writer.evaluate(10, evaluation, 60)
+        clock.now += 40
+        writer.progress(10)
     shown = stream.getvalue().splitlines()
     assert shown[2] == "step 3/10, 2.0 s/step, 03:14 left"  # 7 steps and 3 evaluations of 60 s
+    assert shown[3] == "step 4/10, 2.0 s/step, 03:12 left"  # 6 steps, 3 evaluations: one is due
     assert shown[5] == "step 6/10, 2.0 s/step, 03:28 left"  # 4 steps and 2 evaluations of 100 s
-    assert [line["step"] for line in lines(tmp_path)] == [0, 4]  # what is empty leaves no line
+    assert shown[9] == "step 10/10, 2.0 s/step, 00:30 left"  # the last evaluation
+    assert shown[10].endswith(", 00:00 left")
+    assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # an empty one leaves no line
 
 
 def test_the_bar_shows_our_own_time_left(tmp_path):
@@ -126,7 +139,6 @@ def test_the_bar_shows_our_own_time_left(tmp_path):
         for step in range(1, 6):
             clock.now += 2
             writer.progress(step, 0.5)
-        clock.now += 0
         writer.evaluate(5, lambda seconds: setattr(clock, "now", clock.now + seconds) or {}, 60)
         clock.now += 2
         writer.progress(6, 0.5)
@@ -138,6 +150,7 @@ def test_a_run_that_never_saved_begins_its_file_anew(tmp_path):
         with MetricWriter(tmp_path, 2, stream=io.StringIO()) as writer:
             writer.write(0, {"loss": 2.0})
     assert [line["step"] for line in lines(tmp_path)] == [0]
+    assert scalars(tmp_path) == [("loss", 0, 2.0)]
 
 
 def test_lines_where_there_is_no_terminal(tmp_path):
