@@ -13,9 +13,9 @@ extractor; not yet run).
 Record (``quick``, --config.data.dir=musique; 2026-11-22, one core of a two-core CPU machine, the
 other one training configs/integrator.py, jax 0.10.2, just before commit 9604270): 917 of 2,200
 examples (0.42 epochs of 1,100 passages) in 148 steps, 299,024 tokens, rows 99 % full; dev loss
-(tune) 0.72 -> 0.36; 80 min, tests beside it at times. One process on both cores, idle, does some
-1.6 times the work, which makes 50 minutes: not run so. (Before the adapter's dropout was made
-faster, commit 7148867: 110 min, the same losses.)
+(tune) 0.72 -> 0.36; 80 min, tests beside it at times. On both cores configs/integrator.py took
+0.60 of its time on one; 48 minutes would be the same: not run so. (Before the adapter's dropout was
+made faster, commit 7148867: 110 min, the same losses.)
 """
 
 from typing import Any

@@ -10,14 +10,13 @@ Presets: ``quick`` (SmolLM2-135M, at most 270,000 tokens, 2 CPU cores; the defau
 our specification recommends; not yet run), ``llama3_8b`` (the same with Llama-3-8B-Instruct; not
 yet run).
 
-Record (``quick``; 2026-11-22, one core of a two-core CPU machine, the other one training
-configs/extractor.py, jax 0.10.2, commit 7c80611): T = 60 trajectories of MuSiQue's training fold
-and 110 of two rounds and more of 2WikiMultihopQA's training questions (configs/trajectories.py),
-162 trained on: 130 steps, 258,618 tokens, two epochs, rows 97 % full; dev loss 1.18 -> 0.15
-(rationale 1.87 -> 0.25, facts 0.34 -> 0.02, question 1.16 -> 0.18); on 22 dev steps core F1 71.2,
-next query F1 41.7, stops 77.3, parsed 90.9 per cent; 74 min. One process on both cores, idle, does
-some 1.6 times the work, which makes 46 minutes: not run so. configs/integrator_eval.py has what the
-students are worth.
+Record (``quick``; 2026-11-22, two CPU cores, jax 0.10.2, commit 9604270): T = 60 trajectories of
+MuSiQue's training fold and 110 of two rounds and more of 2WikiMultihopQA's training questions
+(configs/trajectories.py), 162 trained on: 130 steps, 258,618 tokens, two epochs, rows 97 % full;
+dev loss 1.18 -> 0.15 (rationale 1.87 -> 0.25, facts 0.34 -> 0.02, question 1.16 -> 0.18); on 22
+dev steps core F1 71.2, next query F1 41.7, stops 77.3, parsed 90.9 per cent; 44 min 33 s, tests
+beside it in what it left idle. An earlier run on another machine of this kind, one core, had the
+same figures after 74 min. configs/integrator_eval.py has what the students are worth.
   Other T, before the adapter's dropout was made faster (200,000 tokens at most, one core):
   MuSiQue's 60 alone (commit a09a180): 80 steps, 135,848 tokens, two epochs, rows 83 % full; dev
 loss 1.42 -> 0.34; 48 min 26 s. It learned to keep nothing.

@@ -10,8 +10,8 @@ scored.
 
 Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2): T = 30
 trajectories (80 steps) of MuSiQue's test fold; the teacher kept nothing at 52 % of the steps. Core
-triples, per cent with 95 % intervals; "student" is the first of configs/integrator.py (just
-before commit 9604270), the base was asked at commit f1c0bc8:
+triples, per cent with 95 % intervals; "student" is the first of configs/integrator.py (commit
+9604270), the base was asked at commit f1c0bc8:
                F1 (mean of steps)   F1 where any kept   micro F1   next query F1   stop   parsed
   student      38.4 [28.3, 48.0]    17.7                16.0       23.2            70.0   98.8
   base         12.3 [ 6.3, 19.1]    10.1                 7.0       28.3            62.5   20.0

@@ -315,7 +315,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
             evaluate(trajectories, tmp_path / "e", **settings, **{field: value})
 
 
-def test_a_real_model_with_and_without_an_adapter(tmp_path):
+def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
     spec = str(tiny_decoder.folder(tmp_path / "m", max_position_embeddings=4096))
     write_trajectories(tmp_path / "one.jsonl", (SHORT,))
     settings = LoraConfig(rank=2, alpha=64.0)
@@ -335,6 +335,8 @@ def test_a_real_model_with_and_without_an_adapter(tmp_path):
             "base.example": False,
         },
     )
+    assert result["num_trained_on"] is None  # a PEFT folder does not tell
+    assert "does not say whether it was trained on some of these" in capsys.readouterr().err
     student, base = read_rows(tmp_path)
     assert (student["system"], base["system"]) == ("student", "base")
     assert student["error"] is None is base["error"]
