@@ -6,20 +6,22 @@ python launch/evaluate.py --config=configs/comparison.py --workdir=C \
 Each is a workdir, with a name in front of it or called by its folder's. The first run's lead over
 each other one is reported with its interval.
 
-Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2, just before
-commit 9604270): MuSiQue's test fold, 30 questions, answered by configs/methods/cirag.py:small with
---config.cirag.max_steps=4 --config.data.split=train --config.data.fold=test
---config.data.only_with_triples=true; the student (the first of configs/integrator.py) with
---config.cirag.guided=false --config.cirag.example=false. Per cent, 95 % intervals:
+Record (2026-11-22, two CPU cores, jax 0.10.2, commit 9604270): MuSiQue's test fold, 30 questions,
+answered by configs/methods/cirag.py:small with --config.cirag.max_steps=4
+--config.data.split=train --config.data.fold=test --config.data.only_with_triples=true; the student
+(the first of configs/integrator.py) with --config.cirag.guided=false --config.cirag.example=false.
+Per cent, 95 % intervals:
                   F1                    EM    R@3    R@5                   tokens   s a question
-  student          3.5 [0.0, 9.7]       0.0   50.3   59.7 [47.5, 72.2]     254      18.2
-  rule            12.1 [3.3, 23.3]      3.3   51.4   61.9 [50.6, 73.1]      56       4.5
+  student          3.5 [0.0, 9.7]       0.0   50.3   59.7 [47.5, 72.2]     254      13.6
+  frozen base      5.6 [0.4, 13.4]      3.3   45.8   59.7 [47.2, 71.9]     452      26.8
+  rule            12.1 [3.3, 23.3]      3.3   51.4   61.9 [50.6, 73.1]      56       2.3
+  student-base    -2.1 [-11.4, +6.4]   -3.3   +4.4   +0.0 [-9.4, +8.9]
   student-rule    -8.6 [-18.9, -0.7]   -3.3   -1.1   -2.2 [-11.7, +7.2]
-All answers came from triples. An earlier student, of MuSiQue's trajectories alone, which keeps
-nothing and so answers from passages: F1 5.6, R@3 53.1, R@5 64.7 (commit a09a180). The frozen base
-was stopped twice, after 4 of 30 questions.
+All answers came from triples but one of the base's. An earlier student, of MuSiQue's trajectories
+alone, which keeps nothing and so answers from passages: F1 5.6, R@3 53.1, R@5 64.7 (commit
+a09a180).
   The same on 2WikiMultihopQA's first 30 dev questions, over the triples of configs/extractor.py's
-model (configs/extract.py):
+model (configs/extract.py; one core beside other work, just before commit 9604270):
   student         13.2 [4.0, 24.2]      6.7   59.2   65.8 [54.2, 76.7]     279      17.5
   rule            16.2 [6.0, 28.0]     10.0   51.7   59.2 [49.2, 68.3]      60       3.1
   student-rule    -3.0 [-12.6, +5.8]   -3.3   +7.5   +6.7 [-0.8, +14.2]
