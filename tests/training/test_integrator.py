@@ -395,7 +395,8 @@ def test_a_workdir_says_what_it_was_trained_on(trained):
     config = cli.load_config(str(_ROOT / "configs/integrator_eval.py"), [])
     config.checkpoint = str(trained[0])
     seen = comparison.models_of(config, "integrator")["student"].trained_on
-    assert len(seen) == 10 and seen < {by_hand.trajectory(n).question_id for n in range(12)}
+    assert seen is not None and len(seen) == 10
+    assert seen < {by_hand.trajectory(n).question_id for n in range(12)}
 
 
 def test_the_export_command(trained, tmp_path):
