@@ -34,11 +34,22 @@ Results
     ratio           0.66; of processor time 0.64; losses 13.43149, 13.05255 and 13.43149, 13.05254
 
   On this processor XLA multiplies matrices at twice torch's rate (measured apart: 199 and 86
-  GFLOP/s, 1024 x 576 x 1536). Where torch multiplies as fast as XLA, expect a higher ratio; not
-  measured. ``--remat=projections`` takes less
-  processor time here than ``none`` (7.4 against 8.8 s) and half the memory, because what is not
-  kept need not be written and read; unrolled layers gain nothing over scanned ones (10.2 s before
-  the low-rank product's backward pass was written out, scanned 10.4).
+  GFLOP/s, 1024 x 576 x 1536). It is the other way round on Intel, where torch has its maker's
+  library: both cores of an Intel Xeon virtual machine, otherwise idle, 2026-11-22, commit 9604270,
+  one repeat each, ``--no_memory``:
+
+                                                  ours     PEFT     ratio   of processor time
+    the same 2 x 512 random tokens                7.0 s    5.0 s    1.42    1.30
+    --trajectories=T --examples=2 (2,946 tokens)  36.1 s   17.8 s   2.03    1.90
+
+  T: MuSiQue's training fold (configs/trajectories.py). Two of its conversations fill two rows of
+  2,048 to 72 % only, a training's to 97 %; the rest of the second ratio is not explained. Losses
+  agree (1.21351, 1.05394 and 1.21350, 1.05393).
+
+  ``--remat=projections`` takes less time than ``off`` (AMD, the processor's: 7.4 against 8.8 s;
+  Intel: 7.0 against 7.9 s) and half the memory, because what is not kept need not be written and read;
+  unrolled layers gain nothing over scanned ones (10.2 s before the low-rank product's backward pass
+  was written out, scanned 10.4).
   GPU: not measured (no device at hand).
 """
 
