@@ -47,9 +47,9 @@ Results
   agree (1.21351, 1.05394 and 1.21350, 1.05393).
 
   ``--remat=projections`` takes less time than ``off`` (AMD, the processor's: 7.4 against 8.8 s;
-  Intel: 7.0 against 7.9 s) and half the memory, because what is not kept need not be written and read;
-  unrolled layers gain nothing over scanned ones (10.2 s before the low-rank product's backward pass
-  was written out, scanned 10.4).
+  Intel: 7.0 against 7.9 s) and half the memory, because what is not kept need not be written and
+  read; unrolled layers gain nothing over scanned ones (10.2 s before the low-rank product's
+  backward pass was written out, scanned 10.4).
   GPU: not measured (no device at hand).
 """
 
