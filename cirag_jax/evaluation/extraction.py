@@ -69,7 +69,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``systems``: of each model ``exact``, ``soft`` and ``entities`` (the scores of
       `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, problems, tokens
       and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
-      student was trained on; ``selection``, ``settings``, ``complete``.
+      student was trained on, None: not known; ``selection``, ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the data or a model cannot be used.
