@@ -45,7 +45,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``systems``: of each model, of the rule and of keeping nothing at all the scores of
       `decisions.score` with their intervals (questions resampled), problems, tokens and seconds;
       ``differences``: the student less each other system; ``num_questions``, ``num_trained_on``
-      (of them, by the student; None: not known), ``num_steps``, ``teacher``, ``settings``, ``complete``.
+      (of them, by the student; None: not known), ``num_steps``, ``teacher``, ``settings``,
+      ``complete``.
 
     Raises:
       UserError: the config, the trajectories or a model cannot be used.
