@@ -9,15 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from cirag_jax.errors import UserError
-from cirag_jax.graph.normalise import Form, triple_key
+from cirag_jax.graph.normalise import Form, merge_sources, triple_key
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.evidence import (
-    Evidence,
-    merge_sources,
-    rank_passages,
-    rank_sentences,
-    rank_triples,
-)
+from cirag_jax.methods.evidence import Evidence, rank_passages, rank_sentences, rank_triples
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.requests import (
     Extract,
@@ -158,7 +152,9 @@ def construct(
     problems["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
     problems["passage_not_extracted"] += sum(1 for t in extracted.triples if t is None)
     found = (triple for triples in extracted.triples for triple in triples or ())
-    triples = merge_sources((t for t in found if any(triple_key(t, config.form))), config.form)
+    stated = (triple for triple in found if any(triple_key(triple, config.form)))
+    # In the order of the passages, so that the first statement of each is the best ranked one.
+    triples = tuple(fact.triple for fact in merge_sources(stated, config.form))
     if not config.use_reranker or not triples:
         return RankedTriples(triples, tuple(0.0 for _ in triples))
     return (yield RankTriples(query, triples, config.num_candidates))

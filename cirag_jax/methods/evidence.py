@@ -7,18 +7,6 @@ from cirag_jax.graph.normalise import Form, triple_key
 from cirag_jax.types import Passage, Step, Triple
 
 
-def merge_sources(triples: Iterable[Triple], form: Form) -> tuple[Triple, ...]:
-    """Each triple once, equal after normalisation, with its first source.
-
-    Triples come in the order of the passages they were retrieved with, so that the first source is
-    the best ranked one (M^D and M^S of CIRAG's construction phase).
-    """
-    unique: dict[tuple[str, str, str], Triple] = {}
-    for triple in triples:
-        unique.setdefault(triple_key(triple, form), triple)
-    return tuple(unique.values())
-
-
 class Evidence:
     """The pools of the cascade: core triples, sentences and passages, in order, each once.
 

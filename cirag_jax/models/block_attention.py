@@ -101,11 +101,15 @@ def _attend(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 
 def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
     """Running softmax over the visible blocks; also the log of each token's normaliser."""
+    k_BKHT = k_BKTH.swapaxes(2, 3)
 
     def block(p, state):
         most_BKGT, total_BKGT, mixed_BKGTH = state
         i, j = _places(visible, p)
-        scores, _ = _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j)
+        products = _multiply("bkgth,bkhs->bkgts", _take(q_BKGTH, i, 3), _take(k_BKHT, j, 3))
+        seen_BTS = _seen(visible, window, i * BLOCK, j * BLOCK, BLOCK)
+        capped = softcap(products * scoring.scale, scoring.softcap)
+        scores = jnp.where(seen_BTS[:, None, None], capped, MASKED)
         most, total = _take(most_BKGT, i, 3), _take(total_BKGT, i, 3)
         new = jnp.maximum(most, scores.max(-1))
         weights = jnp.exp(scores - new[..., None])
@@ -132,47 +136,52 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 
 
 def _backward(scoring, kept, slope_BKGTH):
+    """Slopes of queries, keys and values; scores are computed again.
+
+    Keys come first in a block's scores (``[B, K, S, G, T]``), and what is needed turned is turned
+    once for all blocks: no product then has to turn an operand as large as the scores, which took a
+    CPU a fifth of this function's time.
+    """
     q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normaliser_BKGT = kept
     inner_BKGT = jnp.sum(slope_BKGTH.astype(jnp.float32) * mixed_BKGTH.astype(jnp.float32), -1)
+    q_BKHGT, slope_BKHGT = (x.transpose(0, 1, 4, 2, 3) for x in (q_BKGTH, slope_BKGTH))
+    k_BKHT = k_BKTH.swapaxes(2, 3)
 
     def block(p, state):
-        dq, dk, dv = state
+        dq_BKHGT, dk_BKTH, dv_BKTH = state
         i, j = _places(visible, p)
-        q, slope = _take(q_BKGTH, i, 3), _take(slope_BKGTH, i, 3)
-        k, v = _take(k_BKTH, j, 2), _take(v_BKTH, j, 2)
-        scores, capped = _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j)
-        weights = jnp.exp(scores - _take(normaliser_BKGT, i, 3)[..., None])
-        dv_block = _multiply("bkgts,bkgth->bksh", weights.astype(v.dtype), slope)
-        ds = _multiply("bkgth,bksh->bkgts", slope, v) - _take(inner_BKGT, i, 3)[..., None]
-        ds = ds * weights * scoring.scale
+        products = _multiply("bksh,bkhgt->bksgt", _take(k_BKTH, j, 2), _take(q_BKHGT, i, 4))
+        seen_BST = _seen(visible, window, i * BLOCK, j * BLOCK, BLOCK).swapaxes(1, 2)
+        capped = softcap(products * scoring.scale, scoring.softcap)
+        scores = jnp.where(seen_BST[:, None, :, None], capped, MASKED)
+        weights = jnp.exp(scores - _take(normaliser_BKGT, i, 3)[:, :, None])
+        ds = _multiply("bksh,bkhgt->bksgt", _take(v_BKTH, j, 2), _take(slope_BKHGT, i, 4))
+        ds = (ds - _take(inner_BKGT, i, 3)[:, :, None]) * weights * scoring.scale
         if scoring.softcap is not None:
             ds = ds * (1.0 - jnp.square(capped / scoring.softcap))
-        ds = ds.astype(q.dtype)
-        dq_block = _multiply("bkgts,bksh->bkgth", ds, k)
-        dk_block = _multiply("bkgts,bkgth->bksh", ds, q)
+        ds, weights = ds.astype(q_BKGTH.dtype), weights.astype(v_BKTH.dtype)
+        dq = _multiply("bkhs,bksgt->bkhgt", _take(k_BKHT, j, 3), ds)
+        dk = _multiply("bksgt,bkgth->bksh", ds, _take(q_BKGTH, i, 3))
+        dv = _multiply("bksgt,bkgth->bksh", weights, _take(slope_BKGTH, i, 3))
         return (
-            _put(dq, _take(dq, i, 3) + dq_block, i, 3),
-            _put(dk, _take(dk, j, 2) + dk_block, j, 2),
-            _put(dv, _take(dv, j, 2) + dv_block, j, 2),
+            _put(dq_BKHGT, _take(dq_BKHGT, i, 4) + dq, i, 4),
+            _put(dk_BKTH, _take(dk_BKTH, j, 2) + dk, j, 2),
+            _put(dv_BKTH, _take(dv_BKTH, j, 2) + dv, j, 2),
         )
 
-    operands = (q_BKGTH, k_BKTH, v_BKTH)
-    state = tuple(jnp.zeros(x.shape, jnp.float32) for x in operands)
+    state = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q_BKHGT, k_BKTH, v_BKTH))
     slopes: Any = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
-    slopes = tuple(d.astype(x.dtype) for d, x in zip(slopes, operands, strict=True))
+    dq_BKHGT, dk_BKTH, dv_BKTH = slopes
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (visible, window))
-    return *slopes, *nothing
+    return (
+        dq_BKHGT.transpose(0, 1, 3, 4, 2).astype(q_BKGTH.dtype),
+        dk_BKTH.astype(k_BKTH.dtype),
+        dv_BKTH.astype(v_BKTH.dtype),
+        *nothing,
+    )
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def _scores(scoring, q_BKGTH, k_BKTH, visible, window, i, j):
-    """Scores of one block, fp32 ``[B, K, G, C, C]``, masked and not."""
-    q, k = _take(q_BKGTH, i, 3), _take(k_BKTH, j, 2)
-    capped = softcap(_multiply("bkgth,bksh->bkgts", q, k) * scoring.scale, scoring.softcap)
-    seen_BCC = _seen(visible, window, i * BLOCK, j * BLOCK, BLOCK)
-    return jnp.where(seen_BCC[:, None, None], capped, MASKED), capped
 
 
 def _seen(visible, window, queries, keys, size):

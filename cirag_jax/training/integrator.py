@@ -97,9 +97,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Adapter and optimiser ------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = lora_step.make_state(model_config, lora_config, tx, config.seed, mesh)
-    train_step = lora_step.make_train_step(
-        model_config, lora_config, tx, state, mesh, chunk=config.chunk
-    )
+    train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
     # ---- Restore --------------------------------------------------------------------------------
     meta = {

@@ -5,7 +5,7 @@ state are. Losses and gradients are summed over the tokens of all micro-batches 
 their number, so that the step does not depend on how the tokens are dealt out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -136,8 +136,9 @@ def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
 
 
 class TrainStep:
-    """The compiled step. Call it under ``jax.set_mesh(mesh)``.
+    """The compiled step for states shaped and placed like ``state``.
 
+    Call it under ``jax.set_mesh(mesh)``. ``chunk`` is that of `cross_entropy.cross_entropy`.
     ``traces`` counts compilations: one for each shape of a micro-batch (``gradient``) and one each
     for summing and applying (``add``, ``apply``).
     """
@@ -219,29 +220,3 @@ class TrainStep:
             "parameter_norm": optax.tree.norm(adapter),
         }
         return TrainState(adapter, opt_state, state.step + 1, state.key), metrics
-
-
-def make_train_step(
-    config: DecoderConfig,
-    lora_config: LoraConfig,
-    tx: optax.GradientTransformation,
-    state: TrainState,
-    mesh: jax.sharding.Mesh,
-    *,
-    chunk: int = cross_entropy.CHUNK,
-) -> TrainStep:
-    """The step for states shaped and placed like ``state``; see `TrainStep`."""
-    return TrainStep(config, lora_config, tx, state, mesh, chunk=chunk)
-
-
-def make_evaluate(
-    config: DecoderConfig, lora_config: LoraConfig, *, chunk: int = cross_entropy.CHUNK
-) -> Callable[[Params, nnx.State, Batch], tuple[jax.Array, jax.Array]]:
-    """A compiled ``(params, adapter, batch) -> (summed loss, tokens)`` without dropout."""
-    options = lora.lora_options(lora_config, train=False)
-
-    @jax.jit
-    def evaluate(params, adapter, batch):
-        return loss(config, params, adapter, batch, options, None, chunk)
-
-    return evaluate

@@ -190,7 +190,7 @@ class Ours:
         self.params = params
         tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=DECAY))
         self.state = lora_step.make_state(config, self.lora, tx, 0, self.mesh)
-        self.step = lora_step.make_train_step(
+        self.step = lora_step.TrainStep(
             config, self.lora, tx, self.state, self.mesh, chunk=flags.chunk
         )
         self.batches = [lora_step.place_batch(batch, self.mesh) for batch in work.batches]

@@ -52,9 +52,7 @@ class Run:
         self.state = lora_step.make_state(self.config, config, tx, 0, self.mesh, adapter)
         self.first = self.state
         self.again()
-        self.step = lora_step.make_train_step(
-            self.config, config, tx, self.state, self.mesh, chunk=16
-        )
+        self.step = lora_step.TrainStep(self.config, config, tx, self.state, self.mesh, chunk=16)
 
     def __call__(self, *batches):
         placed = [lora_step.place_batch(b, self.mesh) for b in batches]
@@ -175,8 +173,13 @@ def test_dropout_follows_step_and_micro_batch_and_evaluation_has_none(tmp_path):
     config = LoraConfig(rank=4, alpha=6.0, dropout=0.5)
     run = Run(tmp_path / "base", config)
     b = lora_step.place_batch(batch(), run.mesh)
-    evaluate = lora_step.make_evaluate(run.config, config, chunk=16)
     state = run.state
+    options = lora.lora_options(config, train=False)
+
+    @jax.jit
+    def evaluate(params, adapter, batch):
+        return lora_step.loss(run.config, params, adapter, batch, options)
+
     gradient = run.step._gradient
     with jax.set_mesh(run.mesh):
         losses = [
