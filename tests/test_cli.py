@@ -331,7 +331,7 @@ def start(script, *arguments, **environment):
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -408,7 +408,7 @@ def main(""",
         for index in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=120) for process in processes]
+        outputs = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -139,8 +139,9 @@ def _backward(scoring, kept, slope_BKGTH):
     """Slopes of queries, keys and values; scores are computed again.
 
     Keys come first in a block's scores (``[B, K, S, G, T]``), and what is needed turned is turned
-    once for all blocks: no product then has to turn an operand as large as the scores, which took a
-    CPU a fifth of this function's time.
+    once for all blocks: no product then has to turn an operand as large as the scores. On a CPU
+    that takes a fifth off this function (2,048 tokens of SmolLM2-135M: 192 to 150 ms a layer on two
+    threads) and 3 % off a training step.
     """
     q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normaliser_BKGT = kept
     inner_BKGT = jnp.sum(slope_BKGTH.astype(jnp.float32) * mixed_BKGTH.astype(jnp.float32), -1)

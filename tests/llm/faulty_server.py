@@ -58,7 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             step = steps.pop(0) if steps else "echo"
         try:
             if self.server.gate is not None:
-                self.server.gate.wait(timeout=10)
+                self.server.gate.wait(timeout=120)  # seconds: the machine may be busy
         finally:
             with self.server.lock:
                 self.server.under_way -= 1

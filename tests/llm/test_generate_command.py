@@ -122,7 +122,7 @@ def test_a_restart_asks_only_for_what_is_missing(server, tmp_path, capfd):
     lost = json.loads(whole.splitlines()[-1])["row"]["id"]
     server.bodies.clear()
     write(tmp_path / "p.jsonl", line("c"), line("new"), line("b"), line("a", "changed"))
-    result = generate_file(served(server, prompts, max_retries=3, timeout=9.0), tmp_path)
+    result = generate_file(served(server, prompts, max_retries=3, timeout=900.0), tmp_path)
     assert sorted(server.texts()) == sorted({"new", "b", "changed", lost} - {"a"})
     assert [(row["id"], row["text"]) for row in read(tmp_path)] == [
         ("c", "echo c"),

@@ -116,7 +116,7 @@ def test_the_command_through_the_server(model, url, tmp_path):
         env={**os.environ, "CIRAG_JAX_CACHE": "0"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -280,7 +280,7 @@ def test_what_was_recorded_survives_a_kill(path, repository):
         env={**os.environ, "PYTHONPATH": str(repository)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == [str(index) for index in range(18)]
