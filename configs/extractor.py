@@ -10,12 +10,11 @@ Presets: ``quick`` (SmolLM2-135M, at most 300,000 tokens, 2 CPU cores; the defau
 (Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper distils no
 extractor; not yet run).
 
-Record (``quick``, --config.data.dir=musique; 2026-11-22, one core of a two-core CPU machine, the
-other one training configs/integrator.py, jax 0.10.2, just before commit 9604270): 917 of 2,200
-examples (0.42 epochs of 1,100 passages) in 148 steps, 299,024 tokens, rows 99 % full; dev loss
-(tune) 0.72 -> 0.36; 80 min, tests beside it at times. On both cores configs/integrator.py took
-0.60 of its time on one; 48 minutes would be the same: not run so. (Before the adapter's dropout was
-made faster, commit 7148867: 110 min, the same losses.)
+Record (``quick``, --config.data.dir=musique; 2026-11-23, both cores of an Intel Xeon virtual
+machine, jax 0.10.2, commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages) in 148
+steps, 299,024 tokens, rows 99 % full; dev loss (tune) 0.72 -> 0.36; 54 min 27 s, of which it stood
+still for about 6 while something else was measured. On one core of another machine, tests beside
+it, 80 min (2026-11-22) and the same figures.
 """
 
 from typing import Any
