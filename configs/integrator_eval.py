@@ -26,9 +26,10 @@ alone, which keeps nothing at any step; and with embedded or short 2Wiki ones be
 early. Without those of one round it stops better than the rule; it picks fewer right triples than
 the rule finds among its three.
   The same for T = 30 trajectories (92 steps) of 2WikiMultihopQA's first 30 dev questions, over the
-triples of configs/extractor.py's model; the teacher kept nothing at 66 % of the steps; the base was
-not asked:
+triples of configs/extractor.py's model; the teacher kept nothing at 66 % of the steps (the base
+2026-11-23, two cores, tests beside it, commit 6e1523a: 16 min 13 s):
   student      46.2 [35.8, 56.1]    17.7                14.1       27.6            60.9   93.5
+  base         22.8 [13.9, 32.6]    12.9                 5.6       22.1            65.2   23.9
   rule         11.8 [ 7.4, 16.5]    35.1                15.0       23.2            72.8
   nothing      66.3 [55.7, 76.6]     0.0                 0.0        0.0            27.2
   student less rule: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop -12.0
