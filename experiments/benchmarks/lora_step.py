@@ -34,9 +34,9 @@ Results
     ratio           0.66; of processor time 0.64; losses 13.43149, 13.05255 and 13.43149, 13.05254
 
   On this processor XLA multiplies matrices at twice torch's rate (measured apart: 199 and 86
-  GFLOP/s, 1024 x 576 x 1536). It is the other way round on Intel, where torch has its maker's
-  library: both cores of an Intel Xeon virtual machine, otherwise idle, 2026-11-22, commit 9604270,
-  one repeat each, ``--no_memory``:
+  GFLOP/s, 1024 x 576 x 1536). On Intel PEFT is the faster one: both cores of an
+  Intel Xeon virtual machine, otherwise idle, 2026-11-22, commit 9604270 (before the backward pass
+  of `models.block_attention` was changed), one repeat each, ``--no_memory``:
 
                                                   ours     PEFT     ratio   of processor time
     the same 2 x 512 random tokens                7.0 s    5.0 s    1.42    1.30
