@@ -37,8 +37,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from cirag_jax.errors import UserError
-from cirag_jax.files import write_json
-from cirag_jax.terminal import say
+from cirag_jax.io import say, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 

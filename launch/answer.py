@@ -16,7 +16,7 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Answers what the config describes."""
-    from cirag_jax import answer
+    from cirag_jax.commands import answer
 
     return answer.answer(config, workdir)
 

@@ -15,9 +15,9 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Collects what the config describes."""
-    from cirag_jax.distill import run
+    from cirag_jax.commands import distill
 
-    return run.distill(config, workdir)
+    return distill.distill(config, workdir)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
+"""Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/evaluate_retrieval.py
 --config.checkpoint=W --workdir=W2``; configs/integrator_eval.py and configs/extractor_eval.py
 evaluate the other trained components, configs/comparison.py compares runs of launch/answer.py.
 """
@@ -18,29 +18,29 @@ def main(config, workdir):
     component = config.get("component")
     if "bootstrap_samples" not in config:
         raise UserError(
-            "--config is not one to evaluate by; there are configs/retrieval.py, "
+            "--config is not one to evaluate by; there are configs/evaluate_retrieval.py, "
             "integrator_eval.py, extractor_eval.py and comparison.py."
         )
     if component == "integrator":
-        from cirag_jax.evaluation import integrator
+        from cirag_jax.commands import evaluate_integrator
 
-        return integrator.evaluate(config, workdir)
+        return evaluate_integrator.evaluate(config, workdir)
     if component == "extractor":
-        from cirag_jax.evaluation import extraction
+        from cirag_jax.commands import evaluate_extraction
 
-        return extraction.evaluate(config, workdir)
+        return evaluate_extraction.evaluate(config, workdir)
     if component == "answers":
-        from cirag_jax.evaluation import runs
+        from cirag_jax.commands import compare
 
-        return runs.compare(config, workdir)
+        return compare.compare(config, workdir)
     if component is None:
-        from cirag_jax.evaluation import retrieval
+        from cirag_jax.commands import evaluate_retrieval
 
-        return retrieval.evaluate(config, workdir)
+        return evaluate_retrieval.evaluate(config, workdir)
     raise UserError(
         f"config.component is {component!r}; it must be integrator, extractor or answers."
     )
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/retrieval.py")
+    cli.run(main, "configs/evaluate_retrieval.py")

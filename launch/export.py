@@ -14,8 +14,8 @@ def main(config, workdir):
     """Writes ``workdir/model``, a folder that sentence-transformers (aligner, cross-encoder), PEFT
     or, merged, transformers (integrator, extractor) load unchanged.
     """
-    from cirag_jax.models.export import export_cross_encoder, export_sentence_transformers
-    from cirag_jax.training.trained import (
+    from cirag_jax.models.io.export import export_cross_encoder, export_sentence_transformers
+    from cirag_jax.models.io.workdir import (
         ADAPTED,
         component_of,
         export_adapter,

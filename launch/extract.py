@@ -15,7 +15,7 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Extracts what the config describes."""
-    from cirag_jax.graph import extract
+    from cirag_jax.commands import extract
 
     result = extract.extract_corpus(config, workdir)
     return cli.Shown(result) if config.estimate_only else result

@@ -15,7 +15,7 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Generates what the config describes."""
-    from cirag_jax.llm import generate
+    from cirag_jax.commands import generate
 
     return generate.generate_file(config, workdir)
 

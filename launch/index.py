@@ -15,9 +15,9 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Builds what the config describes."""
-    from cirag_jax.retrieval import build
+    from cirag_jax.commands import index
 
-    return build.index_dataset(config, workdir)
+    return index.index_dataset(config, workdir)
 
 
 if __name__ == "__main__":

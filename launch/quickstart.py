@@ -11,18 +11,17 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Runs the jobs one after the other; a second run goes on where the first stopped."""
-    from cirag_jax import answer
-    from cirag_jax.evaluation import retrieval
-    from cirag_jax.models.export import export_sentence_transformers
+    from cirag_jax.commands import answer, evaluate_retrieval
+    from cirag_jax.models.io.export import export_sentence_transformers
+    from cirag_jax.models.io.workdir import open_encoder
     from cirag_jax.reports import trace
     from cirag_jax.training import aligner
-    from cirag_jax.training.trained import open_encoder
 
     checkpoint = workdir / "aligner"
     checkpoint.mkdir(exist_ok=True)
     trained = aligner.train_and_evaluate(config.train, checkpoint)
     config.evaluate.checkpoint = str(checkpoint)
-    result = retrieval.evaluate(config.evaluate, workdir)
+    result = evaluate_retrieval.evaluate(config.evaluate, workdir)
     encoder, _ = open_encoder(str(checkpoint))
     export_sentence_transformers(encoder, encoder.state, workdir / "model")
     questions = workdir / "answers"

@@ -1,6 +1,6 @@
 """Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
 
-configs/cross_encoder.py, configs/integrator.py and configs/extractor.py train the others.
+configs/cross_encoder.py, configs/adapter.py and configs/extractor.py train the others.
 """
 
 import pathlib
@@ -26,9 +26,9 @@ def main(config, workdir):
 
         return cross_encoder.train_and_evaluate(config, workdir)
     if component in ("integrator", "extractor"):
-        from cirag_jax.training import integrator
+        from cirag_jax.training import adapter
 
-        return integrator.train_and_evaluate(config, workdir)
+        return adapter.train_and_evaluate(config, workdir)
     if component == "aligner":
         from cirag_jax.training import aligner
 

@@ -20,12 +20,10 @@ def _import_everything() -> None:
     import jax  # noqa: F401
     import transformers.models.auto.tokenization_auto
 
-    import cirag_jax.answer
-    import cirag_jax.llm.engine
-    import cirag_jax.models.pretrained
-    import cirag_jax.reports.console
-    import cirag_jax.runtime.opening  # noqa: F401
-    import cirag_jax.training.trained  # noqa: F401
+    import cirag_jax.commands.answer
+    import cirag_jax.commands.opening  # noqa: F401
+    import cirag_jax.models.io.pretrained
+    import cirag_jax.models.io.workdir  # noqa: F401
 
     transformers.models.auto.tokenization_auto.AutoTokenizer  # noqa: B018
 

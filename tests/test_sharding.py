@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import EncoderConfig, embed
-from cirag_jax.models.pretrained import random_state
+from cirag_jax.models.io.pretrained import random_state
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
 
 CONFIG = EncoderConfig(64, 32, 2, 4, 64, max_positions=32, attention="transposed")

@@ -10,8 +10,8 @@ from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cirag_jax.datasets import jsonl
-from cirag_jax.models import weights
 from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.io import weights
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 _NAMES = [

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from cirag_jax.models import lora
+from cirag_jax.models.io.pretrained_decoder import TextDecoder, load_decoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.models.pretrained_decoder import TextDecoder, load_decoder
 from tests import tiny_decoder
 
 

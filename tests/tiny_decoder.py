@@ -8,9 +8,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from cirag_jax.models import decoder_weights
-from cirag_jax.models.pretrained_decoder import parse_decoder_config
-from cirag_jax.models.tensor_files import save_tensors
+from cirag_jax.models.io import decoder_weights
+from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
+from cirag_jax.models.io.tensor_files import save_tensors
 
 VOCABULARY = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

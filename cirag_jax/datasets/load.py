@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cirag_jax.datasets import embedded, jsonl
+from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.types import Config, Dataset, Question
 
@@ -14,7 +14,7 @@ def load_dataset(data: Config) -> Dataset:
     """The dataset folder ``data.dir``, or the embedded dataset where it is null."""
     if data.dir:
         return jsonl.read_dataset(pathlib.Path(data.dir))
-    return embedded.build()
+    return demo.build()
 
 
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:

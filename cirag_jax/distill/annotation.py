@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.distill import wordings
+from cirag_jax.distill import templates
 from cirag_jax.types import Passage, Question, Triple
 
 _STOP_WORDS = frozenset(
@@ -98,8 +98,8 @@ def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
         named = f"#{parents[0] + 1}" if parents else head
         hops.append(
             Hop(
-                wordings.sub_question(relation, named),
-                wordings.noun_phrase(relation, named),
+                templates.sub_question(relation, named),
+                templates.noun_phrase(relation, named),
                 f"{named} {relation}",
                 named,
                 True,
@@ -120,7 +120,9 @@ def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
         parents = {int(k) - 1 for k in re.findall(r"#(\d+)", text) if 0 < int(k) <= index}
         head, arrow, relation = text.partition(" >> ")
         if arrow:
-            asks, noun = (f(relation, head) for f in (wordings.sub_question, wordings.noun_phrase))
+            asks, noun = (
+                f(relation, head) for f in (templates.sub_question, templates.noun_phrase)
+            )
             keywords, about = f"{head} {relation}", head
         else:
             asks, noun = _as_question(text), ""

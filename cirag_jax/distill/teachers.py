@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from cirag_jax.distill.ideal import Gold, Round, decide, gold_of
-from cirag_jax.graph.normalise import Form
-from cirag_jax.graph.store import TripleStore
+from cirag_jax.commands import opening
+from cirag_jax.distill.oracle import Gold, Round, decide, gold_of
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.runtime import opening
 from cirag_jax.runtime.requests import Generate, Generated
 from cirag_jax.runtime.scheduler import Call, Done, Handler
+from cirag_jax.triples.normalization import Form
+from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question, Triple
 
 Teacher = Literal["annotations", "llm"]

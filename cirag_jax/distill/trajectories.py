@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.datasets.records import Record, read_lines
-from cirag_jax.distill.ideal import Gold
+from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
-from cirag_jax.files import write_lines
+from cirag_jax.io import write_lines
 from cirag_jax.prompts.cirag import PROBLEMS
 from cirag_jax.runtime import codec
 from cirag_jax.types import Step, Trajectory, Triple

@@ -16,13 +16,13 @@ import numpy as np
 
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
-from cirag_jax.graph.normalise import Form, triple_key
 from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
+from cirag_jax.triples.normalization import Form, triple_key
 from cirag_jax.types import Step, Trajectory, Triple
 
 # Cosine of each pair of queries: float64 [N].

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.evaluation.recall import recall_at
-from cirag_jax.graph.normalise import triple_key
+from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Prediction, Question, Triple
 
 KS = (3, 5)

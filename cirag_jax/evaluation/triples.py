@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize
 
 from cirag_jax.evaluation.overlap import Overlap
-from cirag_jax.graph.normalise import Form, normalise, triple_key
+from cirag_jax.triples.normalization import Form, normalise, triple_key
 from cirag_jax.types import Triple
 
 Key = tuple[str, str, str]

@@ -318,7 +318,7 @@ def _load_gguf(path: Path) -> ChatTokenizer:
     if folder is not None and (folder / "tokenizer.json").is_file():
         with contextlib.suppress(UserError):  # a damaged copy is made again
             return ChatTokenizer(_open_tokenizer(folder), extra)
-    from cirag_jax.models.gguf_weights import tokenizer_from_gguf
+    from cirag_jax.models.io.gguf_weights import tokenizer_from_gguf
 
     tokenizer = tokenizer_from_gguf(path)
     if folder is not None:

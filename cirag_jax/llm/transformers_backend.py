@@ -470,7 +470,7 @@ def model_path(spec: str) -> Path:
     Raises:
       UserError: there is none.
     """
-    from cirag_jax.models import pretrained
+    from cirag_jax.models.io import pretrained
 
     if spec.endswith(".gguf"):
         path = Path(spec).expanduser()

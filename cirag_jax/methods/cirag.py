@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from cirag_jax.errors import UserError
-from cirag_jax.graph.normalise import Form, merge_sources, triple_key
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.evidence import Evidence, rank_passages, rank_sentences, rank_triples
 from cirag_jax.prompts import cirag as prompts
@@ -24,6 +23,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
     Retrieved,
 )
+from cirag_jax.triples.normalization import Form, merge_sources, triple_key
 from cirag_jax.types import Attempt, Level, Passage, Prediction, Step, Triple
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.

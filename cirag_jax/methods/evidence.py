@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.graph.normalise import Form, triple_key
+from cirag_jax.triples.normalization import Form, triple_key
 from cirag_jax.types import Passage, Step, Triple
 
 

@@ -21,9 +21,9 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import pretrained, weights
 from cirag_jax.models.encoder import Encoder, EncoderConfig, choose_attention, drop_units
-from cirag_jax.models.tensor_files import fetch, read_tensors
+from cirag_jax.models.io import pretrained, weights
+from cirag_jax.models.io.tensor_files import fetch, read_tensors
 
 # Parameter of the head -> its tensor, by model_type; kernels of torch are (out, in).
 _BERT_HEAD = {

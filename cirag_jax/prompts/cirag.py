@@ -10,9 +10,9 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from cirag_jax.graph.normalise import Form, normalise, triple_key
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts.tolerant_json import find_json
+from cirag_jax.triples.normalization import Form, normalise, triple_key
 from cirag_jax.types import Step, Triple
 
 NO_QUESTION = "<no question>"

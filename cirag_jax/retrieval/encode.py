@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cirag_jax.models.encoder import embed
-from cirag_jax.models.pretrained import TextEncoder
+from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.buckets import BUCKETS, batch_rows, bucket_length, everywhere, map_texts
 
 # (rows, length) -> times traced; a compile-once test reads it.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.pretrained import TextEncoder
+from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.types import Config
 
@@ -195,7 +195,7 @@ def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> E
 
 
 def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
-    from cirag_jax.training.trained import hash_arrays, open_encoder
+    from cirag_jax.models.io.workdir import hash_arrays, open_encoder
 
     encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
     if meta:  # Two trainings may end on the same step: what was learnt tells them apart.
@@ -224,7 +224,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
         ) from None
     if config.dtype not in ("float32", "bfloat16"):
         raise UserError(f"config.encoder.dtype is {config.dtype!r}; it must be float32 or bfloat16")
-    from cirag_jax.models.pretrained import resolve_model_folder
+    from cirag_jax.models.io.pretrained import resolve_model_folder
 
     is_local = config.model.startswith("package:") or pathlib.Path(config.model).is_dir()
     name = str(resolve_model_folder(config.model)) if is_local else config.model

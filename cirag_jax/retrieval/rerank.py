@@ -92,7 +92,7 @@ class CrossEncoderReranker:
         Raises:
           UserError: it cannot be opened, or is no cross-encoder.
         """
-        from cirag_jax.training.trained import open_cross_encoder
+        from cirag_jax.models.io.workdir import open_cross_encoder
 
         model, _ = open_cross_encoder(spec, dtype=dtype, mesh=mesh)
         return cls(model, max_length, mesh)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.graph.normalise import Form, triple_key
 from cirag_jax.llm import types as llm
 from cirag_jax.retrieval.rerank import Reranker
 from cirag_jax.runtime.cache import ResponseCache
@@ -24,6 +23,7 @@ from cirag_jax.runtime.requests import (
     Retrieved,
 )
 from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.triples.normalization import Form, triple_key
 from cirag_jax.types import Passage, Triple
 
 # Finds rows for texts: (queries, k, rows each may find) -> row_QK, score_QK.

@@ -17,10 +17,11 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
-from cirag_jax.models.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.training import aligner_data, continuation, gradient_cache, optimizers
-from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training import gradient_cache, optimizers, resume
+from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
@@ -71,7 +72,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = make_state(encoder, tx, config.seed, mesh)
-    continuation.announce(
+    resume.announce(
         f"{len(chains):,} chains, {len(dev_questions):,} dev questions, {total_steps:,} steps of "
         f"{config.batch_size} queries, mesh {dict(mesh.shape)}, "
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
@@ -80,24 +81,24 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "aligner",
-        "model": continuation.absolute(config.model.spec),
+        "model": resume.absolute(config.model.spec),
         "pooling": encoder.pooling,
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
-        "run": continuation.fingerprint(config),
+        "run": resume.fingerprint(config),
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
     first_step = 0
     if checkpoints.latest_step() is not None:
-        continuation.check_same_run(checkpoints.meta(), meta, workdir)
+        resume.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state, batches)
         state, first_step = restored.state, restored.step
-        continuation.announce(f"going on from step {first_step} of {total_steps}")
+        resume.announce(f"going on from step {first_step} of {total_steps}")
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, dataset, dev_questions, encoder, mesh)
@@ -105,7 +106,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     with (
         checkpoints,
         jax.set_mesh(mesh),
-        continuation.open_metrics(config, workdir, total_steps, first_step) as writer,
+        resume.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
@@ -121,7 +122,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             pending = (step, metrics, batch, sent)
 
             last = step == total_steps
-            stop = preemption.should_stop(step) or continuation.out_of_time(
+            stop = preemption.should_stop(step) or resume.out_of_time(
                 start, config.stop_after_minutes
             )
             dev = None
@@ -161,7 +162,7 @@ def train_step(
     graphdef: nnx.GraphDef,
     tx: optax.GradientTransformation,
     state: TrainState,
-    batch: aligner_data.Batch,
+    batch: pools_lib.Batch,
     config: Config,
     mesh: jax.sharding.Mesh,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -217,7 +218,7 @@ def make_state(
     return jax.jit(init, out_shardings=placed)(encoder.state)
 
 
-def place_batch(batch: aligner_data.Batch, mesh: jax.sharding.Mesh) -> gradient_cache.DeviceBatch:
+def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> gradient_cache.DeviceBatch:
     """Puts a host batch, the same on every process, on the mesh: rows of chunks are sharded."""
 
     def rows(x: np.ndarray) -> jax.Array:
@@ -293,7 +294,7 @@ def make_batches(
     mesh: jax.sharding.Mesh,
 ) -> Any:
     """The endless, resumable iterator of training batches that ``config`` describes."""
-    sampling = aligner_data.Sampling(
+    sampling = pools_lib.Sampling(
         config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
     )
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -304,7 +305,7 @@ def make_batches(
     negative_sets = config.prefixes_per_question if config.chain_negatives else 1
     per_question = config.prefixes_per_question + negative_sets * config.num_negatives
     questions = max(config.batch_size // config.prefixes_per_question, 1)
-    layout = aligner_data.Layout(
+    layout = pools_lib.Layout(
         num_queries=questions * config.prefixes_per_question,
         num_candidates=questions * per_question,
         negatives=config.negatives,
@@ -321,7 +322,7 @@ def make_batches(
     def tokenize(texts, role):
         return encode_lib.tokenize(encoder, [prefixes[role] + t for t in texts], limits[role])
 
-    return aligner_data.batches(
+    return pools_lib.batches(
         chains,
         pools,
         config.data.units,
@@ -369,7 +370,7 @@ def _finish(
     clock: StepClock,
     step: int,
     metrics: dict[str, jax.Array],
-    batch: aligner_data.Batch,
+    batch: pools_lib.Batch,
     sent: float,
 ) -> None:
     """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""

@@ -21,14 +21,14 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import reranking
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rerank import BiEncoderReranker
 from cirag_jax.runtime.handlers import tuple_text
-from cirag_jax.training import continuation, optimizers
-from cirag_jax.training import cross_encoder_data as data_lib
-from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.training import optimizers, resume
+from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.metrics import MetricWriter, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
@@ -85,7 +85,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     )
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = make_state(model, tx, config.seed, mesh)
-    continuation.announce(
+    resume.announce(
         f"{len(targets):,} positives ({_count_kinds(targets)}), {len(dev_questions):,} dev "
         f"questions, {total_steps:,} steps of {config.targets_per_step} positives, "
         f"mesh {dict(mesh.shape)}"
@@ -94,26 +94,26 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "cross_encoder",
-        "model": continuation.absolute(config.model.spec),
+        "model": resume.absolute(config.model.spec),
         "max_length": model.max_length,
-        "run": continuation.fingerprint(config, ("evaluate", "component")),
+        "run": resume.fingerprint(config, ("evaluate", "component")),
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
     first_step = 0
     if checkpoints.latest_step() is not None:
-        continuation.check_same_run(checkpoints.meta(), meta, workdir)
+        resume.check_same_run(checkpoints.meta(), meta, workdir)
         restored = checkpoints.restore(None, state)
         state, first_step = restored.state, restored.step
-        continuation.announce(f"going on from step {first_step} of {total_steps}")
+        resume.announce(f"going on from step {first_step} of {total_steps}")
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, dataset, dev_questions, model, mesh)
     complete = True
     with (
         checkpoints,
-        continuation.open_metrics(config, workdir, total_steps, first_step) as writer,
+        resume.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         for step in range(first_step + 1, total_steps + 1):
@@ -125,7 +125,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             _finish(writer, step, metrics, batch, began)
 
             last = step == total_steps
-            stop = preemption.should_stop(step) or continuation.out_of_time(
+            stop = preemption.should_stop(step) or resume.out_of_time(
                 start, config.stop_after_minutes
             )
             dev = None

@@ -7,12 +7,12 @@ from typing import Any
 
 from flax import nnx
 
+from cirag_jax.commands import task
 from cirag_jax.evaluation import decisions
-from cirag_jax.llm.engine import Engine
+from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.runtime import task
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.types import Trajectory

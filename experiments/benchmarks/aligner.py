@@ -60,12 +60,13 @@ import optax
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax import sharding
-from cirag_jax.datasets import embedded, jsonl
+from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
-from cirag_jax.models.pretrained import TextEncoder, load_encoder, random_state
+from cirag_jax.models.io.pretrained import TextEncoder, load_encoder, random_state
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.training import aligner, aligner_data, gradient_cache
+from cirag_jax.training import aligner, gradient_cache
+from cirag_jax.training.data import pools
 from cirag_jax.training.utilisation import peak_flops
 from configs import aligner as aligner_config
 from experiments.benchmarks.measure import alternately, row
@@ -84,7 +85,7 @@ def flops_per_token(config: encoder_lib.EncoderConfig, length: int) -> float:
 
 def load_texts(folder: pathlib.Path) -> tuple[str, list[str], list[str], list[str]]:
     """Name of the data, passages, triples and questions as text."""
-    dataset = jsonl.read_dataset(folder) if folder.is_dir() else embedded.build()
+    dataset = jsonl.read_dataset(folder) if folder.is_dir() else demo.build()
     passages = [f"{p.title}. {p.text}" for p in dataset.corpus.values()]
     triples = [
         f"<{t.head}; {t.relation}; {t.tail}>" for row in dataset.triples.values() for t in row
@@ -144,7 +145,7 @@ def our_step(
     config = aligner_config.quick()
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     queries = columns[0]
-    layout = aligner_data.Layout(
+    layout = pools.Layout(
         num_queries=len(queries),
         num_candidates=len(queries) * (len(columns) - 1),
         negatives="cross_device",
@@ -155,10 +156,9 @@ def our_step(
         bucket_lengths=encode_lib.BUCKETS,
     )
     examples = [
-        aligner_data.Example(texts[0], (texts[1],), texts[2:])
-        for texts in zip(*columns, strict=True)
+        pools.Example(texts[0], (texts[1],), texts[2:]) for texts in zip(*columns, strict=True)
     ]
-    batch = aligner_data.build_batch(
+    batch = pools.build_batch(
         examples,
         layout,
         lambda texts, kind: encode_lib.tokenize(encoder, texts, max_length),

@@ -71,7 +71,7 @@ def config_of(side: str, questions: int, split: str) -> Any:
 
 def answer_in_process(side: str, questions: int, workdir: str) -> dict[str, Any]:
     """One side's run, in this process."""
-    from cirag_jax import answer
+    from cirag_jax.commands import answer
 
     with tempfile.TemporaryDirectory() as warm:
         answer.answer(config_of(side, 2 if side in SERIAL else 8, "dev"), pathlib.Path(warm))
@@ -110,7 +110,7 @@ def responses(workdir: pathlib.Path) -> dict[str, list[tuple[str, dict[str, Any]
 
 def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
     """For each question whose texts part, the gap (nats) at the first token that differs."""
-    from cirag_jax.llm.engine import Engine
+    from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.types import Message, Request
 
     pairs = []

@@ -116,8 +116,8 @@ def warm_up(task: str) -> list[list[Request]]:
 
 def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callable[[], None]]:
     """A function from requests to texts, and one that forgets what was cached."""
-    from cirag_jax.llm.engine import Engine
-    from cirag_jax.llm.shapes import EngineConfig
+    from cirag_jax.llm.engine.engine import Engine
+    from cirag_jax.llm.engine.shapes import EngineConfig
 
     batch = 1 if task in ("one by one", "first token") else min(int(task.split()[0]), 32)
     options = EngineConfig.for_platform(
@@ -143,7 +143,7 @@ def open_theirs(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Calla
     from transformers import AutoModelForCausalLM
 
     from cirag_jax.llm.chat import ChatTokenizer
-    from cirag_jax.models.pretrained_decoder import DEFAULT_DECODER, resolve_decoder
+    from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, resolve_decoder
 
     del task, reuse
     file = resolve_decoder(DEFAULT_DECODER)
@@ -269,7 +269,7 @@ def _decode_step(config: Any, params: Any, rows: int, length: int, cached: int) 
     import jax
     import numpy as np
 
-    from cirag_jax.llm import sampling, steps
+    from cirag_jax.llm.engine import sampling, steps
     from cirag_jax.models import decoder
 
     cache = decoder.empty_cache(config, rows, length)
@@ -330,7 +330,7 @@ def _products(config: Any, params: Any, rows: int) -> float:
 def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
     """SmolLM2's decoding step against its products alone, at several lengths of the cache."""
     from cirag_jax.models import decoder
-    from cirag_jax.models.pretrained_decoder import load_decoder
+    from cirag_jax.models.io.pretrained_decoder import load_decoder
 
     loaded = load_decoder(dtype="float32")
     params = decoder.unstack_layers(decoder.to_params(loaded.state))

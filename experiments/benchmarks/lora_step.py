@@ -77,20 +77,21 @@ import optax
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax import sharding
-from cirag_jax.distill import packing
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.distill.examples import trajectory_examples
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models import decoder, decoder_weights, lora, peft_format
+from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import DecoderConfig
-from cirag_jax.models.lora import LoraConfig
-from cirag_jax.models.pretrained_decoder import (
+from cirag_jax.models.io import decoder_weights, peft_format
+from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
     parse_decoder_config,
     resolve_decoder,
 )
+from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step, utilisation
+from cirag_jax.training.data import packing
+from cirag_jax.training.data.examples import trajectory_examples
 from experiments.benchmarks.measure import alternately, row
 
 RATE, DECAY = 1e-4, 0.01

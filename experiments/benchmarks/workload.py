@@ -21,7 +21,7 @@ from typing import Any
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from cirag_jax.datasets import embedded
+from cirag_jax.datasets import demo
 from cirag_jax.types import Dataset, Question, Triple
 
 FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
@@ -75,7 +75,7 @@ def _candidates(
 
 def conversations() -> Iterator[dict[str, Any]]:
     """``id`` and ``messages`` (user and assistant in turn, a user turn a step) of each."""
-    data = embedded.build()
+    data = demo.build()
     rng = random.Random(0)
     everything = [t for row in data.triples.values() for t in row]
     for question in rng.sample(data.questions, NUM_CONVERSATIONS):

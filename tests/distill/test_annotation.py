@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from cirag_jax.datasets import embedded
-from cirag_jax.distill import wordings
+from cirag_jax.datasets import demo
+from cirag_jax.distill import templates
 from cirag_jax.distill.annotation import hops_of, words
-from cirag_jax.distill.ideal import Round, decide, gold_of
+from cirag_jax.distill.oracle import Round, decide, gold_of
 from cirag_jax.distill.teachers import AnnotationTeacher, read_conversation
-from cirag_jax.graph.normalise import normalise
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Passage, Question, SubQuestion, Triple
 
 CORPUS = {
@@ -101,10 +101,10 @@ def test_supporting_sentences_lead_from_the_named_passage_to_the_hidden_one():
 
 def test_any_relation_becomes_a_question():
     for relation in ("director", "circulates in", "is on", "atomic number", "directed by"):
-        asks = wordings.sub_question(relation, "Vik {0} #1")
+        asks = templates.sub_question(relation, "Vik {0} #1")
         assert "Vik {0} #1" in asks and asks.endswith("?")
-    assert wordings.noun_phrase("stays on", "Vik") == ""
-    assert wordings.sub_question("directed by", "x") == wordings.sub_question("director", "x")
+    assert templates.noun_phrase("stays on", "Vik") == ""
+    assert templates.sub_question("directed by", "x") == templates.sub_question("director", "x")
 
 
 # -------------------------------------------------------------------------------------- decisions
@@ -206,7 +206,7 @@ def says(text: str, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def dataset():
-    return embedded.build()
+    return demo.build()
 
 
 def test_no_answer_is_used_before_a_kept_candidate_states_it(dataset):

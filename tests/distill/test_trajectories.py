@@ -6,7 +6,7 @@ import json
 import pytest
 
 from cirag_jax.distill import trajectories
-from cirag_jax.distill.ideal import gold_of
+from cirag_jax.distill.oracle import gold_of
 from cirag_jax.errors import UserError
 from cirag_jax.types import Question, Step, Trajectory, Triple
 

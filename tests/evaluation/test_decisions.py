@@ -10,15 +10,17 @@ import jax
 import numpy as np
 import pytest
 
+from cirag_jax.commands import evaluate_integrator, side_by_side
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import comparison, decisions, integrator
+from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, decode, rule, score
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig
-from cirag_jax.models import lora, peft_format
+from cirag_jax.models import lora
+from cirag_jax.models.io import peft_format
+from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.models.pretrained_decoder import load_decoder
 from cirag_jax.prompts.cirag import integration_messages, render_decision
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
@@ -240,7 +242,7 @@ def evaluate(source, workdir, **fields):
         }
     )
     workdir.mkdir(exist_ok=True)
-    return integrator.evaluate(config.lock(), workdir)
+    return evaluate_integrator.evaluate(config.lock(), workdir)
 
 
 def read_rows(tmp_path):
@@ -262,18 +264,18 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
         asked.append((model.block.adapter, role, max_tokens))
         yield models["student" if model.block.adapter else "base"]
 
-    monkeypatch.setattr(comparison, "open_model", opened)
+    monkeypatch.setattr(side_by_side, "open_model", opened)
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     settings = {"checkpoint": str(tmp_path / "peft"), "base.guided": False}
-    of = comparison.models_of
+    of = side_by_side.models_of
 
     def models_of(config, role):  # as if a workdir had said what it was trained on
         found = of(config, role)
         found["student"] = dataclasses.replace(found["student"], trained_on=frozenset({"q2", "z"}))
         return found
 
-    monkeypatch.setattr(comparison, "models_of", models_of)
+    monkeypatch.setattr(side_by_side, "models_of", models_of)
     result = evaluate(trajectories, tmp_path / "e", **settings)
     assert result["num_trained_on"] == 1
     assert asked == [(settings["checkpoint"], "integrator", 384), (None, "integrator", 384)]
@@ -365,10 +367,10 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
     mine = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
     theirs = Trajectory("q9", "?", "annotations", (FIRST,), "stopped")
     nobody = Trajectory("unknown", "?", "some-llm", (FIRST,), "stopped")
-    gold = integrator._gold(config, (mine, theirs, nobody), "ascii")
+    gold = evaluate_integrator._gold(config, (mine, theirs, nobody), "ascii")
     assert gold == [[(born,), (patron,)], [(A, C)], [None]]
     config.data.dir = None
-    assert integrator._gold(config, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
+    assert evaluate_integrator._gold(config, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
 
 
 @pytest.mark.parametrize(
@@ -387,6 +389,6 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence(trajectories, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(comparison, "open_model", None)  # it is refused before
+    monkeypatch.setattr(side_by_side, "open_model", None)  # it is refused before
     with pytest.raises(UserError, match=message):
         evaluate(trajectories, tmp_path / "e", **fields)

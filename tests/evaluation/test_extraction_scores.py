@@ -7,19 +7,14 @@ import json
 import numpy as np
 import pytest
 
+from cirag_jax.commands import evaluate_extraction, side_by_side
+from cirag_jax.commands.evaluate_extraction import Found, score
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import comparison, extraction
-from cirag_jax.evaluation.extraction import Found, score
-from cirag_jax.evaluation.triples import (
-    entity_overlap,
-    exact_overlap,
-    similarities,
-    soft_overlap,
-)
-from cirag_jax.graph.extraction import ExtractionSettings
+from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, similarities, soft_overlap
 from cirag_jax.llm.types import Usage
+from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
@@ -200,7 +195,7 @@ def evaluate(data, workdir, **fields):
     config = extractor_eval.get_config()
     config.update_from_flattened_dict({"data.dir": str(data), "bootstrap_samples": 50, **fields})
     workdir.mkdir(exist_ok=True)
-    return extraction.evaluate(config.lock(), workdir)
+    return evaluate_extraction.evaluate(config.lock(), workdir)
 
 
 def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):
@@ -212,7 +207,7 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
         opened.append((model.block.adapter, role))
         yield models["student" if model.block.adapter else "base"]
 
-    monkeypatch.setattr(comparison, "open_model", open_model)
+    monkeypatch.setattr(side_by_side, "open_model", open_model)
     peft = str(tmp_path / "peft")
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
@@ -252,7 +247,9 @@ def test_a_passage_that_changed_is_extracted_again():
     model = Canned(True)
     with Journal(":memory:", {}) as journal:
         for one in (passage, passage, changed):
-            (found,) = extraction.extract([one], model, ExtractionSettings(), journal) or []
+            (found,) = (
+                evaluate_extraction.extract([one], model, ExtractionSettings(), journal) or []
+            )
             assert found.status == "ok" and found.entities == ("U1", "T1")
             assert found.triples == (Triple("T1", "knows", "U1", "p1", 0),)
     assert len(model.asked) == 4
@@ -271,6 +268,6 @@ def test_a_passage_that_changed_is_extracted_again():
     ],
 )
 def test_bad_input_is_one_sentence(data, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(comparison, "open_model", None)  # it is refused before
+    monkeypatch.setattr(side_by_side, "open_model", None)  # it is refused before
     with pytest.raises(UserError, match=message):
         evaluate(data, tmp_path / "e", **fields)

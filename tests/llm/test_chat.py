@@ -248,7 +248,7 @@ def test_a_gguf_tokenizer_is_kept(smollm2_file, smollm2, tmp_path, monkeypatch):
     assert metadata["tokenizer.ggml.pre"] == "smollm"
     folder = tmp_path / "tokenizers" / chat._fingerprint(smollm2_file, metadata)
     chat._keep(smollm2.tokenizer, folder)
-    monkeypatch.setattr("cirag_jax.models.gguf_weights.tokenizer_from_gguf", None)  # not needed
+    monkeypatch.setattr("cirag_jax.models.io.gguf_weights.tokenizer_from_gguf", None)  # not needed
     again = ChatTokenizer.load(smollm2_file)
     turns = (*TURNS[:2], Message("user", "\n\n12 <|im_end|>"))
     np.testing.assert_array_equal(again.encode_prompt(turns), smollm2.encode_prompt(turns))

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.engine import Engine
-from cirag_jax.llm.shapes import EngineConfig
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 from cirag_jax.llm.types import Message, Request, ScoreRequest
 from tests import tiny_decoder

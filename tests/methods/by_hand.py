@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cirag_jax.graph.normalise import triple_key
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
@@ -15,6 +14,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
     Retrieved,
 )
+from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Passage, Prediction, Triple
 
 

@@ -10,7 +10,7 @@ import pytest
 from cirag_jax.models import attention, block_attention, decoder
 from cirag_jax.models.attention import Scoring
 from cirag_jax.models.block_attention import attend_visible, make_visibility
-from cirag_jax.models.pretrained_decoder import parse_decoder_config
+from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from tests import tiny_decoder
 
 LENGTH = 75  # two blocks and a part of one

@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers, processors
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import cross_encoder
-from cirag_jax.models.export import export_cross_encoder
+from cirag_jax.models.io.export import export_cross_encoder
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rerank import CrossEncoderReranker
 from tests import tiny

@@ -13,8 +13,9 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import attention, decoder, decoder_weights, gguf_weights
-from cirag_jax.models.pretrained_decoder import load_decoder, resolve_decoder
+from cirag_jax.models import attention, decoder
+from cirag_jax.models.io import decoder_weights, gguf_weights
+from cirag_jax.models.io.pretrained_decoder import load_decoder, resolve_decoder
 from tests import tiny_decoder
 
 ROWS, LENGTH, SHORT = 2, 20, 13

@@ -13,9 +13,9 @@ from flax import nnx
 
 from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
-from cirag_jax.models import weights
 from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool
-from cirag_jax.models.pretrained import load_encoder, random_state, read_config
+from cirag_jax.models.io import weights
+from cirag_jax.models.io.pretrained import load_encoder, random_state, read_config
 
 TINY = EncoderConfig(101, 32, 2, 4, 64, max_positions=40, attention="transposed")
 SIZES = {

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.export import export_sentence_transformers
-from cirag_jax.models.pretrained import load_encoder
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.export import export_sentence_transformers
+from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import open_encoder_for
-from cirag_jax.training.checkpoints import Checkpoints
-from cirag_jax.training.trained import open_encoder
 from configs import retrievers
 from tests import tiny
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cirag_jax import cli, sharding
+from cirag_jax.commands import index as command
 from cirag_jax.errors import UserError
-from cirag_jax.retrieval import build
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.faiss_index import IndexOptions
@@ -60,7 +60,7 @@ def _files(folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_finds_what_memory_finds(encoder, tmp_path, kind):
     memory = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=_OPTIONS)
-    build.build_index(_PASSAGES, encoder, tmp_path / "i", kind, options=_OPTIONS, shard_rows=7)
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", kind, options=_OPTIONS, shard_rows=7)
     folder = PassageIndex.open(tmp_path / "i", encoder, options=_OPTIONS)
     assert folder.ids == memory.ids == tuple(passage.id for passage in _PASSAGES)
     allowed = [np.array([3, 1, 20]), np.arange(24), np.array([5])]
@@ -85,24 +85,24 @@ def test_faiss_finds_what_exact_search_finds(encoder, kind):
 
 
 def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
-    build.build_index(_PASSAGES, encoder, tmp_path / "whole", shard_rows=5)
+    command.build_index(_PASSAGES, encoder, tmp_path / "whole", shard_rows=5)
     encoder.passages, encoder.fail_after = [], 10
     with pytest.raises(KeyboardInterrupt):
-        build.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
+        command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
     with pytest.raises(UserError, match="is not finished"):
         PassageIndex.open(tmp_path / "cut", encoder)
     encoder.passages, encoder.fail_after = [], None
     done = []
-    counts = build.build_index(
+    counts = command.build_index(
         _PASSAGES, encoder, tmp_path / "cut", shard_rows=5, progress=done.append
     )
     assert counts["resumed"] == 10 and counts["embedded"] == len(_PASSAGES) - 10
     assert len(encoder.passages) == len(_PASSAGES) - 10  # Nothing is embedded twice.
     assert sum(done) == len(_PASSAGES)
     assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
-    assert not (tmp_path / "cut" / build.PLAN).exists()
+    assert not (tmp_path / "cut" / command.PLAN).exists()
     encoder.passages = []
-    build.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
+    command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
     assert not encoder.passages  # It is finished.
 
 
@@ -115,16 +115,16 @@ def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         save(stream, array, **options)
 
-    monkeypatch.setattr(build.np, "save", failing)
+    monkeypatch.setattr(command.np, "save", failing)
     with pytest.raises(UserError, match="No space left on device.*goes on from there"):
-        build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)
-    monkeypatch.setattr(build.np, "save", save)
-    assert build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)["resumed"] == 5
+        command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)
+    monkeypatch.setattr(command.np, "save", save)
+    assert command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)["resumed"] == 5
     assert len(PassageIndex.open(tmp_path / "i", encoder)) == len(_PASSAGES)
 
 
 def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
-    build.build_index(_PASSAGES, encoder, tmp_path / "i")
+    command.build_index(_PASSAGES, encoder, tmp_path / "i")
     moved = _Counting(encoder)
     moved.identity = {**encoder.identity, "model": "elsewhere", "query_max_length": 9}
     PassageIndex.open(tmp_path / "i", moved)  # The same weights under another name will do.
@@ -140,13 +140,13 @@ def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
         with pytest.raises(UserError, match=f"built by another encoder: {field} was"):
             PassageIndex.open(tmp_path / "i", moved)
         with pytest.raises(UserError, match=f"built by another encoder: {field} was"):
-            build.build_index(_PASSAGES, moved, tmp_path / "i")
+            command.build_index(_PASSAGES, moved, tmp_path / "i")
     with pytest.raises(UserError, match="needs an encoder"):
         PassageIndex.open(tmp_path / "i", None)
 
 
 def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
-    build.build_index(_PASSAGES, encoder, tmp_path / "i")
+    command.build_index(_PASSAGES, encoder, tmp_path / "i")
     changed = [*_PASSAGES[:-1], dataclasses.replace(_PASSAGES[-1], text="Changed.")]
     index = PassageIndex.open(tmp_path / "i", encoder)
     index.check_corpus(_PASSAGES)
@@ -154,7 +154,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
         with pytest.raises(UserError, match="other passages"):
             index.check_corpus(passages)
         with pytest.raises(UserError, match="holds another index: "):
-            build.build_index(passages, encoder, tmp_path / "i")
+            command.build_index(passages, encoder, tmp_path / "i")
     config = retrievers.retriever()
     config.folder = str(tmp_path / "i")
     assert open_retriever(config, _PASSAGES, encoder).ids == index.ids
@@ -168,7 +168,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
 def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
     with pytest.raises(UserError, match="not empty and not an index"):
-        build.build_index(_PASSAGES, encoder, tmp_path)
+        command.build_index(_PASSAGES, encoder, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UserError, match="is no index folder"):
         PassageIndex.open(tmp_path, encoder)
@@ -185,7 +185,7 @@ def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
     ],
 )
 def test_a_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
-    build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=10)
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=10)
     file = tmp_path / "i" / name
     content = file.read_bytes()
     file.unlink()
@@ -197,7 +197,7 @@ def test_a_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
 
 def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
     half = IndexOptions(dtype="bfloat16")
-    build.build_index(_PASSAGES, encoder, tmp_path / "i", options=half, shard_rows=100)
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", options=half, shard_rows=100)
     (shard,) = (tmp_path / "i").glob("vectors-*.npy")
     assert np.load(shard).nbytes == len(_PASSAGES) * encoder.dim * 2
     whole = PassageIndex.in_memory(_PASSAGES, encoder).search(_QUERIES, 24)
@@ -208,7 +208,7 @@ def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
 
 
 def test_rows_of_a_folder_are_split_over_the_mesh(encoder, tmp_path):
-    build.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
     alone = PassageIndex.open(tmp_path / "i", encoder)
     sharded = PassageIndex.open(tmp_path / "i", encoder, mesh=sharding.make_mesh())
     np.testing.assert_array_equal(alone.search(_QUERIES, 9)[0], sharded.search(_QUERIES, 9)[0])
@@ -216,9 +216,9 @@ def test_rows_of_a_folder_are_split_over_the_mesh(encoder, tmp_path):
 
 def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
     with pytest.raises(UserError, match="the same id"):
-        build.build_index([_PASSAGES[0], _PASSAGES[0]], encoder, tmp_path / "i")
+        command.build_index([_PASSAGES[0], _PASSAGES[0]], encoder, tmp_path / "i")
     with pytest.raises(UserError, match="no passage"):
-        build.build_index([], encoder, tmp_path / "i")
+        command.build_index([], encoder, tmp_path / "i")
     with pytest.raises(UserError, match="no passage"):
         PassageIndex.in_memory([], encoder)
     with pytest.raises(UserError, match="must be one of exact"):
@@ -249,14 +249,14 @@ def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path):
         "--config.shard_rows=9",
     ]
     config = cli.load_config("configs/index.py", arguments)
-    first = build.index_dataset(config, tmp_path)
+    first = command.index_dataset(config, tmp_path)
     assert first["num_passages"] == 24 and first["resumed"] == 0 and first["bytes"] > 24 * 32 * 4
-    assert build.index_dataset(config, tmp_path)["resumed"] == 24
+    assert command.index_dataset(config, tmp_path)["resumed"] == 24
     index = PassageIndex.open(tmp_path / "index", tiny_encoder)
     index.check_corpus(_PASSAGES)
     config = cli.load_config("configs/index.py", [*arguments, "--config.retriever.kind=bm25"])
     with pytest.raises(UserError, match="holds another index"):
-        build.index_dataset(config, tmp_path)
+        command.index_dataset(config, tmp_path)
     json.dumps(first)
 
 
@@ -266,6 +266,6 @@ def test_a_broken_corpus_line_is_named(tmp_path):
         file.write('{"id": "x", "title": 3, "text": ""}\n')
     config = cli.load_config("configs/index.py", [f"--config.data.dir={data}"])
     with pytest.raises(UserError, match=r"corpus\.jsonl:25: field 'title'"):
-        build.index_dataset(config, tmp_path)
+        command.index_dataset(config, tmp_path)
     assert not (tmp_path / "index").exists()
     assert index_lib.MANIFEST == "manifest.json"

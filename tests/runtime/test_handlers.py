@@ -5,8 +5,8 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
-from cirag_jax.llm.engine import Engine
-from cirag_jax.llm.shapes import EngineConfig
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.runtime.cache import ResponseCache

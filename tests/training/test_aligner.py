@@ -15,10 +15,10 @@ import pytest
 from cirag_jax import cli, sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
-from cirag_jax.models.pretrained import load_encoder
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.training import aligner, optimizers
-from cirag_jax.training.checkpoints import Checkpoints
-from cirag_jax.training.trained import open_encoder
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

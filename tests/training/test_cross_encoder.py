@@ -16,13 +16,13 @@ from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import reranking
 from cirag_jax.models.cross_encoder import load_cross_encoder
-from cirag_jax.models.export import export_cross_encoder
+from cirag_jax.models.io.export import export_cross_encoder
+from cirag_jax.models.io.workdir import component_of, open_cross_encoder, open_encoder
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.pairs import score_pairs
 from cirag_jax.retrieval.rerank import CrossEncoderReranker
 from cirag_jax.training import cross_encoder, optimizers
-from cirag_jax.training import cross_encoder_data as data_lib
-from cirag_jax.training.trained import component_of, open_cross_encoder, open_encoder
+from cirag_jax.training.data import pairs as data_lib
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -142,10 +142,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
     cross_encoder.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 3 + [True] * 9)
-    monkeypatch.setattr(cross_encoder.continuation, "out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(cross_encoder.resume, "out_of_time", lambda *_: next(calls))
     stopped = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 4 and "passages" not in stopped
-    monkeypatch.setattr(cross_encoder.continuation, "out_of_time", lambda *_: False)
+    monkeypatch.setattr(cross_encoder.resume, "out_of_time", lambda *_: False)
     resumed = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 6
     for a, b in zip(

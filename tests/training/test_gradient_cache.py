@@ -7,8 +7,8 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.models.encoder import Encoder, EncoderConfig, embed
 from cirag_jax.training import aligner, gradient_cache
-from cirag_jax.training.aligner_data import Example, Layout, build_batch
 from cirag_jax.training.contrastive import contrastive_loss
+from cirag_jax.training.data.pools import Example, Layout, build_batch
 
 CONFIG = EncoderConfig(
     vocab_size=100, d_model=16, num_layers=2, num_heads=4, d_ff=32, max_positions=32,

@@ -1,0 +1,1 @@
+"""What `launch/` calls: the one layer that opens models and composes the rest."""

@@ -1,0 +1,211 @@
+"""A method over a data set: what ``launch/answer.py`` runs."""
+
+import collections
+import contextlib
+import logging
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cirag_jax.commands import online, opening, task
+from cirag_jax.datasets import load
+from cirag_jax.datasets.corpus import WHOLE, Corpus, build_corpus
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.evidence import evidence_recall
+from cirag_jax.io import write_lines
+from cirag_jax.llm.types import Usage
+from cirag_jax.methods.registry import find_method
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.types import LEVELS, Config, Dataset, Prediction, Question
+
+log = logging.getLogger(__name__)
+
+PREDICTIONS = "predictions.jsonl"
+TIMINGS = "timings.jsonl"
+
+
+def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Answers the questions that ``config`` selects; goes on with what ``workdir`` holds.
+
+    Writes ``predictions.jsonl`` and ``timings.jsonl``, in the order of the questions, and while it
+    runs ``journal.sqlite``.
+
+    Args:
+      config: of configs/methods.
+      workdir: an existing folder.
+
+    Returns:
+      ``em``, ``f1``, ``acc``, ``recall``, ``levels``, ``calls``, tokens, ``seconds`` and the other
+      fields of the command's contract.
+
+    Raises:
+      UserError: the config, the data or a model cannot be used, or ``workdir`` was begun with other
+        settings.
+    """
+    begun = time.monotonic()
+    method = find_method(config.method)
+    settings = method.config(**task.plain(config[config.method]))
+    if config.profile not in answers.PROFILES:
+        known = ", ".join(answers.PROFILES)
+        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    dataset, questions, corpus = _task(config)
+    jobs = [task.job(q, lambda q=q: method.program(q.question, settings)) for q in questions]
+    with Journal(workdir / journal.FILE, task.settings(config, method, dataset, corpus)) as book:
+        complete, load_seconds = True, 0.0
+        known = book.outcomes()
+        if any(job.id not in known for job in jobs):
+            at_once = min(config.in_flight, len(jobs))
+
+            def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
+                return opening.open_handlers(
+                    config, method, dataset, corpus, book, stack, rows=at_once
+                )
+
+            complete, load_seconds = task.run(config, open_all, jobs, book)
+        seconds = book.add_seconds(time.monotonic() - begun)
+        wanted = {job.id for job in jobs}
+        records = {record.id: record for record in book.records() if record.id in wanted}
+        passages = {} if config.question is None else book.all_passages()
+    rows = [(question, records.get(question.id)) for question in questions]
+    write_lines(workdir / PREDICTIONS, (_prediction_row(q, record) for q, record in rows))
+    write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
+    if config.question is not None:
+        _show(records.get(questions[0].id), passages)
+    result = _result(rows, config.profile, complete, seconds)
+    return {**result, **_extraction(workdir), "load_seconds": load_seconds}
+
+
+# ------------------------------------------------------------------------------------- the task
+
+
+def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
+    """Data set, selected questions and the passages they may find."""
+    dataset = load.load_dataset(config.data)
+    if config.question is not None:
+        text = " ".join(config.question.split())
+        if not text:
+            raise UserError("config.question is empty.")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError("config.question is not valid UTF-8.")
+        question = Question(f"question-{codec.digest(text)[:12]}", text, ())
+        return dataset, (question,), build_corpus(dataset, (), WHOLE)
+    return dataset, *task.select(dataset, config.data, default_split="test")
+
+
+# ---------------------------------------------------------------------------------- the results
+
+Row = tuple[Question, Record | None]
+
+
+def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
+    """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
+    outcome = record.outcome if record else None
+    error = record.error if record and (record.outcome or record.error) else "not answered yet"
+    return {
+        "id": question.id,
+        "answer": outcome["answer"] if outcome else "",
+        "level": outcome["level"] if outcome else None,
+        "passages": outcome["passages"] if outcome else [],
+        "sentences": outcome["sentences"] if outcome else [],
+        "triples": [triple[:3] for triple in outcome["triples"]] if outcome else [],
+        "calls": dict(record.calls) if record else {},
+        "tokens": {
+            "prompt": record.usage.prompt_tokens if record else 0,
+            "generated": record.usage.generated_tokens if record else 0,
+        },
+        "error": error,
+    }
+
+
+def _timing_row(question: Question, record: Record | None) -> dict[str, Any]:
+    usage = record.usage if record else None
+    return {
+        "id": question.id,
+        "seconds": record.seconds if record else None,  # from its start to its end, others beside
+        "cached_tokens": usage.cached_tokens if usage else 0,
+        "cost": usage.cost if usage else 0.0,
+    }
+
+
+def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -> dict[str, Any]:
+    """The command's result, over the questions that ended; a failed one answers nothing."""
+    ended = [(q, r) for q, r in rows if r is not None and (r.outcome or r.error)]
+    found = [codec.decode_prediction(r.outcome) if r.outcome else None for _, r in ended]
+    scored = [(q, p) for (q, _), p in zip(ended, found, strict=True) if q.answers]
+    scores = answers.score_answers(
+        [p.answer if p else "" for _, p in scored], [q.answers for q, _ in scored], profile
+    )
+    usages = [record.usage for _, record in ended]
+    return {
+        **{name: scores[name] for name in ("em", "f1", "acc")},
+        "profile": profile,
+        "recall": evidence_recall(found, [q for q, _ in ended]),
+        "levels": _levels(found),
+        "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
+        "steps": _mean(len(p.steps) for p in found if p),
+        "problems": dict(sum((collections.Counter(p.problems) for p in found if p), start=_EMPTY)),
+        "calls": dict(sum((collections.Counter(r.calls) for _, r in ended), start=_EMPTY)),
+        "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+        "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "generated_tokens": sum(usage.generated_tokens for usage in usages),
+        "cost": sum(usage.cost for usage in usages),
+        "seconds": seconds,
+        "seconds_per_question": seconds / len(ended) if ended else None,
+        "num_questions": len(rows),
+        "answered": sum(p is not None for p in found),
+        "failures": sum(p is None for p in found),
+        "errors": _most_common(r.error for _, r in ended if r.error),
+        "complete": complete and len(ended) == len(rows),
+    }
+
+
+_EMPTY: collections.Counter[str] = collections.Counter()
+
+
+def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
+    """What extraction online took, which no single question is charged for."""
+    path = workdir / online.FILE
+    if not path.exists():
+        return {}
+    records = journal.read_records(path)
+    usage = sum((record.usage for record in records), start=Usage())
+    ended = [record for record in records if record.outcome or record.error]
+    extraction = {
+        "passages": len(ended),
+        "failures": sum(r.error is not None or r.outcome["status"] == "failed" for r in ended),
+        "prompt_tokens": usage.prompt_tokens,
+        "generated_tokens": usage.generated_tokens,
+        "cost": usage.cost,
+    }
+    return {"extraction": extraction}
+
+
+def _levels(found: Iterable[Prediction | None]) -> dict[str, int]:
+    counts = collections.Counter(p.level for p in found if p)
+    return {level: counts[level] for level in LEVELS}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def _most_common(errors: Iterable[str]) -> Mapping[str, int]:
+    return dict(collections.Counter(errors).most_common(5))
+
+
+def _show(record: Record | None, passages: Mapping[str, Any]) -> None:
+    """One answer with its evidence, for a person."""
+    if record is None:
+        return
+    if record.outcome is None:
+        print(f"failed: {record.error}", file=sys.stderr)
+        return
+    from cirag_jax.reports import console
+
+    print(console.render(codec.decode_prediction(record.outcome), passages), file=sys.stderr)

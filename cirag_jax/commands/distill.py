@@ -1,0 +1,302 @@
+"""Trajectories of a teacher over a data set: what ``launch/distill.py`` runs."""
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cirag_jax.commands import backends, opening, task
+from cirag_jax.datasets import load
+from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.distill import teachers, trajectories
+from cirag_jax.distill.oracle import Gold
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import answers
+from cirag_jax.io import write_json
+from cirag_jax.llm.types import Usage
+from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
+from cirag_jax.methods.registry import Method, find_method
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.types import Config, Dataset, Question, Trajectory
+
+_HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
+
+
+def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Collects trajectories for the questions that ``config`` selects; goes on where it stopped.
+
+    Writes ``trajectories.jsonl`` in the order of the questions, the sidecar ``trajectories.json``
+    and, while it runs, ``journal.sqlite``.
+
+    Args:
+      config: of configs/trajectories.py.
+      workdir: an existing folder.
+
+    Returns:
+      The statistics of what was written (`trajectories.statistics`); ``num_questions``,
+      ``without_annotations``, ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
+      tokens, ``seconds`` and ``complete``.
+
+    Raises:
+      UserError: the config, the data or a model cannot be used, or ``workdir`` was begun with other
+        settings.
+    """
+    begun = time.monotonic()
+    settings = _check(config)
+    dataset = load.load_dataset(config.data)
+    selected, corpus = task.select(dataset, config.data, default_split="train")
+    golds = teachers.read_golds(config, dataset, selected, settings.form)
+    kind, share = config.teacher.kind, config.teacher.share
+    teacher_of = {
+        q.id: teachers.assign(q, q.id in golds, kind, share, config.seed) for q in selected
+    }
+    questions = [q for q in selected if teacher_of[q.id] == "llm" or q.id in golds]
+    if not questions:
+        raise UserError(
+            f"none of the {len(selected)} questions of {dataset.name} has annotations to teach "
+            "from: evidences, decomposition, supporting_sentences or supporting."
+        )
+    held_out = _warn_of_held_out(questions)
+    method, config = _prepared(config)
+    jobs = [
+        task.job(q, lambda q=q: _program(q, teacher_of[q.id], config.answer, settings))
+        for q in questions
+    ]
+    bound = _settings(config, method, dataset, corpus)
+    with Journal(workdir / journal.FILE, bound) as book:
+        complete, known = True, book.outcomes()
+        if any(job.id not in known for job in jobs):
+            at_once = min(config.in_flight, len(jobs))
+
+            def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
+                handlers = opening.open_handlers(
+                    config, method, dataset, corpus, book, stack, rows=at_once
+                )
+                return _with_teachers(config, handlers, golds, teacher_of)
+
+            complete, _ = task.run(config, open_all, jobs, book)
+        seconds = book.add_seconds(time.monotonic() - begun)
+        wanted = {job.id for job in jobs}
+        records = [record for record in book.records() if record.id in wanted]
+    found = [
+        _trajectory(record, question, teacher_of[question.id], golds.get(question.id), config)
+        for question, record in _in_order(questions, records)
+        if record.outcome is not None
+    ]
+    kept = trajectories.select(found, config.keep, config.seed, config.limit, config.min_steps)
+    trajectories.write_trajectories(workdir / trajectories.FILE, kept)
+    sidecar = _sidecar(config, settings, dataset, bound, kept, held_out)
+    write_json(workdir / trajectories.SIDECAR, sidecar)
+    result = {
+        **trajectories.statistics(kept, golds),
+        "num_questions": len(questions),
+        "without_annotations": len(selected) - len(questions),
+        "held_out": held_out,
+        "dropped": _dropped(found, kept, config.keep, config.min_steps),
+        **_costs(records),
+        "seconds": seconds,
+        "complete": complete and all(r.outcome or r.error for r in records),
+    }
+    print(trajectories.table(result), file=sys.stderr)
+    return result
+
+
+# ------------------------------------------------------------------------------------- the config
+
+
+def _check(config: Config) -> CiragConfig:
+    """CIRAG's settings; refuses what no teacher can do before anything is opened."""
+    settings = CiragConfig(**task.plain(config.cirag))
+    kind = config.teacher.kind
+    if kind not in teachers.KINDS:
+        raise UserError(f"config.teacher.kind={kind!r} must be one of {', '.join(teachers.KINDS)}.")
+    if settings.guided:
+        raise UserError("config.cirag.guided=true: a teacher writes its decision in one piece.")
+    if settings.integrator != "model":
+        raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
+    if settings.max_steps < 1:
+        raise UserError("config.cirag.max_steps must be at least 1: a teacher decides in rounds.")
+    if config.teacher.retries < 0:
+        raise UserError("config.teacher.retries must not be negative.")
+    if not 0 <= config.teacher.share <= 1:
+        raise UserError("config.teacher.share must lie in [0, 1].")
+    if config.limit < 0:
+        raise UserError("config.limit must not be negative.")
+    if config.min_steps < 1:
+        raise UserError("config.min_steps must be at least 1.")
+    if config.profile not in answers.PROFILES:
+        known = ", ".join(answers.PROFILES)
+        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    trajectories.check_keep(config.keep)
+    if config.keep == "correct_only" and kind != "annotations" and not config.answer:
+        raise UserError(
+            "config.keep=correct_only needs config.answer=true: a language model's trajectory is "
+            "known to be right by the answer that is read from it."
+        )
+    if kind != "llm":
+        if settings.rendering != "multi_turn":
+            raise UserError(
+                f"config.cirag.rendering={settings.rendering!r}: the annotation teacher reads the "
+                "multi_turn rendering alone; a student may be trained on the other."
+            )
+        if config.triples == opening.ONLINE:
+            raise UserError(
+                "config.triples=online: the annotation teacher compares with triples that are "
+                "there beforehand; extract them first (launch/extract.py)."
+            )
+    return settings
+
+
+def _prepared(config: Config) -> tuple[Method, Config]:
+    """CIRAG with the roles that are asked, and the config in which the teacher is integrator."""
+    roles = () if config.teacher.kind == "annotations" else ("integrator",)
+    if roles and config.answer:
+        roles = (*roles, "reader")
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.integrator = config.teacher.llm
+    return dataclasses.replace(find_method("cirag"), roles=roles), config
+
+
+def _settings(config: Config, method: Method, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+    """What decides the trajectories of a run, named as the user's config names it."""
+    found = task.settings(config, method, dataset, corpus)
+    own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "retries", "share")}
+    own["answer"] = config.answer
+    return own | {
+        f"teacher.llm.{name[11:]}" if name.startswith("integrator.") else name: value
+        for name, value in found.items()
+    }
+
+
+def _program(question: Question, teacher: str, answer: bool, settings: CiragConfig):
+    """The loop, with the cascade where the answer shows whether a trajectory is right."""
+    method = cirag if answer and teacher == "llm" else construct_and_integrate
+    return method(question.question, settings)
+
+
+def _with_teachers(
+    config: Config,
+    handlers: Mapping[type | str, Handler],
+    golds: Mapping[str, Gold],
+    teacher_of: Mapping[str, str],
+) -> dict[type | str, Handler]:
+    if config.teacher.kind == "llm":
+        return dict(handlers)
+    own = teachers.AnnotationTeacher(golds, config.teacher.retries)
+    if config.teacher.kind == "annotations":
+        return {**handlers, "integrator": own}
+    model = handlers["integrator"]
+    mixture = teachers.Mixture({"annotations": own, "llm": model}, teacher_of.__getitem__)
+    return {**handlers, "integrator": mixture, "teacher": model}  # "teacher": shown in progress
+
+
+def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
+    """Counts questions that evaluation reports on; says so where there are any."""
+    counts: dict[str, int] = {}
+    for field, names in _HELD_OUT.items():
+        for name in names:
+            count = sum(getattr(q, field) == name for q in questions)
+            if count:
+                counts[f"{field}={name}"] = count
+    if counts:
+        told = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        print(
+            f"WARNING: questions that are held out become training data: {told}; a student "
+            "trained on them must not be evaluated on them",
+            file=sys.stderr,
+        )
+    return counts
+
+
+# ------------------------------------------------------------------------------------ the results
+
+
+def _in_order(
+    questions: Sequence[Question], records: Sequence[Record]
+) -> list[tuple[Question, Record]]:
+    by_id = {record.id: record for record in records}
+    return [(q, by_id[q.id]) for q in questions if q.id in by_id]
+
+
+def _trajectory(
+    record: Record, question: Question, teacher: str, gold: Gold | None, config: Config
+) -> Trajectory:
+    """The trajectory of an ended program."""
+    prediction = codec.decode_prediction(record.outcome)
+    steps, solved = prediction.steps, None
+    if teacher == "annotations":
+        assert gold is not None
+        solved = gold.is_solved([triple for step in steps for triple in step.kept])
+    elif config.answer and question.answers:
+        right = answers.exact_match(prediction.answer, question.answers, config.profile)
+        solved = bool(right)
+    asked, last = {step.query for step in steps}, steps[-1].next_query
+    end = "stopped"
+    if last is not None:
+        end = "repeat" if config.cirag.stop_on_repeat and last in asked else "max_steps"
+    name = teacher
+    if teacher == "llm":
+        name = backends.model_name(config.teacher.llm) or config.teacher.llm.backend
+    return Trajectory(question.id, question.question, name, steps, end, solved, prediction.problems)
+
+
+def _dropped(
+    found: Sequence[Trajectory], kept: Sequence[Trajectory], keep: str, min_steps: int
+) -> dict[str, int]:
+    """Why trajectories were not written -> how many."""
+    why = collections.Counter(trajectories.dropped_for(t, keep, min_steps) for t in found)
+    passed = why.pop(None, 0)
+    if passed > len(kept):
+        why["limit"] = passed - len(kept)
+    return dict(sorted((str(reason), count) for reason, count in why.items()))
+
+
+def _costs(records: Sequence[Record]) -> dict[str, Any]:
+    usage = sum((record.usage for record in records), start=Usage())
+    errors = collections.Counter(r.error for r in records if r.error)
+    return {
+        "failures": errors.total(),
+        "errors": dict(errors.most_common(5)),
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "generated_tokens": usage.generated_tokens,
+        "cost": usage.cost,
+    }
+
+
+def _sidecar(
+    config: Config,
+    settings: CiragConfig,
+    dataset: Dataset,
+    bound: Mapping[str, Any],
+    kept: Sequence[Trajectory],
+    held_out: Mapping[str, int],
+) -> dict[str, Any]:
+    """How trajectories were rendered, and of what they are."""
+    return {
+        "form": settings.form,
+        "rendering": settings.rendering,
+        "example": settings.example,
+        "num_candidates": settings.num_candidates,
+        "num_passages": settings.num_passages,
+        "max_steps": settings.max_steps,
+        "dataset": dataset.name,
+        "passages": bound["passages"],
+        "questions": codec.digest(codec.dump([t.question_id for t in kept])),
+        "split": config.data.split,
+        "fold": config.data.fold,
+        "teacher": config.teacher.kind,
+        "teachers": sorted({t.teacher for t in kept}),
+        "keep": config.keep,
+        "min_steps": config.min_steps,
+        "seed": config.seed,
+        "trajectories": len(kept),
+        "held_out": dict(held_out),
+    }

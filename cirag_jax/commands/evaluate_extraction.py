@@ -1,0 +1,317 @@
+"""Evaluates an extractor: triples and entities of passages against reference ones."""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from cirag_jax.commands import side_by_side, task
+from cirag_jax.datasets.references import Reference, select_references
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation.overlap import Ratio, differences, intervals, overlap_ratios
+from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
+from cirag_jax.io import write_lines
+from cirag_jax.methods import extraction
+from cirag_jax.methods.extraction import ExtractionSettings
+from cirag_jax.prompts import extraction as prompts
+from cirag_jax.reports.tables import markdown
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.requests import Program
+from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
+from cirag_jax.triples.normalization import Form
+from cirag_jax.triples.store import content_hash
+from cirag_jax.types import Config, Passage, Triple
+
+FILE = "extractions.jsonl"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What a model extracted from one passage.
+
+    Attributes:
+      triples: as `graph.extraction.extract` leaves them.
+      entities: as its first answer lists them.
+      status: ``ok``, ``empty`` or ``failed``; a passage that failed has no triples.
+      problems: malformed answers of each kind.
+      cause: why it failed.
+    """
+
+    triples: tuple[Triple, ...] = ()
+    entities: tuple[str, ...] = ()
+    status: str = "failed"
+    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    cause: str | None = None
+
+
+def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Extracts the passages of ``config.data`` with every model and scores what they find.
+
+    Leaves ``extractions.jsonl``, ``table.md`` and a journal a model in ``workdir``; a run that was
+    stopped goes on from there.
+
+    Args:
+      config: of configs/extractor_eval.py.
+      workdir: an existing folder.
+
+    Returns:
+      ``systems``: of each model ``exact``, ``soft`` and ``entities`` (the scores of
+      `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, problems, tokens
+      and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
+      student was trained on, None: not known; ``selection``, ``settings``, ``complete``.
+
+    Raises:
+      UserError: the config, the data or a model cannot be used.
+    """
+    for name in ("entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples"):
+        if config[name] < 1:
+            raise UserError(f"config.{name} must be at least 1.")
+    if config.limit < 0:
+        raise UserError("config.limit must not be negative.")
+    if config.form not in get_args(Form):
+        raise UserError(f"config.form={config.form!r} must be one of {', '.join(get_args(Form))}.")
+    settings = ExtractionSettings(
+        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+    )
+    models = side_by_side.models_of(config, "extractor")
+    references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
+    names = [reference.passage.id for reference in references]
+    num_trained_on = side_by_side.count_seen(models, names, "passages")
+    until = side_by_side.deadline(config)
+
+    # ---- Every model over all passages -----------------------------------------------------------
+    scores: dict[str, dict[str, Ratio]] = {}
+    systems: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    complete = True
+    passages = [reference.passage for reference in references]
+    for name, model in models.items():
+        bound = {**model.identity, **dataclasses.asdict(settings), **extraction.version()}
+        with Journal(workdir / f"{name}.sqlite", bound) as journal:
+            start = time.monotonic()
+            found = _run(config, name, model, passages, settings, journal, until)
+            seconds = journal.add_seconds(time.monotonic() - start)
+            usage = side_by_side.usage_of(journal, set(map(program_of, passages)))
+        if found is None:
+            complete = False
+            continue
+        scores[name] = score(references, found, form=config.form)
+        systems[name] = {
+            **side_by_side.by_kind(intervals(scores[name], config.bootstrap_samples, config.seed)),
+            **_outcomes(found),
+            **usage,
+            "seconds": seconds,
+        }
+        rows += [_row(name, r, f, config.form) for r, f in zip(references, found, strict=True)]
+
+    # ---- Figures ---------------------------------------------------------------------------------
+    result: dict[str, Any] = {"systems": systems, "differences": {}}
+    if len(scores) == 2:
+        a, b = scores[side_by_side.STUDENT], scores[side_by_side.BASE]
+        compared = differences(a, b, config.bootstrap_samples, config.seed)
+        result["differences"]["student-base"] = side_by_side.by_kind(compared)
+    result |= {
+        "num_passages": len(references),
+        "num_trained_on": num_trained_on,
+        "selection": selection,
+        "settings": {
+            "checkpoint": config.checkpoint,
+            "data": config.data.dir,
+            "split": config.data.split,
+            "fold": config.data.fold,
+            "form": config.form,
+            **dataclasses.asdict(settings),
+        },
+        "complete": complete,
+    }
+    write_lines(workdir / FILE, rows)
+    table = table_of(result)
+    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
+    print(table, file=sys.stderr)
+    return result
+
+
+# ------------------------------------------------------------------------------------- extracting
+
+
+def extract(
+    passages: Sequence[Passage],
+    model: Handler,
+    settings: ExtractionSettings,
+    journal: Journal,
+    *,
+    in_flight: int = 256,
+    until: float | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> list[Found] | None:
+    """Extracts passages by the programs that launch/extract.py runs.
+
+    Args:
+      passages: with distinct ids.
+      model: answers the requests of role ``extractor``.
+      settings: how a passage is extracted.
+      journal: keeps the responses; what it has is not asked again.
+      in_flight: passages under way together.
+      until: as ``deadline`` of `Scheduler.run`.
+      on_progress: as in `Scheduler`.
+
+    Returns:
+      One result a passage; None where the time or a budget ended before the last.
+
+    Raises:
+      UserError: the journal is another run's.
+    """
+    jobs = [
+        Job(
+            program_of(passage),
+            json.loads(codec.dump(dataclasses.asdict(passage))),
+            lambda passage=passage: _extract(passage, settings),
+        )
+        for passage in passages
+    ]
+    scheduler = Scheduler(
+        {"extractor": model}, journal, in_flight=in_flight, on_progress=on_progress
+    )
+    if not scheduler.run(jobs, deadline=until):
+        return None
+    records = {record.id: record for record in journal.records()}
+    asked = [(passage, records[program_of(passage)]) for passage in passages]
+    return [_found(passage, record.outcome, record.error) for passage, record in asked]
+
+
+def program_of(passage: Passage) -> str:
+    """The journal's name of a passage; one that has changed is another program."""
+    return f"{passage.id}@{content_hash(passage, {}).hex()[:16]}"
+
+
+def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
+    """`graph.extraction.extract`, and the entities of its first answer."""
+    program = extraction.extract(passage, settings)
+    listed = yield next(program)
+    entities, _ = prompts.parse_entities(listed.text, listed.finish_reason)
+    request = program.send(listed)
+    while True:
+        response = yield request
+        try:
+            request = program.send(response)
+        except StopIteration as end:
+            return {**extraction.encode_extraction(end.value), "entities": list(entities)}
+
+
+def _found(passage: Passage, outcome: Mapping[str, Any] | None, error: str | None) -> Found:
+    if outcome is None:
+        return Found(cause=f"request: {error}")
+    record = extraction.stored(passage, b"", outcome, None)
+    return Found(
+        record.triples, tuple(outcome["entities"]), record.status, record.problems, record.cause
+    )
+
+
+def _run(
+    config: Config,
+    name: str,
+    model: side_by_side.Model,
+    passages: Sequence[Passage],
+    settings: ExtractionSettings,
+    journal: Journal,
+    until: float | None,
+) -> list[Found] | None:
+    known = journal.outcomes()
+    with contextlib.ExitStack() as stack:
+        handler: Any = None
+        if any(program_of(passage) not in known for passage in passages):
+            handler = stack.enter_context(
+                side_by_side.open_model(config, model, "extractor", settings.triple_tokens, journal)
+            )
+        show = stack.enter_context(task.progress_bar(len(passages), "passage", name))
+        return extract(
+            passages,
+            handler,
+            settings,
+            journal,
+            in_flight=config.in_flight,
+            until=until,
+            on_progress=show,
+        )
+
+
+# ---------------------------------------------------------------------------------------- scoring
+
+
+def score(
+    references: Sequence[Reference], found: Sequence[Found], *, form: Form = "ascii"
+) -> dict[str, Ratio]:
+    """``exact/...``, ``soft/...`` and ``entities/...``: the scores of `overlap_ratios`.
+
+    Macro scores are means over passages (``soft/f1`` is the main figure), micro ones count all
+    passages' triples together; a passage that failed found nothing.
+    """
+    pairs = list(zip(references, found, strict=True))
+    groups = range(len(pairs))  # the bootstrap draws passages
+    exact = [exact_overlap(f.triples, r.triples, form) for r, f in pairs]
+    soft = [soft_overlap(f.triples, r.triples, form) for r, f in pairs]
+    named = [entity_overlap(f.entities, r.entities, form) for r, f in pairs]
+    kinds = {"exact": exact, "soft": soft, "entities": named}
+    return {
+        f"{kind}/{name}": ratio
+        for kind, overlaps in kinds.items()
+        for name, ratio in overlap_ratios(overlaps, groups, len(pairs)).items()
+        if name != "nonempty_f1"  # no reference is empty
+    }
+
+
+def _outcomes(found: Sequence[Found]) -> dict[str, Any]:
+    problems: collections.Counter[str] = collections.Counter()
+    for one in found:
+        problems.update(one.problems)
+    causes = collections.Counter(one.cause for one in found if one.cause is not None)
+    outcomes = collections.Counter(one.status for one in found)
+    return {
+        "outcomes": {name: outcomes[name] for name in ("ok", "empty", "failed")},
+        "failures": dict(causes.most_common(5)),
+        "problems": dict(sorted(problems.items())),
+        "triples_per_passage": sum(len(one.triples) for one in found) / len(found),
+    }
+
+
+def _row(name: str, reference: Reference, found: Found, form: Form) -> dict[str, Any]:
+    return {
+        "passage": reference.passage.id,
+        "system": name,
+        "status": found.status,
+        "cause": found.cause,
+        "triples": [[t.head, t.relation, t.tail] for t in found.triples],
+        "entities": found.entities,
+        "exact_f1": exact_overlap(found.triples, reference.triples, form).f1,
+        "soft_f1": soft_overlap(found.triples, reference.triples, form).f1,
+        "entity_f1": entity_overlap(found.entities, reference.entities, form).f1,
+        "problems": found.problems,
+    }
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """The figures in per cent, one row a model; macro scores but for the column that says so."""
+    header = ["extractor", "soft F1 [95 %]", "soft P", "soft R", "micro soft F1", "exact F1"]
+    header += ["exact P", "exact R", "entity F1", "failed", "tokens"]
+    rows = []
+    for name, system in result["systems"].items():
+        soft, exact = system["soft"], system["exact"]
+        row = [name, side_by_side.figure(soft["f1"], bounds=True)]
+        row += [side_by_side.figure(soft[s]) for s in ("precision", "recall", "micro_f1")]
+        row += [side_by_side.figure(exact[s]) for s in ("f1", "precision", "recall")]
+        row += [side_by_side.figure(system["entities"]["f1"])]
+        rows.append([*row, str(system["outcomes"]["failed"]), f"{system['generated_tokens']:,}"])
+    for name, kinds in result["differences"].items():
+        row = [name, side_by_side.lead(kinds["soft"]["f1"]), "", "", ""]
+        row += [side_by_side.lead(kinds["exact"]["f1"]), "", ""]
+        rows.append([*row, side_by_side.lead(kinds["entities"]["f1"]), "", ""])
+    caption = f"{result['num_passages']} passages of {result['settings']['data'] or 'embedded'}"
+    if not result["complete"]:
+        caption += "; not complete, run the command again to go on"
+    return f"{caption}\n\n{markdown([header, *rows])}"

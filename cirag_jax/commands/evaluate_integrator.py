@@ -1,0 +1,345 @@
+"""Evaluates an integrator's decisions step by step: what ``launch/evaluate.py`` runs for it."""
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.commands import side_by_side, task
+from cirag_jax.datasets import load
+from cirag_jax.distill import oracle
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import decisions
+from cirag_jax.evaluation.decisions import Decided, Similarity
+from cirag_jax.evaluation.overlap import Ratio, differences, intervals
+from cirag_jax.io import write_lines
+from cirag_jax.methods.cirag import RENDERING, CiragConfig
+from cirag_jax.reports.tables import markdown
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.triples.normalization import Form
+from cirag_jax.types import Config, Trajectory, Triple
+
+FILE = "decisions.jsonl"
+ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
+RULE, NOTHING = "rule", "nothing"  # baselines that write no text
+
+
+def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Lets every model decide at the steps of ``config.trajectories`` and scores its decisions.
+
+    Leaves ``decisions.jsonl``, ``table.md`` and a journal a model in ``workdir``; a run that was
+    stopped goes on from there.
+
+    Args:
+      config: of configs/integrator_eval.py.
+      workdir: an existing folder.
+
+    Returns:
+      ``systems``: of each model, of the rule and of keeping nothing at all the scores of
+      `decisions.score` with their intervals (questions resampled), problems, tokens and seconds;
+      ``differences``: the student less each other system; ``num_questions``, ``num_trained_on``
+      (of them, by the student; None: not known), ``num_steps``, ``teacher``, ``settings``,
+      ``complete``.
+
+    Raises:
+      UserError: the config, the trajectories or a model cannot be used.
+    """
+    _check(config)
+    found, described = _trajectories(config)
+    models = side_by_side.models_of(config, "integrator")
+    questions = {trajectory.question_id for trajectory in found}
+    num_trained_on = side_by_side.count_seen(models, questions, "questions")
+    form: Form = _rendering(config, described, {})["form"]
+    gold = _gold(config, found, form)
+    until = side_by_side.deadline(config)
+
+    # ---- Every model at every step ---------------------------------------------------------------
+    decided: dict[str, list[list[Decided]]] = {}
+    spent: dict[str, dict[str, Any]] = {}
+    settings: dict[str, Any] = {}
+    for name, model in models.items():
+        how = _settings(config, name, _rendering(config, described, model.described))
+        plain = {f"cirag.{key}": value for key, value in dataclasses.asdict(how).items()}
+        bound = {**model.identity, **plain, "max_tokens": config.integrator.max_tokens}
+        with Journal(workdir / f"{name}.sqlite", bound) as journal:
+            start = time.monotonic()
+            rows = _decode(config, name, model, found, how, journal, until)
+            seconds = journal.add_seconds(time.monotonic() - start)
+            programs = {program for names in decisions.names(found) for program in names}
+            spent[name] = {**side_by_side.usage_of(journal, programs), "seconds": seconds}
+        if rows is not None:
+            decided[name] = rows
+        settings[name] = {key: getattr(how, key) for key in (*RENDERING, "guided", "match_cutoff")}
+    complete = len(decided) == len(models)
+    decided[RULE], decided[NOTHING] = decisions.rule(found), decisions.nothing(found)
+
+    # ---- Figures ---------------------------------------------------------------------------------
+    similarity = _similarity(config) if config.query_cosine else None
+    scores: dict[str, dict[str, Ratio]] = {
+        name: decisions.score(found, rows, form=form, gold=gold, similarity=similarity)
+        for name, rows in decided.items()
+    }
+    for name in (RULE, NOTHING):
+        del scores[name]["parse_rate"]  # there is nothing that could be parsed
+    how_often = (config.bootstrap_samples, config.seed)
+    result: dict[str, Any] = {
+        "systems": {
+            name: {
+                **side_by_side.by_kind(intervals(ratios, *how_often)),
+                "problems": decisions.problems(decided[name]),
+                **spent.get(name, {}),
+            }
+            for name, ratios in scores.items()
+        },
+        "differences": {
+            f"{side_by_side.STUDENT}-{name}": side_by_side.by_kind(
+                differences(scores[side_by_side.STUDENT], ratios, *how_often)
+            )
+            for name, ratios in scores.items()
+            if side_by_side.STUDENT in scores and name != side_by_side.STUDENT
+        },
+        "num_questions": len(questions),
+        "num_trained_on": num_trained_on,
+        "num_steps": sum(len(trajectory.steps) for trajectory in found),
+        "teacher": _teacher(found),
+        "settings": {
+            "checkpoint": config.checkpoint,
+            "trajectories": config.trajectories,
+            "keep": config.keep,
+            **settings,
+        },
+        "complete": complete,
+    }
+    write_lines(workdir / FILE, _rows(found, decided))
+    table = table_of(result)
+    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
+    print(table, file=sys.stderr)
+    return result
+
+
+# ------------------------------------------------------------------------------------- the inputs
+
+
+def _check(config: Config) -> None:
+    if not config.trajectories:
+        raise UserError(
+            "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
+        )
+    if config.integrator.max_tokens < 1:
+        raise UserError("config.integrator.max_tokens must be at least 1.")
+    for name in ("in_flight", "bootstrap_samples"):
+        if config[name] < 1:
+            raise UserError(f"config.{name} must be at least 1.")
+
+
+def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
+    """The trajectories to score on, and how they were rendered, as far as that is known."""
+    file = trajectories_lib.trajectory_file(config.trajectories)
+    described = {}
+    if file.with_suffix(".json").exists():
+        described = trajectories_lib.read_sidecar(file)
+    found = trajectories_lib.select(
+        trajectories_lib.read_trajectories(file), config.keep, config.seed, config.limit
+    )
+    if not found:
+        raise UserError(f"config.keep={config.keep} leaves no trajectory of {file}.")
+    return found, described
+
+
+def _rendering(
+    config: Config, trajectories: Mapping[str, Any], checkpoint: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How conversations are rendered: as asked for, else as trained on, else as they were made."""
+    found, default = {}, CiragConfig()
+    for name in RENDERING:
+        asked = (
+            *(config[name], checkpoint.get(name), trajectories.get(name)),
+            getattr(default, name),
+        )
+        found[name] = next(value for value in asked if value is not None)
+    return found
+
+
+def _settings(config: Config, name: str, rendering: Mapping[str, Any]) -> CiragConfig:
+    """How one system is asked; the base may be led through the sections, with an example."""
+    own = dict(rendering)
+    guided = config.guided
+    if name == side_by_side.BASE:
+        guided = config.base.guided
+        if config.base.example is not None:
+            own["example"] = config.base.example
+    return CiragConfig(**own, guided=guided, match_cutoff=config.match_cutoff)
+
+
+def _gold(
+    config: Config, found: Sequence[Trajectory], form: Form
+) -> list[list[Sequence[Triple] | None]]:
+    """The annotated core triples of every step; None where nothing is annotated.
+
+    The annotation teacher's own are gold. At the steps of a language model they are what that
+    teacher would keep in its place, if ``config.data.dir`` says where the annotations are.
+    """
+    dataset = load.load_dataset(config.data) if config.data.dir else None
+    questions = {question.id: question for question in dataset.questions} if dataset else {}
+    gold: list[list[Sequence[Triple] | None]] = []
+    for trajectory in found:
+        question = questions.get(trajectory.question_id)
+        if trajectory.teacher == ANNOTATIONS:
+            gold.append([step.kept for step in trajectory.steps])
+            continue
+        if dataset is None or question is None:
+            gold.append([None] * len(trajectory.steps))
+            continue
+        triples = {**_candidates(trajectory), **dataset.triples}
+        known = oracle.gold_of(question, dataset.corpus, triples, form)
+        rounds: list[oracle.Round] = []
+        row: list[Sequence[Triple] | None] = []
+        for step in trajectory.steps:
+            kept = None
+            if known.hops:
+                kept = oracle.decide(known, rounds, step.query, step.candidates, retries=0).kept
+            row.append(kept)
+            rounds.append(oracle.Round(step.query, step.kept))
+        gold.append(row)
+    return gold
+
+
+def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
+    """Every triple that a trajectory was shown, by passage: what can have been kept."""
+    found: dict[str, list[Triple]] = collections.defaultdict(list)
+    for triple in dict.fromkeys(t for step in trajectory.steps for t in step.candidates):
+        if triple.passage_id is not None:
+            found[triple.passage_id].append(triple)
+    return dict(found)
+
+
+def _similarity(config: Config) -> Similarity:
+    """Cosine of two queries by ``config.encoder``."""
+    from cirag_jax.retrieval.encoders import open_encoder_for
+
+    encoder = open_encoder_for(config.encoder)
+
+    def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        place = {text: index for index, text in enumerate(texts)}
+        vector_ND = encoder.encode(texts, "query").astype(np.float64)
+        left_ND = vector_ND[[place[a] for a, _ in pairs]]
+        right_ND = vector_ND[[place[b] for _, b in pairs]]
+        return np.einsum("nd,nd->n", left_ND, right_ND)
+
+    return cosine
+
+
+def _decode(
+    config: Config,
+    name: str,
+    model: side_by_side.Model,
+    found: Sequence[Trajectory],
+    settings: CiragConfig,
+    journal: Journal,
+    until: float | None,
+) -> list[list[Decided]] | None:
+    names = decisions.names(found)
+    known = journal.outcomes()
+    with contextlib.ExitStack() as stack:
+        handler: Any = None
+        if any(program not in known for row in names for program in row):
+            handler = stack.enter_context(
+                side_by_side.open_model(
+                    config, model, "integrator", config.integrator.max_tokens, journal
+                )
+            )
+        total = sum(map(len, names))
+        show = stack.enter_context(task.progress_bar(total, "step", name))
+        return decisions.decode(
+            found,
+            handler,
+            settings,
+            journal,
+            in_flight=config.in_flight,
+            deadline=until,
+            on_progress=show,
+        )
+
+
+# ------------------------------------------------------------------------------------ the results
+
+
+def _teacher(found: Sequence[Trajectory]) -> dict[str, Any]:
+    """Who decided, how often it kept nothing, and how often it stopped."""
+    steps = [step for trajectory in found for step in trajectory.steps]
+    return {
+        "teachers": dict(collections.Counter(trajectory.teacher for trajectory in found)),
+        "empty_core": sum(not step.kept for step in steps) / len(steps),
+        "stops": sum(step.next_query is None for step in steps) / len(steps),
+    }
+
+
+def _rows(
+    found: Sequence[Trajectory], decided: Mapping[str, Sequence[Sequence[Decided]]]
+) -> list[dict[str, Any]]:
+    """One line a model and step; the baselines write nothing, so they have none."""
+    return [
+        {
+            "question": trajectory.question_id,
+            "step": index + 1,
+            "system": name,
+            "response": one.response,
+            "parsed": {
+                "thought": one.thought,
+                "kept": [codec.encode_triple(triple) for triple in one.kept],
+                "next_query": one.next_query,
+                "has_question": one.has_question,
+            },
+            "problems": one.problems,
+            "error": one.error,
+        }
+        for name, rows in decided.items()
+        if name not in (RULE, NOTHING)
+        for trajectory, row in zip(found, rows, strict=True)
+        for index, one in enumerate(row)
+    ]
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """The figures in per cent, one row a system, then the student's leads.
+
+    Core triples are scored as means over steps; "gold" against the annotations.
+    """
+    header = ["decisions of", "core F1 [95 %]", "core P", "core R", "F1 if any", "micro F1"]
+    header += ["gold F1", "query F1", "query cosine", "stop", "parsed", "tokens"]
+    flat = ("query_f1", "query_cosine", "stop_accuracy", "parse_rate")
+    rows = []
+    for name, system in result["systems"].items():
+        core = system["teacher"]
+        row = [name, side_by_side.figure(core["f1"], bounds=True)]
+        row += [side_by_side.figure(core[s]) for s in ("precision", "recall", "nonempty_f1")]
+        row += [side_by_side.figure(core["micro_f1"])]
+        row += [side_by_side.figure(system.get("gold", {}).get("f1"))]
+        row += [side_by_side.figure(system.get(s)) for s in flat]
+        tokens = system.get("generated_tokens")
+        rows.append([*row, "" if tokens is None else f"{tokens:,}"])
+    for name, scores in result["differences"].items():
+        core = scores["teacher"]
+        row = [name, side_by_side.lead(core["f1"]), "", "", side_by_side.lead(core["nonempty_f1"])]
+        row += [side_by_side.lead(core["micro_f1"])]
+        row += [side_by_side.lead(scores.get("gold", {}).get("f1"))]
+        rows.append([*row, *(side_by_side.lead(scores.get(s)) for s in flat), ""])
+    teacher = result["teacher"]
+    empty, stops = 100 * teacher["empty_core"], 100 * teacher["stops"]
+    caption = (
+        f"{result['num_steps']} steps of {result['num_questions']} questions, histories of "
+        f"{', '.join(teacher['teachers'])}, which kept nothing at {empty:.0f} % of the steps and "
+        f"stopped at {stops:.0f} %"
+    )
+    if not result["complete"]:
+        caption += "; not complete, run the command again to go on"
+    return f"{caption}\n\n{markdown([header, *rows])}"

@@ -1,0 +1,333 @@
+"""Evaluates a trained aligner against its frozen start, one-shot retrieval and BM25."""
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tqdm
+
+from cirag_jax import sharding
+from cirag_jax.datasets import chains as chains_lib
+from cirag_jax.datasets import load
+from cirag_jax.datasets.corpus import Corpus, build_corpus
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import next_unit
+from cirag_jax.evaluation.recall import paired_bootstrap, recall_at
+from cirag_jax.io import write_lines
+from cirag_jax.models.io.pretrained import TextEncoder
+from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.reports.tables import write_report
+from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.retrieval.encode import encode
+from cirag_jax.retrieval.iterative import (
+    Embed,
+    Ranking,
+    UnitStore,
+    by_passage,
+    by_unit,
+    iterative_retrieve,
+)
+from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.types import Config, Dataset, Question
+
+KS = (2, 3, 5, 10)
+# Every system, the trained one first; the others are what its difference is taken to.
+SYSTEMS = ("trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What all systems are asked: the questions with gold passages, and the corpus."""
+
+    dataset: Dataset
+    questions: tuple[Question, ...]
+    corpus: Corpus
+    texts: tuple[str, ...]
+    allowed: tuple[np.ndarray, ...] | None
+    kind: chains_lib.UnitKind
+
+
+def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Passage recall of all systems, next-unit ranking, differences with their intervals.
+
+    Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
+    and ``recall.png`` in ``workdir``.
+
+    Raises:
+      UserError: the checkpoint or the data cannot be used.
+    """
+    start = time.monotonic()
+    if not config.checkpoint:
+        raise UserError("config.checkpoint is required: a training workdir or a model folder")
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    mesh = mesh if mesh.size > 1 else None
+    trained, meta = open_encoder(config.checkpoint, dtype=config.dtype, mesh=mesh)
+    frozen_spec = config.frozen or meta.get("model")
+    if not frozen_spec:
+        raise UserError(
+            f"config.frozen is required: {config.checkpoint} does not say what it was trained from"
+        )
+    frozen, _ = open_encoder(frozen_spec, dtype=config.dtype, mesh=mesh)
+    task = _make_task(config, config.data.units or meta.get("units", "triple"))
+
+    # ---- Passages once per encoder, then every system
+    # ---------------------------------------------
+    limits = (config.query_max_length, config.unit_max_length)
+    embeds = {
+        "trained": _Embedder(trained, mesh, *limits),
+        "frozen": _Embedder(frozen, mesh, *limits),
+    }
+    indexes = {}
+    for name, encoder in (("frozen", frozen), ("trained", trained)):
+        with _bar(f"passages, {name}", len(set(task.texts)), "passage") as progress:
+            indexes[name] = ExactIndex(
+                encode(
+                    encoder,
+                    None,
+                    task.texts,
+                    max_length=config.passage_max_length,
+                    mesh=mesh,
+                    progress=progress,
+                )
+            )
+    texts = [question.question for question in task.questions]
+    ranked: dict[str, list[list[int]]] = {}
+    runs: dict[str, list[Ranking]] = {}
+    for name in ("trained", "frozen"):
+        runs[name] = _iterate(config, task, embeds, indexes, name)
+        ranked[name] = [list(ranking.passages) for ranking in runs[name]]
+        rows_QK, _ = indexes[name].search(embeds[name](texts, "query"), max(KS), task.allowed)
+        ranked[f"one_shot_{name}"] = _rows(rows_QK)
+    ranked["bm25"] = _rows(BM25(task.texts).search(texts, max(KS), task.allowed))
+
+    # ---- Figures
+    # ------------------------------------------------------------------------------------
+    ids = [passage.id for passage in task.corpus.passages]
+    recalls = {
+        system: {k: _recalls(ranked[system], ids, task.questions, k) for k in KS}
+        for system in SYSTEMS
+    }
+    result: dict[str, Any] = {
+        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in KS} for system in SYSTEMS
+    }
+    result["differences"] = {
+        f"trained-{system}": {
+            f"recall@{k}": paired_bootstrap(
+                recalls["trained"][k],
+                recalls[system][k],
+                samples=config.bootstrap_samples,
+                seed=config.seed,
+            )
+            for k in KS
+        }
+        for system in SYSTEMS[1:]
+    }
+    result["per_hop"] = _per_hop(recalls, task.questions)
+    result["next_unit"] = _next_unit(task, embeds)
+    result["settings"] = {
+        "steps": config.steps,
+        "k": config.k,
+        "units": task.kind,
+        "retriever": config.retriever,
+        "ranking": config.ranking,
+        "corpus": task.corpus.policy,
+        "checkpoint": str(config.checkpoint),
+        "step": meta.get("step"),
+        "frozen": frozen_spec,
+        "data": task.dataset.name,
+        "split": config.data.split,
+        "fold": config.data.fold,
+        "setting": config.data.setting,
+    }
+    result["num_questions"] = len(task.questions)
+    result["num_passages"] = len(task.texts)
+    write_lines(workdir / "rankings.jsonl", _ranking_records(task.questions, ids, ranked, runs))
+    result["seconds"] = round(time.monotonic() - start, 1)
+    write_report(result, workdir)
+    return result
+
+
+def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
+    dataset = load.load_dataset(config.data)
+    selected = load.select_questions(dataset, config.data)
+    questions = tuple(q for q in selected if q.supporting)
+    if not questions:
+        raise UserError(
+            f"none of the {len(selected)} selected questions of {dataset.name} has gold passages "
+            "(`supporting`), without which there is no recall"
+        )
+    corpus = build_corpus(dataset, questions, config.data.corpus)
+    allowed = None
+    if corpus.allowed is not None:
+        allowed = tuple(corpus.allowed[q.id] for q in questions)
+    texts = tuple(chains_lib.passage_text(passage) for passage in corpus.passages)
+    return _Task(dataset, questions, corpus, texts, allowed, kind)
+
+
+class _Embedder:
+    """Embeds queries, and units once: iterative retrieval and next-unit ranking share them."""
+
+    def __init__(
+        self, encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int
+    ):
+        self._encoder = encoder
+        self._mesh = mesh
+        self._limits = {"query": query_max_length, "passage": unit_max_length}
+        self._row: dict[str, int] = {}
+        self._unit_ND = np.zeros((0, encoder.dim), np.float32)
+
+    def __call__(self, texts: Sequence[str], role: Literal["query", "passage"]) -> np.ndarray:
+        if role == "query":
+            return self._encode(texts, role)
+        new = [text for text in dict.fromkeys(texts) if text not in self._row]
+        if new:
+            self._row.update(zip(new, itertools.count(len(self._row)), strict=False))
+            self._unit_ND = np.concatenate([self._unit_ND, self._encode(new, role)])
+        return self._unit_ND[[self._row[text] for text in texts]]
+
+    def _encode(self, texts: Sequence[str], role: Literal["query", "passage"]) -> np.ndarray:
+        with _bar(f"as {role}", len(set(texts)), "text") as progress:
+            return encode(
+                self._encoder,
+                None,
+                texts,
+                kind=role,
+                max_length=self._limits[role],
+                mesh=self._mesh,
+                progress=progress,
+            )
+
+
+def _iterate(
+    config: Config,
+    task: _Task,
+    embeds: Mapping[str, Embed],
+    indexes: Mapping[str, ExactIndex],
+    name: str,
+) -> list[Ranking]:
+    """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
+    passages = task.corpus.passages
+
+    def units_of(row: int) -> Sequence[chains_lib.Unit]:
+        return chains_lib.units_of(task.dataset, passages[row].id, task.kind)
+
+    store = UnitStore(units_of, embeds[name])
+    if config.retriever == "units":
+        search = by_unit(store, len(passages), config.k, allowed=task.allowed)
+    elif config.retriever == "aligner":
+        search = by_passage(indexes[name], None, config.k, task.allowed)
+    elif config.retriever == "frozen":
+        search = by_passage(indexes["frozen"], embeds["frozen"], config.k, task.allowed)
+    else:
+        raise UserError(
+            f"config.retriever is {config.retriever!r}; it must be units, aligner or frozen"
+        )
+    return iterative_retrieve(
+        [question.question for question in task.questions],
+        task.kind,
+        embeds[name],
+        store,
+        search,
+        steps=config.steps,
+        ranking=config.ranking,
+    )
+
+
+def _rows(row_QK: np.ndarray) -> list[list[int]]:
+    return [[int(row) for row in rows if row >= 0] for rows in row_QK]
+
+
+def _recalls(
+    ranked: Sequence[Sequence[int]], ids: Sequence[str], questions: Sequence[Question], k: int
+) -> np.ndarray:
+    return np.array(
+        [
+            recall_at([ids[row] for row in rows[:k]], question.supporting or (), k)
+            for rows, question in zip(ranked, questions, strict=True)
+        ]
+    )
+
+
+def _per_hop(
+    recalls: Mapping[str, Mapping[int, np.ndarray]], questions: Sequence[Question]
+) -> dict[str, Any]:
+    """Recall of every system by the number of hops, where the data says it."""
+    groups: dict[int, list[int]] = {}
+    for index, question in enumerate(questions):
+        if question.hops is not None:
+            groups.setdefault(question.hops, []).append(index)
+    return {
+        str(hops): {
+            "num_questions": len(rows),
+            **{
+                system: {f"recall@{k}": float(values[k][rows].mean()) for k in KS}
+                for system, values in recalls.items()
+            },
+        }
+        for hops, rows in sorted(groups.items())
+    }
+
+
+def _next_unit(task: _Task, embeds: Mapping[str, Embed]) -> dict[str, Any] | None:
+    """MRR and Recall@K of the next unit over each question's own candidates."""
+    try:
+        chains = chains_lib.silver_chains(task.dataset, task.questions, task.kind)
+    except UserError:
+        return None  # Gold passages are enough for recall; chains need more.
+    by_id = {question.id: question for question in task.questions}
+    pools = [
+        chains_lib.pool_of(task.dataset, by_id[chain.question_id], task.kind) for chain in chains
+    ]
+    problems = next_unit.next_units(chains, pools, task.kind)
+    return {
+        name: next_unit.evaluate_next_unit(problems, embed, KS) for name, embed in embeds.items()
+    }
+
+
+def _ranking_records(
+    questions: Sequence[Question],
+    ids: Sequence[str],
+    ranked: Mapping[str, Sequence[Sequence[int]]],
+    runs: Mapping[str, Sequence[Ranking]],
+) -> Iterator[dict[str, Any]]:
+    for index, question in enumerate(questions):
+        yield {
+            "id": question.id,
+            "question": question.question,
+            "supporting": question.supporting,
+            "ranked": {
+                system: [ids[row] for row in rows[index][: max(KS)]]
+                for system, rows in ranked.items()
+            },
+            "chains": {
+                name: [unit.text for unit in rankings[index].chain]
+                for name, rankings in runs.items()
+            },
+        }
+
+
+class _bar:
+    """A progress bar on a terminal; elsewhere one line that says what has begun."""
+
+    def __init__(self, description: str, total: int, unit: str):
+        if not sys.stderr.isatty():
+            print(f"encoding {total} {unit}s ({description})", file=sys.stderr)
+        self._bar = tqdm.tqdm(
+            total=total,
+            desc=description,
+            unit=unit,
+            file=sys.stderr,
+            disable=None,  # Silent where standard error is no terminal.
+            leave=False,
+        )
+
+    def __enter__(self) -> Callable[[int], Any]:
+        return self._bar.update
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()

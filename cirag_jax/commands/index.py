@@ -1,0 +1,289 @@
+"""Building an index folder, shard by shard: what ``launch/index.py`` runs.
+
+A folder holds ``ids.jsonl`` (passage id of every row), ``vectors-*.npy`` (shards of embeddings),
+for faiss ``index.faiss``, for BM25 ``bm25/``, and ``manifest.json``, written last. Every file is
+written aside, then renamed, so that a build that was stopped goes on after its last whole shard.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from cirag_jax import sharding
+from cirag_jax.datasets.chains import passage_text
+from cirag_jax.errors import UserError
+from cirag_jax.retrieval import index as index_lib
+from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
+from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.types import Config, Passage
+
+PLAN = "building.json"
+
+
+def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Builds ``workdir/index`` over every passage of ``config.data.dir``.
+
+    Args:
+      config: of configs/index.py.
+      workdir: an existing folder.
+
+    Returns:
+      Counts, bytes, seconds and passages per second.
+
+    Raises:
+      UserError: data, encoder or config cannot be used, the folder holds another index, or the disk
+        is full.
+    """
+    start = time.monotonic()
+    index_lib.check_kind(config.retriever.kind)
+    options = IndexOptions.of(config.retriever)
+    passages = _read_passages(config.data.dir)
+    encoder = None
+    if config.retriever.kind != "bm25":
+        mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+        encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
+    folder = workdir / "index"
+    with tqdm(total=len(passages), unit="passage", file=sys.stderr, mininterval=1) as bar:
+        counts = build_index(
+            passages,
+            encoder,
+            folder,
+            config.retriever.kind,
+            options=options,
+            shard_rows=config.shard_rows,
+            progress=bar.update,
+        )
+    manifest = index_lib.read_manifest(folder)
+    seconds = time.monotonic() - start
+    return {
+        "folder": str(folder),
+        "kind": manifest["kind"],
+        "num_passages": len(passages),
+        "resumed": counts["resumed"],
+        "dimension": manifest.get("dimension"),
+        "encoder": manifest["encoder"],
+        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "seconds": seconds,
+        "passages_per_second": counts["embedded"] / counts["seconds"] if counts["seconds"] else 0.0,
+    }
+
+
+def _read_passages(folder: str | None) -> list[Passage]:
+    from cirag_jax.datasets import demo, jsonl
+
+    if not folder:
+        return list(demo.build().corpus.values())
+    return list(jsonl.read_corpus(folder).values())
+
+
+def build_index(
+    passages: Sequence[Passage],
+    encoder: Encoder | None,
+    folder: str | os.PathLike[str],
+    kind: str = "exact",
+    *,
+    options: IndexOptions | None = None,
+    shard_rows: int = 2048,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Writes the index of ``passages`` into ``folder``, or finishes one that was begun.
+
+    Args:
+      passages: in the order of the rows; ids differ.
+      encoder: embeds passages; may be None for ``bm25``.
+      folder: created where it is absent.
+      kind: one of `index.KINDS`.
+      options: storage and sizes.
+      shard_rows: passages of one shard, saved together.
+      progress: called with the number of passages just done; at once with those that a run before
+        has done.
+
+    Returns:
+      ``resumed`` and ``embedded``, passages done before and now; ``seconds`` of embedding.
+
+    Raises:
+      UserError: there is no passage, two have the same id, ``folder`` holds something else, or
+        cannot be written.
+    """
+    index_lib.check_kind(kind)
+    options, folder = options or IndexOptions(), pathlib.Path(folder)
+    plan = _plan(passages, encoder, kind, options, shard_rows)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if _is_finished(folder, plan):
+            if progress is not None:
+                progress(len(passages))
+            return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
+        _begin(folder, plan)
+        ids = "".join(json.dumps(passage.id) + "\n" for passage in passages)
+        _write(folder / "ids.jsonl", lambda file: file.write(ids.encode()))
+        if kind == "bm25":
+            counts = _build_bm25(passages, folder, progress)
+        else:
+            counts = _embed_shards(
+                passages, index_lib.needed(encoder, kind), folder, plan, progress
+            )
+        if kind in FAISS_KINDS:
+            _build_faiss(folder, plan, options)
+        _write_json(folder / index_lib.MANIFEST, plan)
+        (folder / PLAN).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the index cannot be written ({error.strerror or error}); what is whole is "
+            "kept, the same command goes on from there"
+        ) from error
+    return counts
+
+
+def _plan(
+    passages: Sequence[Passage],
+    encoder: Encoder | None,
+    kind: str,
+    options: IndexOptions,
+    shard_rows: int,
+) -> dict[str, Any]:
+    """The manifest of the index to be built."""
+    if not passages:
+        raise UserError("there is no passage to index")
+    if shard_rows < 1:
+        raise UserError(f"config.shard_rows={shard_rows} must be at least 1")
+    if len({passage.id for passage in passages}) != len(passages):
+        raise UserError("two passages have the same id")
+    plan: dict[str, Any] = {
+        "format": index_lib.FORMAT,
+        "kind": kind,
+        "rows": len(passages),
+        "corpus": index_lib.hash_corpus(passages),
+        "encoder": None,
+        "dtype": options.dtype,
+    }
+    if kind == "bm25":
+        return plan
+    encoder = index_lib.needed(encoder, kind)
+    plan |= {
+        "encoder": dict(encoder.identity),
+        "dimension": encoder.dim,
+        "shard_rows": shard_rows,
+        "shards": -(-len(passages) // shard_rows),
+    }
+    if kind == "faiss_ivf":
+        plan["ivf_lists"] = options.ivf_lists
+    if kind == "faiss_hnsw":
+        plan |= {
+            "hnsw_links": options.hnsw_links,
+            "hnsw_ef_construction": options.hnsw_ef_construction,
+        }
+    return json.loads(json.dumps(plan))
+
+
+def _is_finished(folder: pathlib.Path, plan: dict[str, Any]) -> bool:
+    if not (folder / index_lib.MANIFEST).is_file():
+        return False
+    _check_same(folder, index_lib.read_manifest(folder), plan)
+    return True
+
+
+def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
+    """Notes what is being built, or checks that a build that was stopped is the same."""
+    file = folder / PLAN
+    if file.is_file():
+        try:
+            old = dict(json.loads(file.read_text("utf-8")))
+        except ValueError:
+            raise UserError(f"{file} is damaged; remove the folder to begin anew.") from None
+        _check_same(folder, old, plan)
+    elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise UserError(f"{folder}: not empty and not an index; it is left as it is.")
+    else:
+        _write_json(file, plan)
+
+
+def _check_same(folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    for field in sorted(old.keys() | new.keys()):
+        if field == "encoder" and old.get(field) and new.get(field):
+            index_lib.check_encoder(folder, old[field], new[field])
+        elif old.get(field) != new.get(field):
+            what = (
+                "its passages are others"
+                if field == "corpus"
+                else f"{field} was {old.get(field)!r} and is {new.get(field)!r} now"
+            )
+            raise UserError(
+                f"{folder} holds another index: {what}; choose another --workdir or remove it"
+            )
+
+
+def _embed_shards(
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    folder: pathlib.Path,
+    plan: dict[str, Any],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    rows, resumed, start = plan["shard_rows"], 0, time.monotonic()
+    for number in range(plan["shards"]):
+        part = passages[number * rows : (number + 1) * rows]
+        file = folder / index_lib.shard_name(number)
+        if file.is_file():  # It was renamed, hence whole.
+            resumed += len(part)
+            if progress is not None:
+                progress(len(part))
+            continue
+        texts = [passage_text(passage) for passage in part]
+        vectors_ND = encoder.encode(texts, "passage", progress)
+        if progress is not None:
+            progress(len(texts) - len(set(texts)))  # Equal texts are embedded once.
+        stored_ND = index_lib.to_stored(vectors_ND, plan["dtype"])
+        _write(file, lambda stream, array=stored_ND: np.save(stream, array, allow_pickle=False))
+    return {
+        "resumed": resumed,
+        "embedded": len(passages) - resumed,
+        "seconds": time.monotonic() - start,
+    }
+
+
+def _build_faiss(folder: pathlib.Path, plan: dict[str, Any], options: IndexOptions) -> None:
+    shards = index_lib.Shards(folder, plan)
+    aside = folder / f".index.faiss.{os.getpid()}"
+    FaissIndex.build(shards, plan["kind"], options).save(aside)
+    aside.replace(folder / "index.faiss")
+
+
+def _build_bm25(
+    passages: Sequence[Passage], folder: pathlib.Path, progress: Progress | None
+) -> dict[str, Any]:
+    start, aside = time.monotonic(), folder / f".bm25.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    BM25([passage_text(passage) for passage in passages]).save(aside)
+    shutil.rmtree(folder / "bm25", ignore_errors=True)
+    aside.replace(folder / "bm25")
+    if progress is not None:
+        progress(len(passages))
+    return {"resumed": 0, "embedded": len(passages), "seconds": time.monotonic() - start}
+
+
+def _write(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Writes aside, then renames."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    _write(path, lambda file: file.write(text.encode()))

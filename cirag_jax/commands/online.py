@@ -1,0 +1,88 @@
+"""Triples extracted when they are asked for, once a passage (the paper's online setting)."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from cirag_jax.methods import extraction
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.requests import Extract, Extracted, RequestError
+from cirag_jax.runtime.scheduler import Call, Done, Job, Scheduler
+from cirag_jax.triples.store import content_hash
+from cirag_jax.types import Passage, Triple
+
+FILE = "extractions.sqlite"
+
+
+class OnlineExtractHandler:
+    """Extracts the passages that no question asked for before, all together.
+
+    Args:
+      generate: the language model of role ``extractor``.
+      journal: of extractions: a run that was killed repeats none, and questions share them.
+      settings: how a passage is extracted.
+    """
+
+    is_slow = True
+
+    def __init__(
+        self,
+        generate: GenerateHandler,
+        journal: Journal,
+        settings: extraction.ExtractionSettings,
+    ):
+        self._generate = generate
+        self._journal = journal
+        self._settings = settings
+        self._known: dict[str, tuple[Triple, ...] | None] = {}
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the model's budget has ended."""
+        return self._generate.is_exhausted
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`; a passage whose extraction failed has None."""
+        passages: dict[str, Passage] = {}
+        for call in calls:
+            request: Extract = call.request
+            passages.update((p.id, p) for p in request.passages if p.id not in self._known)
+        complete = self._extract(list(passages.values())) if passages else True
+        for index, call in enumerate(calls):
+            if complete or all(p.id in self._known for p in call.request.passages):
+                found = tuple(self._known.get(p.id) for p in call.request.passages)
+                done(index, Extracted(found))
+            else:
+                done(index, RequestError("the extractor's budget is exhausted"))
+
+    def _extract(self, passages: Sequence[Passage]) -> bool:
+        scheduler = Scheduler(
+            {"extractor": self._generate},
+            self._journal,
+            in_flight=256,
+            encode=extraction.encode_extraction,
+        )
+        jobs = [self._job(passage) for passage in passages]
+        complete = scheduler.run(jobs)
+        outcomes = self._journal.outcomes()
+        for job, passage in zip(jobs, passages, strict=True):
+            if job.id in outcomes:
+                self._known[passage.id] = _triples(passage, outcomes[job.id])
+            elif complete:
+                self._known[passage.id] = None
+        return complete
+
+    def _job(self, passage: Passage) -> Job:
+        return Job(
+            # A changed passage is another program.
+            f"{passage.id}@{content_hash(passage, {}).hex()[:16]}",
+            json.loads(codec.dump(dataclasses.asdict(passage))),
+            lambda: extraction.extract(passage, self._settings),
+        )
+
+
+def _triples(passage: Passage, outcome: dict) -> tuple[Triple, ...] | None:
+    record = extraction.stored(passage, b"", outcome, None)
+    return None if record.status == "failed" else record.triples

@@ -1,0 +1,262 @@
+"""From a method's config to the handlers that answer its requests."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cirag_jax.commands import backends, generate
+from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir, say
+from cirag_jax.llm.engine.shapes import EngineConfig
+from cirag_jax.llm.types import Usage
+from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.index import open_retriever
+from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime.handlers import (
+    ExtractHandler,
+    GenerateHandler,
+    RankHandler,
+    RetrieveHandler,
+    TripleSource,
+)
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
+from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.types import Config, Dataset
+
+ONLINE = "online"
+
+__all__ = ["ONLINE", "GenerateHandler", "open_handlers", "roles_of", "triples_settings"]
+
+
+def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:
+    """The language models a run needs: the method's, and the extractor where it works online."""
+    return (*roles, "extractor") if config.get("triples") == ONLINE else tuple(roles)
+
+
+def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+    """Which triples a run sees, flat as its journal keeps it.
+
+    Args:
+      config: of configs/methods, of a method that uses triples.
+      dataset: with the triples of its passages.
+      corpus: the passages to search.
+
+    Raises:
+      UserError: ``config.triples`` is no store.
+    """
+    if config.triples == ONLINE:
+        from cirag_jax.methods import extraction
+
+        version = extraction.version()
+        return {"triples": ONLINE} | {f"extractor.{k}": value for k, value in version.items()}
+    ids = [passage.id for passage in corpus.passages]
+    if config.triples is None:
+        content = _hash_triples(dataset, ids)
+    else:
+        from cirag_jax.triples.store import TripleStore
+
+        with TripleStore.open(config.triples) as store:
+            content = store.digest(ids)
+    return {"triples": config.triples, "triples.content": content}
+
+
+def _hash_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
+    found = hashlib.sha256()
+    for passage_id in passage_ids:
+        triples = dataset.triples.get(passage_id)
+        rows = None if triples is None else [codec.encode_triple(triple) for triple in triples]
+        found.update(json.dumps([passage_id, rows]).encode() + b"\n")
+    return found.hexdigest()
+
+
+def open_handlers(
+    config: Config,
+    method: Any,
+    dataset: Dataset,
+    corpus: Corpus,
+    book: Journal,
+    stack: contextlib.ExitStack,
+    rows: int,
+) -> dict[type | str, Handler]:
+    """Opens whatever a run needs.
+
+    Args:
+      config: of configs/methods.
+      method: with ``roles``, ``uses_triples`` and ``config``.
+      dataset: with the triples of its passages.
+      corpus: the passages to search.
+      book: the run's journal: what it has used counts against the budgets, and what is extracted
+        online is kept beside it.
+      stack: closes what was opened.
+      rows: questions that advance together at most; a model's batch need not be larger.
+
+    Raises:
+      UserError: something cannot be opened, or does not fit the rest.
+    """
+    handlers: dict[type | str, Handler] = {}
+    encoder = None
+    roles = roles_of(config, method.roles)
+    check_adapters(config, roles)
+    say(f"{len(corpus.passages):,} passages")
+    # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
+    if config.retriever.kind != "bm25" or method.uses_triples:
+        encoder = open_encoder_for(config.encoder)
+    if method.uses_triples:
+        if config.triples != ONLINE:
+            handlers[Extract] = _open_triples(config, dataset, corpus)
+        form = config[config.method].form
+        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
+    extractions, spent = None, book.usage()
+    if "extractor" in roles:
+        extractions = _open_extractions(config, book.path.parent, stack)
+        spent = {**spent, **extractions.usage()}
+    handlers |= _open_models(config, roles, stack, rows, spent)
+    if extractions is not None:
+        handlers[Extract] = _open_online(config, handlers["extractor"], extractions)
+    index = open_retriever(config.retriever, corpus.passages, encoder)
+    handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    return handlers
+
+
+def check_adapters(config: Config, roles: Sequence[str]) -> None:
+    """Refuses a training workdir of another role, and a student asked otherwise than trained.
+
+    That more candidates are shown than in training is only said: the student may cope.
+    """
+    from cirag_jax.models.io import workdir
+
+    for role in roles:
+        spec = config[role].adapter
+        if config[role].backend == "openai" or not is_training_workdir(spec):
+            continue
+        meta = workdir.check_role(spec, role)
+        if role != "integrator":
+            continue
+        asked = config.get(config.get("method", ""), {})
+        trained_as = meta.get("rendering") or {}
+        wrong = [name for name, value in trained_as.items() if asked.get(name, value) != value]
+        if wrong:
+            flags = [f"--config.{config.method}.{name}={trained_as[name]}" for name in wrong]
+            raise UserError(
+                f"{spec} was trained with other settings of {', '.join(wrong)}: give "
+                f"{' '.join(flags)}."
+            )
+        shown, known = asked.get("num_candidates", 0), meta.get("num_candidates") or 0
+        if known and shown > known:
+            say(
+                f"WARNING: config.{config.method}.num_candidates={shown}, but {spec} was trained "
+                f"with {known} at most"
+            )
+
+
+def _open_models(
+    config: Config,
+    roles: Sequence[str],
+    stack: contextlib.ExitStack,
+    rows: int,
+    spent: Mapping[str, Usage],
+) -> dict[type | str, Handler]:
+    """One handler a model: roles with equal configs share it, and its budget."""
+    cache = None
+    if config.cache:
+        cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
+    shared: dict[str, list[str]] = {}
+    for role in roles:
+        block = config[role].to_dict()
+        if block.pop("max_tokens") < 1:
+            raise UserError(f"config.{role}.max_tokens must be at least 1.")
+        shared.setdefault(json.dumps(block, sort_keys=True, default=str), []).append(role)
+    handlers: dict[type | str, Handler] = {}
+    for names in shared.values():
+        block = config[names[0]].copy_and_resolve_references()
+        if block.backend == "jax" and not block.batch_size and "extractor" not in names:
+            # A batch is computed whole: one question must not pay for sixteen.
+            block.batch_size = min(rows, EngineConfig.for_platform().batch_size)
+        used = sum((spent[role] for role in names if role in spent), start=Usage())
+        backend = stack.enter_context(contextlib.closing(backends.open_backend(block, spent=used)))
+        handler = GenerateHandler(
+            backend,
+            {role: config[role].max_tokens for role in names},
+            seed=config.seed,
+            cache=cache,
+            identity=generate.settings(block),
+        )
+        handlers |= dict.fromkeys(names, handler)
+    return handlers
+
+
+def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
+    if config.triples is None:
+        known = sum(passage.id in dataset.triples for passage in corpus.passages)
+        if not known:
+            raise UserError(
+                f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and "
+                "name the store with --config.triples=FOLDER."
+            )
+        say(f"{known:,} of them have triples")
+        return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
+    return ExtractHandler(_open_store(config.triples, corpus))
+
+
+def _open_extractions(
+    config: Config, workdir: pathlib.Path, stack: contextlib.ExitStack
+) -> Journal:
+    """The journal of what is extracted online."""
+    from cirag_jax.commands import online
+    from cirag_jax.methods import extraction
+
+    settings = {
+        **extraction.version(),
+        **dataclasses.asdict(_extraction_settings(config)),
+        "extractor": generate.settings(config.extractor),
+    }
+    return stack.enter_context(Journal(workdir / online.FILE, settings))
+
+
+def _open_online(config: Config, extractor: Any, extractions: Journal) -> Handler:
+    from cirag_jax.commands import online
+
+    return online.OnlineExtractHandler(extractor, extractions, _extraction_settings(config))
+
+
+def _extraction_settings(config: Config) -> Any:
+    from cirag_jax.methods.extraction import ExtractionSettings
+
+    return ExtractionSettings(triple_tokens=config.extractor.max_tokens)
+
+
+def _open_store(folder: str, corpus: Corpus) -> TripleSource:
+    from cirag_jax.triples.store import TripleStore
+
+    store = TripleStore.open(folder)
+    store.check_corpus(corpus.passages)
+    return store.triples
+
+
+def _open_reranker(config: Config, encoder: Encoder | None) -> Reranker:
+    kind, model = config.reranker.kind, config.reranker.model
+    if kind == "cross_encoder":
+        from cirag_jax.retrieval.rerank import CrossEncoderReranker
+
+        if not model:
+            raise UserError("config.reranker.kind=cross_encoder needs config.reranker.model.")
+        return CrossEncoderReranker.open(model)
+    if kind != "bi_encoder":
+        raise UserError(
+            f"config.reranker.kind={kind!r} is unknown; there are bi_encoder and cross_encoder."
+        )
+    if model:
+        block = config.encoder.copy_and_resolve_references()
+        block.model = model
+        encoder = open_encoder_for(block)
+    if encoder is None:
+        raise UserError("config.reranker.kind=bi_encoder needs an encoder.")
+    return BiEncoderReranker(encoder)

@@ -1,0 +1,162 @@
+"""A trained adapter beside its untrained base: what the commands that compare them share."""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from cirag_jax.commands import backends, generate
+from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir, say
+from cirag_jax.llm.types import Usage
+from cirag_jax.models.io.peft_format import CONFIG_FILE
+from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.types import Config
+
+STUDENT, BASE = "student", "base"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A language model to be scored.
+
+    Attributes:
+      block: of `configs.common.language_model`.
+      described: what its checkpoint says of the conversations it was trained on.
+      trained_on: ids of the questions (an extractor: passages) that it was trained on; None: not
+        known, since an adapter in PEFT's format does not say.
+    """
+
+    block: Config
+    described: Mapping[str, Any]
+    trained_on: frozenset[str] | None = frozenset()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides its texts, as JSON."""
+        return generate.settings(self.block)
+
+
+def models_of(config: Config, role: str) -> dict[str, Model]:
+    """The language models to compare.
+
+    ``student`` is ``config.<role>`` with the adapter ``config.checkpoint``; ``base`` is the same
+    model without one: where ``config.base.run`` asks for it, or all there is without a checkpoint.
+    Where ``config.<role>.model`` is null, a checkpoint says what the model is.
+
+    Raises:
+      UserError: ``config.<role>`` names an adapter, or the checkpoint is none of the role's.
+    """
+    from cirag_jax.models.io import workdir
+
+    block, spec = config[role].copy_and_resolve_references(), config.checkpoint
+    if block.adapter is not None:
+        raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
+    found, described, seen = {}, {}, None
+    if is_training_workdir(spec):
+        meta = workdir.check_role(spec, role)
+        described = meta.get("rendering") or {}
+        seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
+        block.model = block.model or meta["model"]
+    elif spec is not None and not (pathlib.Path(spec).expanduser() / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{spec} is neither a training workdir (it has no checkpoints/) nor an adapter as PEFT "
+            f"writes it (it has no {CONFIG_FILE})."
+        )
+    if spec is not None:
+        student = block.copy_and_resolve_references()
+        student.adapter = spec
+        found[STUDENT] = Model(student, described, seen)
+    if config.base.run or spec is None:
+        found[BASE] = Model(block, {})
+    return found
+
+
+@contextlib.contextmanager
+def open_model(
+    config: Config, model: Model, role: str, max_tokens: int, journal: Journal
+) -> Iterator[Any]:
+    """The handler of one model; ``config.cache`` keeps responses that several runs share.
+
+    What ``journal`` has used counts against the model's budget.
+    """
+    with contextlib.ExitStack() as stack:
+        cache = None
+        if config.cache:
+            cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
+        spent = sum(journal.usage().values(), start=Usage())
+        opened = backends.open_backend(model.block, spent=spent)
+        backend = stack.enter_context(contextlib.closing(opened))
+        yield GenerateHandler(
+            backend, {role: max_tokens}, seed=config.seed, cache=cache, identity=model.identity
+        )
+
+
+def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -> int | None:
+    """How many of ``names`` the student was trained on; a warning says so if there are any.
+
+    None, which is said, too, where the checkpoint does not tell.
+    """
+    trained_on = models[STUDENT].trained_on if STUDENT in models else frozenset()
+    if trained_on is None:
+        say(f"the checkpoint does not say whether it was trained on some of these {what}")
+        return None
+    seen = len(trained_on & set(names))
+    if seen:
+        say(
+            f"WARNING: the checkpoint was trained on {seen} of these {len(names)} {what}; its "
+            "figures say nothing about others"
+        )
+    return seen
+
+
+def usage_of(journal: Journal, programs: Collection[str]) -> dict[str, Any]:
+    """What programs took of a language model, as results have it."""
+    records = [record for record in journal.records() if record.id in programs]
+    usage = sum((record.usage for record in records), start=Usage())
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "generated_tokens": usage.generated_tokens,
+        "cost": usage.cost,
+    }
+
+
+def deadline(config: Config) -> float | None:
+    """When ``config.stop_after_minutes``, counted from now, are over."""
+    if config.stop_after_minutes < 0:
+        raise UserError("config.stop_after_minutes must not be negative.")
+    if not config.stop_after_minutes:
+        return None
+    return time.monotonic() + 60 * config.stop_after_minutes
+
+
+def by_kind(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a/b": x, "c": y}`` as ``{"a": {"b": x}, "c": y}``."""
+    found: dict[str, Any] = {}
+    for name, value in scores.items():
+        kind, _, rest = name.rpartition("/")
+        (found.setdefault(kind, {}) if kind else found)[rest] = value
+    return found
+
+
+def figure(score: dict[str, float] | None, bounds: bool = False) -> str:
+    """A score of `overlap.interval` in per cent, with its interval if asked for; "" for none."""
+    if score is None or score["value"] != score["value"]:
+        return ""
+    text = f"{100 * score['value']:.1f}"
+    if bounds:
+        text += f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
+    return text
+
+
+def lead(difference: dict[str, float] | None) -> str:
+    """A difference of `overlap.paired_interval` in points, with its interval; "" for none."""
+    if difference is None or difference["difference"] != difference["difference"]:
+        return ""
+    value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -1,0 +1,29 @@
+"""``python -m cirag_jax.datasets.demo --out=FOLDER`` writes the dataset, prints its counts."""
+
+import argparse
+import json
+import sys
+
+from cirag_jax.datasets.demo import build, sources, statistics
+from cirag_jax.datasets.jsonl import write_dataset
+from cirag_jax.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the dataset as a JSONL folder; returns the exit code, 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.demo", description=__doc__)
+    parser.add_argument("--out", help="folder to write; without it only the counts are printed")
+    options = parser.parse_args(arguments)
+    try:
+        dataset = build()
+        if options.out:
+            write_dataset(dataset, options.out)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps({"packages": sources.versions(), **statistics(dataset)}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

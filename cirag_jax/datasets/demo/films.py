@@ -1,0 +1,147 @@
+"""Films in competition at Cannes, their directors, and the languages and scripts of the world.
+
+From great_tables (its table of films), babel (CLDR names, scripts, official languages) and
+pycountry (ISO 639, ISO 15924).
+"""
+
+from collections import Counter, defaultdict
+
+import pycountry
+from babel import Locale, localedata
+from babel.core import get_global
+
+from cirag_jax.datasets.demo import sources
+from cirag_jax.datasets.demo.graph import COUNTRIES, LIMITS, World, counted, with_article
+from cirag_jax.datasets.demo.sources import fold
+
+# States that film credits name and that no longer exist: they have a name but no passage.
+FORMER_STATES = {
+    "SU": "Soviet Union",
+    "CS": "Czechoslovakia",
+    "YU": "Yugoslavia",
+    "DD": "East Germany",
+}
+
+
+def add_languages(world: World) -> None:
+    """Languages that are official somewhere or spoken in a film, and their scripts."""
+    names, scripts = Locale("en").languages, Locale("en").scripts
+    users: Counter[str] = Counter()
+    for country in world.of_kind("country"):
+        users.update(str(f.target) for f in country.facts.get("country.language", []))
+    spoken = {code.strip() for film in sources.films() for code in film["languages"].split(",")}
+    codes = {key.removeprefix("language:") for key in users} | spoken
+    for code in sorted(codes):
+        entry = pycountry.languages.get(alpha_2=code) or pycountry.languages.get(alpha_3=code)
+        if code not in names or entry is None:
+            continue
+        name = names[code]
+        language = world.add("language", code, name, f"{name} language")
+        world.fact(language, "iso", entry.alpha_3)
+        likely = get_global("likely_subtags").get(code, "").split("_")
+        script = likely[1] if len(likely) == 3 else ""
+        if script in scripts and pycountry.scripts.get(alpha_4=script):
+            said = scripts[script]
+            world.fact(language, "script", said, f"the {said} script", target=f"script:{script}")
+            add_script(world, script, said)
+        world.fact(language, "own name", autonym(code, name))
+        number = users.get(f"language:{code}", 0)
+        if number:
+            world.fact(language, "official in", counted(number, *COUNTRIES), number=number)
+
+
+def autonym(code: str, name: str) -> str | None:
+    """A language's name for itself by CLDR, unless it is the English one."""
+    if not localedata.exists(code):
+        return None
+    own = localedata.load(code, merge_inherited=False).get("languages", {}).get(code)
+    return own if own and fold(own) != fold(name) else None
+
+
+def add_script(world: World, code: str, name: str) -> None:
+    """A script with its ISO 15924 code and number."""
+    script = world.add("script", code, name, f"{name} script")
+    world.fact(script, "code", code)
+    entry = pycountry.scripts.get(alpha_4=code)
+    world.fact(script, "numeric", entry.numeric if entry else None)
+
+
+def add_films(world: World) -> None:
+    """Films in competition at Cannes, and the directors who had at least two of them."""
+    rows = sources.films()
+    by_director: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        by_director[row["director"].strip()].append(row)
+    repeated = {name for name, made in by_director.items() if len(made) > 1}
+    titles = Counter(row["title"].strip() for row in rows)
+    # Films of repeated directors come first, for they have chains; then one-off films.
+    order = sorted(
+        rows,
+        key=lambda r: (
+            r["director"].strip() not in repeated,
+            sources.stable("film", r["imdb_url"]),
+        ),
+    )
+    keep = {row["imdb_url"] for row in order[: LIMITS["film"]]}
+    for row in rows:
+        if row["imdb_url"] in keep:
+            add_film(world, row, titles, repeated)
+    for name in sorted(repeated):
+        add_director(world, name, by_director[name])
+
+
+def film_key(row: dict[str, str]) -> str:
+    """Key of a film: its IMDb number."""
+    return f"film:{row['imdb_url'].rstrip('/').rsplit('/', 1)[-1]}"
+
+
+def minutes(run_time: str) -> int:
+    """Minutes of a running time written as ``1h 45m``."""
+    parts = run_time.split()
+    return sum(int(part[:-1]) * (60 if part.endswith("h") else 1) for part in parts)
+
+
+def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: set[str]) -> None:
+    """One film with director, countries, languages and running time."""
+    name, year = row["title"].strip(), row["year"]
+    title = f"{name} ({year} film)" if titles[name] > 1 or len(name) < 6 else name
+    film = world.add("film", film_key(row).removeprefix("film:"), name, title)
+    film.unique = titles[name] == 1
+    world.fact(film, "year", year, number=int(year))
+    director = row["director"].strip()
+    target = f"director:{director}" if director in repeated else None
+    parts = [part.strip() for part in director.split(",")]
+    for part in parts:
+        world.fact(film, "director", part, target=target if len(parts) == 1 else None)
+    for code in row["countries_of_origin"].split(","):
+        country = world.entities.get(f"country:{code.strip()}")
+        said = country.name if country else FORMER_STATES.get(code.strip())
+        if said:
+            world.fact(film, "country", said, with_article(said), country.key if country else None)
+    names = Locale("en").languages
+    for code in row["languages"].split(","):
+        code = code.strip()
+        world.fact(film, "language", names.get(code), target=f"language:{code}")
+    length = minutes(row["run_time"])
+    world.fact(film, "running time", f"{length} minutes", number=length)
+    world.fact(film, "original title", row["original_title"])
+
+
+def add_director(world: World, name: str, made: list[dict[str, str]]) -> None:
+    """A director of several films in competition: the first, the latest and how many."""
+    if "," in name:
+        return
+    director = world.add("director", name, name)
+    years = sorted(made, key=lambda row: (row["year"], row["title"]))
+    world.fact(director, "films", counted(len(made), "film", "films"), number=len(made))
+    world.fact(director, "first year", years[0]["year"], number=int(years[0]["year"]))
+    for what, row, next_row in (
+        ("first film", years[0], years[1]),
+        ("latest film", years[-1], years[-2]),
+    ):
+        # Half of the passages leave the latest film out, so that its own passage is needed.
+        if what == "latest film" and (len(made) < 3 or sources.stable("latest", name) % 2):
+            continue
+        if row["year"] != next_row["year"]:
+            world.fact(director, what, row["title"].strip(), target=film_key(row))
+    world.fact(director, "last year", years[-1]["year"], number=int(years[-1]["year"]))

@@ -1,0 +1,475 @@
+"""Asks the graph: multi-hop questions whose chain of facts is the only one that answers them.
+
+A chain starts at an entity that its name determines, and follows relations that have exactly one
+tail (``STEPS``). It is kept only if nothing shortens it: no other passage links the two ends of a
+step, no earlier passage contains the answer, and the question names no entity beyond the first.
+Comparisons take two entities of a kind and a number that both have; bridge comparisons compare
+what a step leads to. The questions of the three splits start from disjoint sets of entities.
+"""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from cirag_jax.datasets.demo.graph import Entity, Fact, World
+from cirag_jax.datasets.demo.render import find_triple, said_name
+from cirag_jax.datasets.demo.sources import fold, pick, shuffled, stable
+from cirag_jax.datasets.demo.templates import ASKS, BRIDGE_COMPARES, COMPARES, STARTS, STEPS
+from cirag_jax.types import Passage, Question, Triple
+
+Rendered = dict[str, tuple[Passage, tuple[Triple, ...]]]
+
+# Questions wanted by split and (type, hops). A comparison has two hops, one to each entity.
+TARGETS: dict[str, dict[tuple[str, int], int]] = {
+    "train": {
+        ("bridge", 2): 760,
+        ("bridge", 3): 760,
+        ("bridge", 4): 400,
+        ("comparison", 2): 250,
+        ("bridge_comparison", 4): 330,
+    },
+    "dev": {
+        ("bridge", 2): 100,
+        ("bridge", 3): 100,
+        ("bridge", 4): 52,
+        ("comparison", 2): 30,
+        ("bridge_comparison", 4): 42,
+    },
+    "test": {
+        ("bridge", 2): 160,
+        ("bridge", 3): 160,
+        ("bridge", 4): 82,
+        ("comparison", 2): 50,
+        ("bridge_comparison", 4): 68,
+    },
+}
+MOST_PER_END = {"train": 8, "dev": 2, "test": 2}
+MOST_PER_START = 3
+DISTRACTORS = 8
+
+# A passage with one of these facts does not give away the step although it links the same names.
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "subdivision.largest city": ("city.subdivision",),
+    "subdivision.capital": ("city.subdivision", "subdivision.largest city"),
+    "division.most populous": ("town.division",),
+    "division.largest": ("town.division",),
+    "line.busiest": ("station.line",),
+    "line.northernmost": ("station.line",),
+    "maker.most powerful": ("car.maker",),
+    "discoverer.first element": ("element.discoverer",),
+    "discoverer.last element": ("element.discoverer",),
+    "director.first film": ("film.director",),
+    "director.latest film": ("film.director",),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hop:
+    """One fact of a chain, with the entity in whose passage it stands."""
+
+    entity: Entity
+    fact: Fact
+
+
+Chain = tuple[Hop, ...]
+Path = tuple[tuple[str, str], ...]
+
+
+def steps(chain: Chain) -> Path:
+    """A chain as (entity key, relation) pairs."""
+    return tuple((hop.entity.key, hop.fact.relation) for hop in chain)
+
+
+class Asker:
+    """The indexes that decide whether a chain is the only way to its answer."""
+
+    def __init__(self, world: World, rendered: Rendered) -> None:
+        """Indexes the facts that the passages state."""
+        self.world = world
+        self.rendered = rendered
+        self.links: dict[frozenset[str], set[tuple[str, str]]] = defaultdict(set)
+        self.names: Counter[tuple[str, str]] = Counter()
+        self.texts: dict[str, str] = {}
+        self.tails: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.kinds: dict[str, list[str]] = defaultdict(list)
+        self.same_name: dict[str, list[str]] = defaultdict(list)
+        self.known: dict[tuple[str, str], Fact | None] = {}
+        for key in shuffled(list(rendered), "index"):
+            self._index(world.entities[key])
+
+    def _index(self, entity: Entity) -> None:
+        passage, triples = self.rendered[entity.key]
+        stated = {triple.tail for triple in triples}
+        self.texts[entity.key] = f" {fold(passage.text)} "
+        self.names[entity.kind, fold(entity.name)] += 1
+        self.kinds[entity.kind].append(entity.key)
+        self.same_name[fold(entity.name)].append(entity.key)
+        for relation, facts in entity.facts.items():
+            for fact in facts:
+                if fact.value in stated:
+                    pair = frozenset((fold(entity.name), fold(fact.value)))
+                    self.links[pair].add((entity.key, relation))
+                    self.tails[relation, fold(fact.value)].append(entity.key)
+
+    def stated(self, entity: Entity, relation: str) -> Fact | None:
+        """The single fact of a relation, if its passage says it and no other passage does."""
+        if (entity.key, relation) not in self.known:
+            self.known[entity.key, relation] = self._state(entity, relation)
+        return self.known[entity.key, relation]
+
+    def _state(self, entity: Entity, relation: str) -> Fact | None:
+        fact = entity.one(relation)
+        if fact is None or entity.key not in self.rendered:
+            return None
+        here = (entity.key, relation)
+        found = self.links.get(frozenset((fold(entity.name), fold(fact.value))), set())
+        allowed = HARMLESS.get(relation, ())
+        others = {link for link in found if link[0] != entity.key and link[1] not in allowed}
+        return fact if here in found and not others else None
+
+    def chains(self, start: Entity, length: int) -> list[Chain]:
+        """All chains of a length from an entity that end in something one can ask for."""
+        found: list[Chain] = []
+        self._extend((), start, length, found)
+        return [chain for chain in found if self.is_only_way(chain)]
+
+    def _extend(self, done: Chain, entity: Entity, left: int, found: list[Chain]) -> None:
+        for relation in entity.facts:
+            if left == 1 and relation in ASKS or left > 1 and relation in STEPS:
+                fact = self.stated(entity, relation)
+                if fact is None:
+                    continue
+                chain = (*done, Hop(entity, fact))
+                if left == 1:
+                    found.append(chain)
+                    continue
+                target = self.world.entities.get(fact.target or "")
+                if target is not None and self._is_clear(target, chain):
+                    self._extend(chain, target, left - 1, found)
+
+    def _is_clear(self, target: Entity, chain: Chain) -> bool:
+        """The name leads to one passage of its kind, and the chain does not turn back."""
+        known = self.names[target.kind, fold(target.name)] == 1
+        return known and all(hop.entity.key != target.key for hop in chain)
+
+    def is_only_way(self, chain: Chain) -> bool:
+        """No passage before the last contains the answer, and none names a later entity early."""
+        answer = f" {fold(chain[-1].fact.value)} "
+        if not answer.strip() or any(answer in self.texts[hop.entity.key] for hop in chain[:-1]):
+            return False
+        names = [f" {fold(hop.entity.name)} " for hop in chain]
+        return all(
+            name not in self.texts[chain[at].entity.key]
+            for later, name in enumerate(names)
+            for at in range(later - 1)
+        )
+
+    def distractors(self, gold: list[str], salt: str) -> list[str]:
+        """Other passages that share a name, a fact or a kind with the gold ones, hardest first."""
+        out: dict[str, None] = {}
+        each = -(-DISTRACTORS // len(gold))
+        for key in gold:
+            entity = self.world.entities[key]
+            near = [k for k in self.same_name[fold(entity.name)] if k not in gold]
+            for relation, facts in entity.facts.items():
+                for fact in facts[:1]:
+                    alike = self.tails.get((relation, fold(fact.value)), [])
+                    near += some(alike, gold, 1, salt, relation)
+            near = near[:each] + some(self.kinds[entity.kind], gold, each, salt, key)
+            out.update(dict.fromkeys(near[: each + 1]))
+        last = self.world.entities[gold[0]].kind
+        out.update(dict.fromkeys(some(self.kinds[last], gold, 2 * DISTRACTORS, salt)))
+        return list(out)[:DISTRACTORS]
+
+
+def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[str]:
+    """Up to ``number`` neighbouring keys, from a place in the list that ``salt`` decides."""
+    start = stable(*salt) % max(1, len(keys))
+    window = keys[start : start + number + len(but)]
+    window += keys[: max(0, number + len(but) - len(window))]
+    return [key for key in dict.fromkeys(window) if key not in but][:number]
+
+
+def describe_start(entity: Entity, salt: object) -> str:
+    """How a question names its first entity."""
+    starts = STARTS[entity.kind]
+    return pick(starts, "start", salt).format(name=said_name(entity), lower=entity.name.lower())
+
+
+def phrase(chain: Chain, salt: object) -> str:
+    """The question of a bridge chain."""
+    text = describe_start(chain[0].entity, salt)
+    for hop in chain[:-1]:
+        text = pick(STEPS[hop.fact.relation], "step", salt, hop.fact.relation).format(text)
+    text = pick(ASKS[chain[-1].fact.relation], "ask", salt).format(text)
+    return text.replace("??", "?")
+
+
+def split_of(entity: Entity) -> str:
+    """The split whose questions may start from an entity."""
+    part = stable("split", entity.key) % 100
+    return "test" if part < 22 else "dev" if part < 35 else "train"
+
+
+def names_something(question: str, chain: Chain) -> bool:
+    """Whether the question gives away a later entity or the answer."""
+    text = f" {fold(question)} "
+    later = [hop.fact.value for hop in chain]
+    return any(f" {fold(value)} " in text for value in later)
+
+
+def answers_of(entity: Entity | None, value: str) -> tuple[str, ...]:
+    """Accepted surface forms: the value, without its unit or commas, and the country's code."""
+    forms = [value]
+    first, _, unit = value.partition(" ")
+    digits = first.replace(",", "").replace(".", "").lstrip("$+")
+    if digits.isdigit():
+        forms += [first, value.replace(",", ""), first.replace(",", "")] if unit else []
+        forms.append(value.replace(",", "").lstrip("$"))
+    if entity is not None and entity.kind == "country":
+        forms.append(f"the {value}")
+    return tuple(dict.fromkeys(forms))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """A question before it has an id and a context. ``keys`` are the gold entities in order."""
+
+    text: str
+    kind: str
+    answers: tuple[str, ...]
+    chain: Chain
+
+    @property
+    def keys(self) -> list[str]:
+        """The gold entities in order."""
+        return list(dict.fromkeys(hop.entity.key for hop in self.chain))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The steps of the chain; a bridge comparison walks two paths."""
+        walked = steps(self.chain)
+        return [walked[0::2], walked[1::2]] if self.kind == "bridge_comparison" else [walked]
+
+
+def bridges(asker: Asker, start: Entity, length: int) -> Iterator[Chain]:
+    """Chains from an entity, in a stable order that varies the path."""
+    yield from sorted(asker.chains(start, length), key=lambda chain: stable("chain", *steps(chain)))
+
+
+def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
+    """The question of a chain, unless it would give a later entity away."""
+    text = phrase(chain, stable("phrase", *steps(chain)))
+    if names_something(text, chain):
+        return None
+    last = chain[-1].fact
+    target = asker.world.entities.get(last.target or "")
+    return Draft(text[0].upper() + text[1:], "bridge", answers_of(target, last.value), chain)
+
+
+def pairs(entities: list[Entity], salt: str) -> Iterator[tuple[Entity, Entity]]:
+    """Pairs of neighbours in a stable order; every entity is in at most two."""
+    order = shuffled([entity.key for entity in entities], salt)
+    by_key = {entity.key: entity for entity in entities}
+    for left, right in zip(order, order[1:], strict=False):
+        yield by_key[left], by_key[right]
+
+
+def compare(
+    pair: tuple[Entity, Entity],
+    numbers: tuple[float | None, float | None],
+    phrasings: tuple[tuple[str, ...], tuple[str, ...]],
+    chain: Chain,
+    kind: str,
+) -> Draft | None:
+    """A question for the larger or the smaller of two numbers that clearly differ."""
+    (a, b), (x, y) = pair, numbers
+    if x is None or y is None or abs(x - y) <= 0.02 * max(abs(x), abs(y)) * (max(x, y) > 2100):
+        return None
+    if x == y:
+        return None
+    salt = stable(kind, a.key, b.key, chain[-1].fact.relation)
+    larger = salt % 2 == 0
+    text = pick(phrasings[0 if larger else 1], salt)
+    text = text.format(a=plain_start(a), b=plain_start(b)).replace("??", "?")
+    winner = a if (x > y) == larger else b
+    return Draft(text[0].upper() + text[1:], kind, (winner.name,), chain)
+
+
+def plain_start(entity: Entity) -> str:
+    """In comparisons the plain name, for the question says what the two are."""
+    return entity.name.lower() if entity.kind == "element" else said_name(entity)
+
+
+def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
+    """Comparisons of two entities by a number in their own passages."""
+    for relation, phrasings in COMPARES.items():
+        having = [e for e in entities if asker.stated(e, relation)]
+        for a, b in pairs(having, relation):
+            one, two = asker.stated(a, relation), asker.stated(b, relation)
+            assert one is not None and two is not None
+            chain = (Hop(a, one), Hop(b, two))
+            draft = compare((a, b), (one.number, two.number), phrasings, chain, "comparison")
+            if draft:
+                yield draft
+
+
+def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
+    """Comparisons of two entities by a number of what a step leads to."""
+    for (step, relation), phrasings in BRIDGE_COMPARES.items():
+        chains = {}
+        for entity in entities:
+            chain = numbered_chain(asker, entity, step, relation)
+            if chain:
+                chains[entity.key] = chain
+        having = [entity for entity in entities if entity.key in chains]
+        for a, b in pairs(having, f"{step} {relation}"):
+            (a1, a2), (b1, b2) = chains[a.key], chains[b.key]
+            if a2.entity.key == b2.entity.key:
+                continue
+            numbers = (a2.fact.number, b2.fact.number)
+            chain = (a1, b1, a2, b2)
+            draft = compare((a, b), numbers, phrasings, chain, "bridge_comparison")
+            if draft and not names_something(draft.text, (a1, b1)):
+                yield draft
+
+
+def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Chain | None:
+    """Two hops from an entity to a number, if they are the only way."""
+    first = asker.stated(entity, step)
+    target = asker.world.entities.get(first.target or "") if first else None
+    second = asker.stated(target, relation) if target else None
+    if first is None or target is None or second is None:
+        return None
+    chain = (Hop(entity, first), Hop(target, second))
+    clear = asker._is_clear(target, chain[:1]) and asker.is_only_way(chain)
+    return chain if clear and second.number is not None else None
+
+
+def balanced(asker: Asker, found: Iterable[Draft | Chain], wanted: int, most: int) -> list[Draft]:
+    """Up to ``wanted`` drafts, taking turns between the paths of relations.
+
+    An entity starts at most `MOST_PER_START` of them, and one last fact ends at most ``most``, so
+    that neither a few heads nor a few large countries make up the split. Only what is taken is
+    phrased.
+    """
+    groups: dict[tuple[str, ...], list[Draft | Chain]] = defaultdict(list)
+    for item in found:
+        chain = item.chain if isinstance(item, Draft) else item
+        groups[tuple(hop.fact.relation for hop in chain)].append(item)
+    queues = [iter(mixed(groups[path])) for path in shuffled(sorted(groups), "path")]
+    out: list[Draft] = []
+    uses: Counter[object] = Counter()
+    while queues and len(out) < wanted:
+        alive = []
+        for queue in queues:
+            draft = next_draft(asker, queue, uses, most)
+            if draft is not None:
+                out.append(draft)
+                alive.append(queue)
+        queues = alive
+    return out[:wanted]
+
+
+def mixed(items: list[Draft | Chain]) -> list[Draft | Chain]:
+    """The items of one path in a stable order of their own, so that each path has other heads."""
+    return sorted(
+        items,
+        key=lambda item: stable("mix", *steps(item.chain if isinstance(item, Draft) else item)),
+    )
+
+
+def next_draft(
+    asker: Asker, queue: Iterator[Draft | Chain], uses: Counter[object], most: int
+) -> Draft | None:
+    """The next draft whose first entity and last fact are not used up."""
+    for item in queue:
+        walked = steps(item.chain if isinstance(item, Draft) else item)
+        start, end = walked[0][0], walked[-1]
+        if uses[start] >= MOST_PER_START or uses[end] >= most:
+            continue
+        draft = item if isinstance(item, Draft) else bridge_draft(asker, item)
+        if draft is not None:
+            uses[start] += 1
+            uses[end] += 1
+            return draft
+    return None
+
+
+def startable(asker: Asker, entity: Entity) -> bool:
+    """Whether an entity's name alone determines it."""
+    alone = len(asker.same_name[fold(entity.name)]) == 1 or entity.kind in ("film", "element")
+    known = asker.names[entity.kind, fold(entity.name)] == 1
+    return entity.unique and known and alone and entity.kind in STARTS
+
+
+def draft_split(asker: Asker, split: str) -> list[Draft]:
+    """All drafts of a split."""
+    entities = [
+        entity
+        for key in shuffled(sorted(asker.rendered), "starts")
+        if startable(asker, entity := asker.world.entities[key]) and split_of(entity) == split
+    ]
+    out: list[Draft] = []
+    for (kind, hops), wanted in TARGETS[split].items():
+        if kind == "bridge":
+            found: Iterable[Draft | Chain] = (c for e in entities for c in bridges(asker, e, hops))
+        elif kind == "comparison":
+            found = comparisons(asker, entities)
+        else:
+            found = bridge_comparisons(asker, entities)
+        out += balanced(asker, found, wanted, MOST_PER_END[split])
+    return out
+
+
+def finish(asker: Asker, draft: Draft, split: str, number: int) -> Question:
+    """The question with its gold passages, sentences, triples and distractors."""
+    identifier = f"{split}-{number:04d}"
+    triples = [
+        find_triple(asker.rendered[hop.entity.key][1], hop.entity, hop.fact) for hop in draft.chain
+    ]
+    gold = [asker.rendered[key][0].id for key in draft.keys]
+    others = [asker.rendered[key][0].id for key in asker.distractors(draft.keys, draft.text)]
+    return Question(
+        id=identifier,
+        question=draft.text,
+        answers=draft.answers,
+        type=draft.kind,
+        hops=len(draft.chain),
+        split=split,
+        supporting=tuple(gold),
+        supporting_sentences=tuple(
+            dict.fromkeys((t.passage_id or "", t.sentence or 0) for t in triples)
+        ),
+        context=tuple(shuffled(gold + others, draft.text)),
+        evidences=tuple((t.head, t.relation, t.tail) for t in triples),
+    )
+
+
+def parts(path: Path) -> Iterator[Path]:
+    """All runs of at least two steps inside a path, the path itself included."""
+    for start in range(len(path) - 1):
+        for stop in range(start + 2, len(path) + 1):
+            yield path[start:stop]
+
+
+def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
+    """The questions of the three splits: no chain of one holds, or lies in, one of another."""
+    asker = Asker(world, rendered)
+    out: dict[str, list[Question]] = {}
+    whole: set[Path] = set()
+    pieces: set[Path] = set()
+    for split in ("test", "dev", "train"):
+        drafts = [
+            draft
+            for draft in draft_split(asker, split)
+            for paths in [draft.paths]
+            if not any(path in pieces or whole.intersection(parts(path)) for path in paths)
+        ]
+        by_text = {draft.text: draft for draft in reversed(drafts)}
+        drafts = [draft for draft in drafts if by_text[draft.text] is draft]
+        out[split] = [finish(asker, draft, split, at) for at, draft in enumerate(drafts, start=1)]
+        for draft in drafts:
+            whole.update(draft.paths)
+            pieces.update(part for path in draft.paths for part in parts(path))
+    return tuple(question for split in ("train", "dev", "test") for question in out[split])

@@ -1,0 +1,247 @@
+"""Chemical elements, Métro stations, Ontario's municipalities, and cars.
+
+From mendeleev (elements) and great_tables (the other three).
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from cirag_jax.datasets.demo import sources
+from cirag_jax.datasets.demo.graph import (
+    HOME_NATIONS,
+    LIMITS,
+    Entity,
+    World,
+    count,
+    counted,
+    number_of,
+    with_article,
+)
+from cirag_jax.datasets.demo.sources import shuffled
+
+# Misspellings in mendeleev 1.3.0, by element.
+DISCOVERERS = {
+    "Sir Humphrey Davy": "Humphry Davy",
+    "Joseph Priestly": "Joseph Priestley",
+    "Sir William Crookes": "William Crookes",
+    "Karl Klaus": "Karl Ernst Claus",
+    "Charles Hatchet": "Charles Hatchett",
+    "Smithson Tenant": "Smithson Tennant",
+    "Fredrich Stromeyer": "Friedrich Stromeyer",
+    "Fredrich Ernst Dorn": "Friedrich Ernst Dorn",
+    "Marguerite Derey": "Marguerite Perey",
+    "C.F. Aver von Welsbach": "Carl Auer von Welsbach",
+    "George Brandt": "Georg Brandt",
+    "A. Crawford": "Adair Crawford",
+    "J.L. Soret": "Jacques-Louis Soret",
+    "Heavy Ion Research Laboratory (HIRL)": "GSI Helmholtz Centre for Heavy Ion Research",
+}
+# Rows of mendeleev 1.3.0 whose credit or year disagrees with the literature.
+DOUBTED_ELEMENTS = {"Neodymium", "Beryllium", "Protactinium", "Livermorium", "Terbium", "Platinum"}
+
+
+def add_elements(world: World) -> None:
+    """The chemical elements, and the people and institutes credited alone with one or more."""
+    rows = sources.elements()
+    alone: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    countries = {entity.name: entity.key for entity in world.of_kind("country")}
+    for row in rows:
+        element = world.add("element", row["symbol"], row["name"], element_title(row["name"]))
+        world.fact(element, "symbol", row["symbol"])
+        world.fact(element, "number", row["atomic_number"], number=row["atomic_number"])
+        world.fact(element, "series", (row["series"] or "").lower())
+        world.fact(element, "period", row["period"])
+        if row["density"]:
+            density = f"{row['density']:.3g} grams per cubic centimetre"
+            world.fact(element, "density", density, number=row["density"])
+        credited = str(row["discoverers"]).strip().rstrip(".")
+        if credited.startswith("Known"):
+            world.fact(element, "antiquity", "antiquity")
+            continue
+        if row["name"] in DOUBTED_ELEMENTS:
+            continue
+        world.fact(element, "year", row["discovery_year"], number=row["discovery_year"])
+        add_origin(world, element, row["discovery_location"], countries)
+        if not any(mark in credited for mark in (",", ";", "/", " and ", "et al")):
+            name = DISCOVERERS.get(credited, credited)
+            world.fact(element, "discoverer", name, target=f"discoverer:{name}")
+            alone[name].append(row)
+    for name, found in alone.items():
+        add_discoverer(world, name, found)
+
+
+def element_title(name: str) -> str:
+    """Mercury is also a planet and a god; the other names are free."""
+    return f"{name} (element)" if name in ("Mercury", "Lead", "Tin") else name
+
+
+def add_origin(world: World, element: Entity, place: str | None, keys: dict[str, str]) -> None:
+    """Where an element was discovered, if the source names a single place."""
+    if not place or "/" in place:
+        return
+    place = {"Great Britain": "United Kingdom"}.get(place, place)
+    nation = HOME_NATIONS.get(place)
+    target = f"subdivision:{nation}" if nation else keys.get(place)
+    world.fact(element, "place", place, with_article(place), target)
+
+
+def add_discoverer(world: World, name: str, found: list[dict[str, Any]]) -> None:
+    """A sole discoverer, with the first of the elements and their number."""
+    years = sorted(found, key=lambda row: (row["discovery_year"], row["atomic_number"]))
+    discoverer = world.add("discoverer", name, name)
+    said = counted(len(found), "element", "elements")
+    world.fact(discoverer, "elements", said, number=len(found))
+    world.fact(discoverer, "first year", years[0]["discovery_year"])
+    if len(years) > 1:
+        ends = ((years[0], years[1], "first element"), (years[-1], years[-2], "last element"))
+        for row, other, what in ends:
+            if row["discovery_year"] != other["discovery_year"]:
+                target = f"element:{row['symbol']}"
+                world.fact(discoverer, what, row["name"].lower(), target=target)
+
+
+def add_metro(world: World) -> None:
+    """Stations of the Paris Métro and its lines, with each line's busiest station."""
+    rows = sources.metro_stations()
+    named = Counter(row["name"] for row in rows)
+    lines: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        for line in row["lines"].split(","):
+            lines[line.strip()].append(row)
+    ends = {
+        extreme(rows_of_line)["name"]
+        for rows_of_line in lines.values()
+        for extreme in (busiest, northernmost)
+    }
+    others = [row["name"] for row in rows if row["name"] not in ends]
+    keep = ends | set(shuffled(others, "metro")[: LIMITS["station"] - len(ends)])
+    for row in rows:
+        if row["name"] in keep and named[row["name"]] == 1 and row["passengers"]:
+            add_station(world, row)
+    for number, stations in lines.items():
+        name = f"Line {number}"
+        line = world.add("line", number, name, f"Paris Métro Line {number}")
+        said = counted(len(stations), "station", "stations")
+        world.fact(line, "stations", said, number=len(stations))
+        for what, extreme in (("busiest", busiest), ("northernmost", northernmost)):
+            station = extreme(stations)["name"]
+            world.fact(line, what, station, target=f"station:{station}")
+
+
+def busiest(rows: list[dict[str, str]]) -> dict[str, str]:
+    """The station with most passengers."""
+    return max(rows, key=lambda row: (number_of(row["passengers"]) or 0, row["name"]))
+
+
+def northernmost(rows: list[dict[str, str]]) -> dict[str, str]:
+    """The station farthest north."""
+    return max(rows, key=lambda row: (float(row["latitude"]), row["name"]))
+
+
+def add_station(world: World, row: dict[str, str]) -> None:
+    """One Métro station."""
+    station = world.add("station", row["name"], row["name"], f"{row['name']} (Paris Métro)")
+    for number in row["lines"].split(","):
+        world.fact(station, "line", f"Line {number.strip()}", target=f"line:{number.strip()}")
+    passengers = number_of(row["passengers"])
+    if passengers:
+        world.fact(station, "passengers", count(passengers), number=passengers)
+    for what, column in (("rer", "connect_rer"), ("tram", "connect_tramway")):
+        sort = "RER line" if what == "rer" else "tram line"
+        for mark in row[column].split(","):
+            world.fact(station, what, f"{sort} {mark.strip()}" if mark.strip() else None)
+    for place in row["location"].split(","):
+        place = place.strip()
+        said = f"the {place.removeprefix('Paris ')} arrondissement" if "Paris " in place else place
+        value = f"{place.removeprefix('Paris ')} arrondissement" if "Paris " in place else place
+        world.fact(station, "location", value, said)
+
+
+def add_towns(world: World) -> None:
+    """Municipalities of Ontario and their census divisions."""
+    rows = [row for row in sources.ontario_towns() if "," not in row["name"]]
+    named = Counter(row["name"] for row in rows)
+    divisions: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in sources.ontario_towns():
+        divisions[row["census_div"]].append(row)
+    tops = {extreme(inside)["name"] for inside in divisions.values() for extreme in TOWN_EXTREMES}
+    others = [row["name"] for row in rows if row["name"] not in tops]
+    keep = tops | set(shuffled(others, "town")[: LIMITS["town"] - len(tops)])
+    for row in rows:
+        if row["name"] in keep and named[row["name"]] == 1:
+            add_town(world, row)
+    for name, inside in divisions.items():
+        if len(inside) < 3:
+            continue
+        division = world.add(
+            "division", name, f"{name} census division", f"{name} (census division)"
+        )
+        said = counted(len(inside), "municipality", "municipalities")
+        world.fact(division, "municipalities", said, number=len(inside))
+        for what, extreme in zip(("most populous", "largest"), TOWN_EXTREMES, strict=True):
+            top = extreme(inside)["name"]
+            world.fact(division, what, top, target=f"town:{top}")
+
+
+def most_populous(rows: list[dict[str, str]]) -> dict[str, str]:
+    """The municipality with most people in 2021."""
+    return max(rows, key=lambda row: (number_of(row["population_2021"]) or 0, row["name"]))
+
+
+def widest(rows: list[dict[str, str]]) -> dict[str, str]:
+    """The municipality with most land."""
+    return max(rows, key=lambda row: (number_of(row["land_area_km2"]) or 0, row["name"]))
+
+
+TOWN_EXTREMES: tuple[Callable[[list[dict[str, str]]], dict[str, str]], ...] = (
+    most_populous,
+    widest,
+)
+
+
+def add_town(world: World, row: dict[str, str]) -> None:
+    """One municipality of Ontario."""
+    town = world.add("town", row["name"], row["name"], f"{row['name']}, Ontario")
+    world.fact(town, "type", row["csd_type"])
+    division = row["census_div"]
+    world.fact(town, "division", f"{division} census division", target=f"division:{division}")
+    population, area = number_of(row["population_2021"]), number_of(row["land_area_km2"])
+    if population:
+        world.fact(town, "population", count(population), number=population)
+    if area:
+        world.fact(town, "area", f"{area:,.1f} square kilometres", number=area)
+    before = number_of(row["population_1996"])
+    if before:
+        world.fact(town, "earlier population", count(before), number=before)
+
+
+def add_cars(world: World) -> None:
+    """Sports and luxury cars and their makers."""
+    rows = sources.cars()
+    countries = {entity.name: entity.key for entity in world.of_kind("country")}
+    makers: dict[str, list[dict[str, str]]] = defaultdict(list)
+    models = Counter(row["model"] for row in rows)
+    for row in rows:
+        makers[row["mfr"]].append(row)
+    for row in rows:
+        if models[row["model"]] > 1:
+            continue
+        name = row["model"]
+        car = world.add("car", f"{row['mfr']} {name}", name, f"{name} (car)")
+        world.fact(car, "maker", row["mfr"], target=f"maker:{row['mfr']}")
+        power = math.floor(number_of(row["hp"]) or 0)
+        world.fact(car, "power", f"{power} horsepower" if power else None, number=power)
+        price = number_of(row["msrp"]) or 0
+        world.fact(car, "price", f"${count(price)}" if price else None, number=price)
+        world.fact(car, "year", row["year"].split(".")[0], number=number_of(row["year"]))
+        world.fact(car, "body", row["bdy_style"])
+    for name, made in makers.items():
+        maker = world.add("maker", name, name, f"{name} (car maker)")
+        origin = made[0]["ctry_origin"]
+        world.fact(maker, "models", counted(len(made), "model", "models"), number=len(made))
+        world.fact(maker, "country", origin, with_article(origin), target=countries.get(origin))
+        top = max(made, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
+        if len(made) > 1 and models[top["model"]] == 1:
+            world.fact(maker, "most powerful", top["model"], target=f"car:{name} {top['model']}")

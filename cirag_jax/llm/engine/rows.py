@@ -1,0 +1,157 @@
+"""One request on its way through the engine, and what becomes its response."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine.sampling import Sampling
+from cirag_jax.llm.engine.steps import Rows
+from cirag_jax.llm.grammar import GrammarState
+from cirag_jax.llm.types import Request, Response, Token, Usage
+
+
+@dataclasses.dataclass(eq=False)
+class Row:
+    """A request in the engine: its prompt, and what has been generated.
+
+    Attributes:
+      index: place of its response.
+      request: what was asked.
+      tokenizer: the model's.
+      prompt: int32 tokens.
+      limit: most tokens it may generate (``max_tokens``, or what the cache has room for).
+      truncated: observations that were left out of the prompt.
+      grammar: where its JSON text stands, if a schema constrains it.
+      cached: prompt tokens that were not computed again.
+      started: `time.perf_counter` at admission.
+      tokens: generated so far.
+      found: per name of `sampling.describe` (and ``attention``), one value a generated token.
+    """
+
+    index: int
+    request: Request
+    tokenizer: ChatTokenizer
+    prompt: np.ndarray
+    limit: int
+    truncated: int = 0
+    grammar: GrammarState | None = None
+    cached: int = 0
+    started: float = 0.0
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    found: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def all_tokens(self) -> np.ndarray:
+        """Prompt and generated tokens."""
+        return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
+
+    def take(self, chunk: dict[str, np.ndarray], number: int) -> int:
+        """Adds this row's part of a decoded chunk (`steps.decode`); returns its new tokens."""
+        tokens_T = chunk["token"][:, number]
+        new = int((tokens_T >= 0).sum())
+        self.tokens.extend(tokens_T[:new].tolist())
+        for name, values in chunk.items():
+            if name != "token":
+                self.found.setdefault(name, []).extend(values[:new, number])
+        if self.grammar is not None and new:
+            self.grammar.advance(self.tokens[-1])
+        return new
+
+    def response(self) -> Response | None:
+        """The response if the row has ended, else None; drops tokens after a stop string."""
+        ended = bool(self.tokens) and self.tokens[-1] in self.tokenizer.eos_ids
+        ended = ended or (self.grammar is not None and self.grammar.is_done)
+        text = self._cut_at_stop() if self.request.stop else None
+        ended = ended or text is not None
+        if not ended and len(self.tokens) < self.limit:
+            return None
+        return Response(
+            self.request.id,
+            self._text(self.tokens) if text is None else text,
+            "stop" if ended else "length",
+            self._usage(),
+            tokens=self._described(),
+            attention_TNS=self._attention(),
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            generated_tokens=len(self.tokens),
+            seconds=time.perf_counter() - self.started,
+            truncated=int(self.truncated > 0),
+        )
+
+    def _text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, continuing=self.request.continue_final)
+
+    def _cut_at_stop(self) -> str | None:
+        """The text before the first stop string; tokens after the one that completes it go."""
+        stops = self.request.stop
+        text = self._text(self.tokens)
+        ends = [end for end in map(text.find, stops) if end >= 0]
+        if not ends:
+            return None
+        low, high = 1, len(self.tokens)
+        while low < high:
+            middle = (low + high) // 2
+            part = self._text(self.tokens[:middle])
+            if any(stop in part for stop in stops):
+                high = middle
+            else:
+                low = middle + 1
+        del self.tokens[low:]
+        for values in self.found.values():
+            del values[low:]
+        return text[: min(ends)]
+
+    def _described(self) -> tuple[Token, ...] | None:
+        wanted = self.request
+        if not (wanted.logprobs or wanted.top_logprobs or wanted.entropy):
+            return None
+        piece, found = self.tokenizer.piece, self.found
+        tokens = []
+        for i, token in enumerate(self.tokens):
+            top = ()
+            if wanted.top_logprobs:
+                pairs = zip(found["top_ids"][i], found["top_logprobs"][i], strict=True)
+                pairs = list(pairs)[: wanted.top_logprobs]
+                top = tuple((piece(int(t)), int(t), float(p)) for t, p in pairs)
+            entropy = float(found["entropy"][i]) if wanted.entropy else None
+            tokens.append(Token(piece(token), token, float(found["logprob"][i]), top, entropy))
+        return tuple(tokens)
+
+    def _attention(self) -> np.ndarray | None:
+        if not self.request.attention:
+            return None
+        length = len(self.prompt) + len(self.tokens)
+        return np.stack([probs_NS[:, :length] for probs_NS in self.found["attention"]])
+
+
+def upload(slots: Sequence[Row | None], history: int = 0) -> Rows:
+    """The rows as host arrays; idle ones stand at position 0 with nothing left to do.
+
+    ``history`` above 0: with the tokens generated so far, in arrays of that length.
+    """
+    size = len(slots)
+    written = np.full((size, history), -1, np.int32) if history else None
+    token, position, left, step = (np.zeros(size, np.int32) for _ in range(4))
+    temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
+    seed = np.zeros(size, np.uint32)
+    for i, row in enumerate(slots):
+        if row is None:
+            continue
+        token[i] = row.tokens[-1] if row.tokens else row.prompt[-1]
+        position[i] = len(row.prompt) + len(row.tokens) - 1
+        left[i] = row.limit - len(row.tokens)
+        step[i] = len(row.tokens)
+        temperature[i], top_p[i] = row.request.temperature, row.request.top_p
+        seed[i] = row.request.seed % (1 << 32)
+        if written is not None:
+            written[i, : len(row.tokens)] = row.tokens
+    return Rows(token, position, left, step, Sampling(temperature, top_p, seed), written)

@@ -1,0 +1,215 @@
+"""The engine's compiled programs: extend a row's cache, decode all rows, score a continuation.
+
+Shapes are those of the bucket alone (rows, cache length, chunk), so that every program compiles
+once a bucket and what a row computes does not depend on its neighbours.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cirag_jax.llm.engine import sampling
+from cirag_jax.llm.engine.sampling import Details, Sampling
+from cirag_jax.models import attention, decoder
+from cirag_jax.models.decoder import Adapter, Cache, DecoderConfig, LoraOptions, Params
+
+Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
+
+
+class Weights(NamedTuple):
+    """What every program reads and none donates: unstacked weights and adapter."""
+
+    params: Params
+    adapter: Adapter | None
+
+
+class Rows(NamedTuple):
+    """The rows of a batch as the host uploads them before every chunk.
+
+    Attributes:
+      token_B: int32, the last token of each row, not in the cache yet.
+      position_B: int32, its position.
+      left_B: int32, tokens that may still be generated; 0 is an idle row.
+      step_B: int32, tokens generated so far.
+      sampling: temperature, top-p and seed.
+      history_BS: int32, the tokens generated so far, where none of their n-grams may come again.
+    """
+
+    token_B: Array
+    position_B: Array
+    left_B: Array
+    step_B: Array
+    sampling: Sampling
+    history_BS: Array | None = None
+
+
+def _take(cache: Cache, row: jax.Array) -> Cache:
+    return jax.tree.map(lambda c: jax.lax.dynamic_index_in_dim(c, row, 0), cache)
+
+
+def _put(cache: Cache, one: Cache, row: jax.Array, start: jax.Array, size: int) -> Cache:
+    """Writes positions ``start .. start + size`` of a single row back into the batch."""
+
+    def put(axis, target, source):
+        new = jax.lax.dynamic_slice_in_dim(source, start, size, axis)
+        at = [jnp.int32(0)] * 4
+        at[0], at[axis] = row, start
+        return jax.lax.dynamic_update_slice(target, new, at)
+
+    axes = decoder.CACHE_LENGTH_AXIS
+    return {
+        name: tuple(map(functools.partial(put, axes[name]), cache[name], one[name]))
+        for name in cache
+    }
+
+
+def _extend(config, weights, cache, row, tokens_T, start, lora):
+    alone = cache["v"][0].shape[0] == 1  # then the row is the cache, and nothing is copied
+    hidden_BTD, one, _ = decoder.forward_cached(
+        config,
+        weights.params,
+        tokens_T[None],
+        start[None],
+        cache if alone else _take(cache, row),
+        adapter=weights.adapter,
+        lora=lora,
+    )
+    return hidden_BTD[0], one if alone else _put(cache, one, row, start, tokens_T.shape[0])
+
+
+@functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
+def prefill(
+    config: DecoderConfig,
+    weights: Weights,
+    cache: Cache,
+    row: Array | np.integer,
+    tokens_T: Array,
+    start: Array | np.integer,
+    *,
+    lora: LoraOptions,
+) -> Cache:
+    """Writes the keys and values of ``tokens_T`` at ``start`` of one row; ``start + T <= S``."""
+    return _extend(config, weights, cache, row, tokens_T, start, lora)[1]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
+def score(
+    config: DecoderConfig,
+    weights: Weights,
+    cache: Cache,
+    row: Array | np.integer,
+    tokens_T: Array,
+    targets_T: Array,
+    start: Array | np.integer,
+    *,
+    lora: LoraOptions,
+) -> tuple[Cache, jax.Array]:
+    """As `prefill`, and the log-probability (fp32 ``[T]``) of each target after its token."""
+    hidden_TD, cache = _extend(config, weights, cache, row, tokens_T, start, lora)
+    logits_TV = decoder.logits(config, weights.params, hidden_TD)
+    found = sampling.describe(logits_TV, targets_T, Details(logprobs=True))
+    return cache, found["logprob"]
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("config", "lora", "details", "greedy", "eos_ids", "steps", "ngram"),
+    donate_argnames="cache",
+)
+def decode(
+    config: DecoderConfig,
+    weights: Weights,
+    cache: Cache,
+    rows: Rows,
+    mask_BW: Array | None,
+    *,
+    lora: LoraOptions,
+    details: Details,
+    greedy: bool,
+    eos_ids: tuple[int, ...],
+    steps: int,
+    ngram: int = 0,
+) -> tuple[Cache, dict[str, jax.Array]]:
+    """Decodes until every row has ended, at most ``steps`` tokens a row.
+
+    Args:
+      config: hyper-parameters.
+      weights: unstacked weights and adapter.
+      cache: keys and values of all rows (donated).
+      rows: where each row stands.
+      mask_BW: packed bits of allowed tokens, for constrained rows with ``steps`` 1; else None.
+      lora: the adapter's scale.
+      details: what to report beside the tokens.
+      greedy: every row is; else rows of temperature 0 are greedy among sampled ones.
+      eos_ids: tokens that end a row; the end token itself is returned.
+      steps: length of the chunk.
+      ngram: so many tokens in a row are generated once only (needs ``rows.history_BS``); 0: any.
+
+    Returns:
+      The cache, and arrays that start with ``[steps, B]``: ``token`` (int32, -1 where the row had
+      ended) and what ``details`` asks for; ``attention`` is fp32 ``[steps, B, N, S]``.
+    """
+
+    def step(rows, cache):
+        hidden_BTD, cache, (q_BTNH, mask_BTS) = decoder.forward_cached(
+            config,
+            weights.params,
+            rows.token_B[:, None],
+            rows.position_B,
+            cache,
+            adapter=weights.adapter,
+            lora=lora,
+        )
+        logits_BV = decoder.logits(config, weights.params, hidden_BTD[:, 0])
+        allowed_BV = logits_BV
+        if ngram:
+            history = rows.history_BS, rows.step_B, ngram
+            allowed_BV = sampling.forbid_repeats(allowed_BV, *history)
+        if mask_BW is not None:
+            allowed_BV = sampling.apply_mask(allowed_BV, mask_BW)
+        next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
+        found = sampling.describe(logits_BV, next_B, details)
+        if details.attention:
+            probs_BTNS = attention.probabilities(config.scoring, q_BTNH, cache["k"][-1], mask_BTS)
+            found["attention"] = probs_BTNS[:, 0]
+        return cache, next_B, found
+
+    def advance(rows, next_B):
+        active_B = rows.left_B > 0
+        ended_B = jnp.isin(next_B, jnp.asarray(eos_ids, jnp.int32))
+        left_B = jnp.where(active_B & ~ended_B, rows.left_B - 1, 0)
+        # A row that has ended computes its last token again and again: the same numbers into the
+        # same place.
+        goes_on_B = left_B > 0
+        history_BS = rows.history_BS
+        if history_BS is not None:
+            place_B = jnp.where(goes_on_B, rows.step_B, history_BS.shape[1])
+            row_B = jnp.arange(len(place_B))
+            history_BS = history_BS.at[row_B, place_B].set(next_B, mode="drop")
+        return Rows(
+            token_B=jnp.where(goes_on_B, next_B, rows.token_B),
+            position_B=rows.position_B + goes_on_B.astype(jnp.int32),
+            left_B=left_B,
+            step_B=rows.step_B + goes_on_B.astype(jnp.int32),
+            sampling=rows.sampling,
+            history_BS=history_BS,
+        )
+
+    def body(state: Any) -> Any:
+        i, rows, cache, out = state
+        cache, next_B, found = step(rows, cache)
+        found["token"] = jnp.where(rows.left_B > 0, next_B, -1)
+        out = {name: out[name].at[i].set(found[name]) for name in out}
+        return i + 1, advance(rows, next_B), cache, out
+
+    shapes = jax.eval_shape(lambda: step(rows, cache)[2])
+    out = {name: jnp.zeros((steps, *s.shape), s.dtype) for name, s in shapes.items()}
+    out["token"] = jnp.full((steps, rows.token_B.shape[0]), -1, jnp.int32)
+    state = (jnp.int32(0), rows, cache, out)
+    _, _, cache, out = jax.lax.while_loop(
+        lambda state: (state[0] < steps) & jnp.any(state[1].left_B > 0), body, state
+    )
+    return cache, out

@@ -1,0 +1,205 @@
+"""The extraction of one passage: two generations, then triples with their sentences."""
+
+import collections
+import dataclasses
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.io import is_training_workdir
+from cirag_jax.prompts import extraction as prompts
+from cirag_jax.runtime.requests import Generate, Generated, Program
+from cirag_jax.triples.provenance import source_sentence
+from cirag_jax.triples.store import Status
+from cirag_jax.triples.store_writer import Record
+from cirag_jax.types import Passage, Triple
+
+# Raise it with every change after which an answer that was given before yields other triples: in
+# `extract`, in the parsing of prompts/extraction.py and prompts/tolerant_json.py, in the choice of
+# a triple's sentence (provenance.py, datasets/sentences.py). The prompts have a hash of their own.
+PARSER = 1
+
+_WORD = re.compile(r"\w+")
+UNREADABLE = "answer: "  # begins the cause of a failure that asking again would repeat
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExtractionSettings:
+    """How a passage is extracted.
+
+    Attributes:
+        entity_tokens: Most new tokens of the entities' list.
+        triple_tokens: Most new tokens of the triples' list.
+        constrained: Force the answers into the JSON asked for (backends that can).
+        grounded: Drop triples with a word in head or tail that the passage does not have.
+    """
+
+    entity_tokens: int = 192
+    triple_tokens: int = 512
+    constrained: bool = False
+    grounded: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extraction:
+    """What became of a passage.
+
+    Attributes:
+        status: ``ok``, ``empty`` (the model says that there is nothing) or ``failed``.
+        triples: With passage and sentence.
+        cause: Why it failed.
+        problems: Malformed answers of each kind, rescued or not.
+        answer: What the model wrote where there is no triple; its beginning.
+    """
+
+    status: Status
+    triples: tuple[Triple, ...] = ()
+    cause: str | None = None
+    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    answer: str = ""
+
+
+def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extraction]:
+    """Asks for the entities of a passage, then for its triples (CIRAG, offline construction).
+
+    An entity list that cannot be read costs its help, not the passage. A list of triples that
+    cannot be read is a failure with a cause: never an empty result. Asking with a `Generate` of
+    role ``extractor``, it fails as its requests fail (`RequestError`).
+    """
+    problems: collections.Counter[str] = collections.Counter()
+    schema = prompts.ENTITIES_SCHEMA if settings.constrained else None
+    listed: Generated = yield Generate(
+        prompts.entity_messages(passage), "extractor", settings.entity_tokens, json_schema=schema
+    )
+    entities, problem = prompts.parse_entities(listed.text, listed.finish_reason)
+    problems.update(_kinds("entities", problem))
+    schema = prompts.TRIPLES_SCHEMA if settings.constrained else None
+    told: Generated = yield Generate(
+        prompts.triple_messages(passage, entities),
+        "extractor",
+        settings.triple_tokens,
+        json_schema=schema,
+    )
+    parts, problem = prompts.parse_triples(told.text, told.finish_reason)
+    problems.update(_kinds("triples", problem))
+    own = [triple for triple in parts if not prompts.is_example(triple, passage)]
+    if len(own) < len(parts):  # small models repeat the worked example
+        problems["triples: example"] += 1
+    kept = [t for t in own if is_grounded(t, passage)] if settings.grounded else own
+    if len(kept) < len(own):
+        problems["triples: ungrounded"] += 1
+    if kept:
+        return Extraction("ok", _placed(kept, passage), problems=problems)
+    if problem == "empty":
+        return Extraction("empty", problems=problems, answer=told.text[:200])
+    cause = UNREADABLE + (problem or ("ungrounded" if own else "example"))
+    return Extraction("failed", (), cause, problems, told.text[:200])
+
+
+def is_grounded(triple: prompts.Parts, passage: Passage) -> bool:
+    """Whether the passage, its title included, has every word of the triple's head and tail.
+
+    Small models go on with names of their own.
+    """
+    head, _, tail = triple
+    return _words(f"{head} {tail}") <= _words(f"{passage.title} {passage.text}")
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _kinds(call: str, problem: str | None) -> list[str]:
+    return [] if problem in (None, "empty") else [f"{call}: {problem}"]
+
+
+def _placed(parts: list[prompts.Parts], passage: Passage) -> tuple[Triple, ...]:
+    sentences = sentences_of(passage)
+    return tuple(
+        Triple(*triple, passage.id, source_sentence(*triple, sentences)) for triple in parts
+    )
+
+
+# -------------------------------------------------------------------------- as the journal holds it
+
+
+def encode_extraction(found: Extraction) -> dict[str, Any]:
+    """An extraction as JSON."""
+    return {
+        "status": found.status,
+        "triples": [[t.head, t.relation, t.tail, t.sentence] for t in found.triples],
+        "cause": found.cause,
+        "problems": dict(found.problems),
+        "answer": found.answer,
+    }
+
+
+def stored(passage: Passage, digest: bytes, outcome: Any, error: str | None) -> Record:
+    """The store's record of a passage, from what the journal knows of it."""
+    if outcome is None:
+        return Record(passage.id, digest, "failed", cause=f"request: {error}")
+    triples = tuple(Triple(h, r, t, passage.id, place) for h, r, t, place in outcome["triples"])
+    cause, problems = outcome["cause"], outcome["problems"]
+    return Record(passage.id, digest, outcome["status"], triples, cause, problems)
+
+
+# ------------------------------------------------------------------------------------ the extractor
+
+
+def version() -> dict[str, Any]:
+    """What decides, beside the model, which triples a passage gets: JSON that changes with it."""
+    return {"prompt": prompts.prompt_hash(), "parser": PARSER}
+
+
+def extractor_identity(config: Any, model: str, settings: ExtractionSettings) -> dict[str, Any]:
+    """Who extracts, as JSON: what makes the triples of a passage others than they were.
+
+    Args:
+        config: Of `configs.common.language_model`.
+        model: As the config names it, or as the server does.
+        settings: How.
+    """
+    identity: dict[str, Any] = {"model": model, **version()}
+    if settings.constrained:
+        identity["constrained"] = True
+    if settings.grounded:
+        identity["grounded"] = True
+    if config.backend != "openai":
+        if config.no_repeat_ngram_size:
+            identity["no_repeat_ngram_size"] = config.no_repeat_ngram_size
+        identity["weights"] = _digest(weight_files(model))
+        if is_training_workdir(config.adapter):
+            from cirag_jax.models.io import workdir
+
+            workdir.check_role(config.adapter, "extractor")
+            identity["adapter"] = workdir.open_adapter(config.adapter)[2]["revision"]
+        elif config.adapter is not None:
+            identity["adapter"] = _digest(sorted(Path(config.adapter).glob("*.safetensors")))
+    return identity
+
+
+def weight_files(model: str) -> list[Path]:
+    """The files with a local model's weights; raises `UserError` where there is no such model."""
+    from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+
+    place = resolve_decoder(model)
+    if place.is_file():
+        return [place]
+    return sorted([*place.glob("*.safetensors"), *place.glob("*.gguf")])
+
+
+def _digest(files: list[Path]) -> str:
+    """A hash of sizes and of a megabyte at three places: another training is another model."""
+    found = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for start in (0, size // 2, max(size - (1 << 20), 0)):
+                file.seek(start)
+                found.update(file.read(1 << 20))
+    return found.hexdigest()[:16]

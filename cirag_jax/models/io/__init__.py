@@ -1,0 +1,1 @@
+"""Weights in and out: hub folders, GGUF, PEFT, checkpoints, training workdirs."""

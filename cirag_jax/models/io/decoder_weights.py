@@ -1,0 +1,420 @@
+"""Decoder weights to and from safetensors, through one mapping table used in both directions.
+
+Reading never holds the model twice: each stacked parameter is assembled, slice by slice, from what
+this process's shards need of each layer's tensor, placed, and its host copy dropped before the
+next.
+"""
+
+import contextlib
+import dataclasses
+import fnmatch
+import gc
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder
+from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models.io.tensor_files import TensorFiles, fetch, misfits, save_tensors
+
+SHARD_BYTES = 5 * 10**9  # above it a checkpoint has several files and an index, as on the hub
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tensor of a checkpoint and the parameter it is.
+
+    Attributes:
+      source: name in the checkpoint; ``{layer}`` stands for the layer index.
+      target: parameter of `decoder.Decoder`, or of its layers where ``source`` has ``{layer}``.
+      transpose: torch stores linear kernels as (out, in), we as (in, out).
+    """
+
+    source: str
+    target: str
+    transpose: bool = False
+
+
+def _layer_entries(norms: Mapping[str, str]) -> tuple[Entry, ...]:
+    base = "model.layers.{layer}."
+    entries = [Entry(f"{base}{source}.weight", target) for source, target in norms.items()]
+    for part, names in (("self_attn", "qkvo"), ("mlp", ("gate", "up", "down"))):
+        for name in names:
+            entries.append(Entry(f"{base}{part}.{name}_proj.weight", f"{name}_proj", True))
+            entries.append(Entry(f"{base}{part}.{name}_proj.bias", f"{name}_bias"))
+    for name in "qk":
+        entries.append(Entry(f"{base}self_attn.{name}_norm.weight", f"{name}_norm"))
+    return tuple(entries)
+
+
+_OUTER = (
+    Entry("model.embed_tokens.weight", "embedding"),
+    Entry("model.norm.weight", "final_norm"),
+    Entry("lm_head.weight", "lm_head", True),
+)
+_LLAMA = (
+    *_OUTER,
+    *_layer_entries({"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}),
+)
+_GEMMA2 = (
+    *_OUTER,
+    *_layer_entries(
+        {
+            "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "attention_post_norm",
+            "pre_feedforward_layernorm": "mlp_norm",
+            "post_feedforward_layernorm": "mlp_post_norm",
+        }
+    ),
+)
+
+# model_type -> every tensor its checkpoints may have; the configuration says which they must.
+FAMILIES: Mapping[str, tuple[Entry, ...]] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "mistral": _LLAMA,
+    "gemma2": _GEMMA2,
+}
+
+# Buffers that older checkpoints hold and every implementation computes itself.
+IGNORED = ("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One parameter of ours and the checkpoint's tensors that fill it.
+
+    Attributes:
+      path: of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
+      names: one tensor, or one a layer, in the checkpoint's prefixes.
+      shape: of each tensor, as the checkpoint stores it.
+      transpose: whether ours is the transpose.
+    """
+
+    path: tuple[str, ...]
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    transpose: bool
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the parameter has a leading layer axis."""
+        return self.path[0] == "layers"
+
+
+def places(config: DecoderConfig, model_type: str) -> list[Place]:
+    """Every parameter of ``config`` with its checkpoint tensors, outer ones first.
+
+    Raises:
+      UserError: the family has no mapping, or none for a parameter of ``config``.
+    """
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"model_type {model_type!r} has no weight mapping; known: "
+            f"{', '.join(sorted(FAMILIES))}."
+        )
+    entries = {("{layer}" in e.source, e.target): e for e in FAMILIES[model_type]}
+    found = []
+    for inner, parameters in (
+        (False, decoder.outer_parameters(config)),
+        (True, decoder.layer_parameters(config)),
+    ):
+        for target, (shape, _) in parameters.items():
+            entry = entries.get((inner, target))
+            if entry is None:
+                raise UserError(f"model_type {model_type!r} has no tensor for {target!r}.")
+            names = [entry.source]
+            if inner:
+                names = [entry.source.format(layer=i) for i in range(config.num_layers)]
+            found.append(
+                Place(
+                    ("layers", target) if inner else (target,),
+                    tuple(names),
+                    shape[::-1] if entry.transpose else shape,
+                    entry.transpose,
+                )
+            )
+    return found
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+class Source(Protocol):
+    """Named tensors that are read by slices."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor."""
+        ...
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The slice ``index`` of tensor ``name``."""
+        ...
+
+
+def _canonical(name: str) -> str:
+    """``name`` as the table has it: a checkpoint of the bare model lacks the prefix ``model.``."""
+    if name.startswith("model.") or name == "lm_head.weight":
+        return name
+    return f"model.{name}"
+
+
+def _check(
+    where: str | os.PathLike, shapes: Sequence[tuple[str, tuple[int, ...]]], wanted: list[Place]
+) -> dict[str, str]:
+    """Name in the table -> name in the checkpoint, after comparing names and shapes."""
+    expected = {name: place.shape for place in wanted for name in place.names}
+    found: dict[str, str] = {}
+    unmapped, doubled = [], []
+    for name, shape in shapes:
+        known = _canonical(name)
+        if known not in expected:
+            # A tied output layer is the embedding; some checkpoints store it all the same.
+            tied = known == "lm_head.weight"
+            if not tied and not any(fnmatch.fnmatchcase(known, pattern) for pattern in IGNORED):
+                unmapped.append(name)
+        elif known in found:
+            doubled.append(name)
+        elif shape != expected[known]:
+            raise UserError(
+                f"{where}: tensor {name} has shape {shape}, but the configuration means "
+                f"{expected[known]}."
+            )
+        else:
+            found[known] = name
+    problems = misfits(unmapped, doubled, [name for name in expected if name not in found])
+    if problems:
+        raise UserError(f"{where}: tensors do not fit the decoder; {problems}.")
+    return found
+
+
+def _bounds(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(*s.indices(size)[:2]) for s, size in zip(index, shape, strict=True))
+
+
+def _assign(target: np.ndarray, value: np.ndarray) -> None:
+    """``target[...] = value``; 16-bit floats as integers, which numpy copies faster."""
+    if target.dtype == value.dtype and target.dtype.itemsize == 2:
+        target, value = target.view(np.uint16), value.view(np.uint16)
+    target[...] = value
+
+
+def _assembler(
+    source: Source, place: Place, names: Sequence[str], shape: Sequence[int], dtype: np.dtype
+) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
+    """What `jax.make_array_from_callback` calls for each shard of the parameter ``place``.
+
+    Shards that several devices hold are read once.
+    """
+    done: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def assemble(index: tuple[slice, ...] | None) -> np.ndarray:
+        bounds = _bounds(index or (slice(None),) * len(shape), shape)
+        key = tuple((s.start, s.stop) for s in bounds)
+        if key in done:
+            return done[key]
+        block = np.empty([s.stop - s.start for s in bounds], dtype)
+        layers, inner = (bounds[0], bounds[1:]) if place.stacked else (slice(0, 1), bounds)
+        inner = inner[::-1] if place.transpose else inner
+        for row, name in enumerate(names[layers]):
+            tensor = source.read(name, inner)
+            tensor = tensor.T if place.transpose else tensor
+            _assign(block[row] if place.stacked else block, tensor)
+        done[key] = block
+        return block
+
+    return assemble
+
+
+def load_source(
+    source: Source,
+    where: str | os.PathLike,
+    config: DecoderConfig,
+    model_type: str,
+    mesh: jax.sharding.Mesh | None = None,
+) -> nnx.State:
+    """The state of `decoder.Decoder` with the tensors of ``source``; see `load_decoder_state`."""
+    wanted = places(config, model_type)
+    names = _check(where, source.shapes, wanted)
+    by_path = {place.path: place for place in wanted}
+    dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
+    filled = []
+    for path, variable in nnx.to_flat_state(decoder.abstract_params(config)):
+        place = by_path[tuple(str(part) for part in path)]
+        where_to: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        if mesh is not None:
+            where_to = sharding.variable_sharding(variable, mesh)
+        own = [names[name] for name in place.names]
+        assemble = _assembler(source, place, own, variable.shape, dtype)
+        value = jax.make_array_from_callback(variable.shape, where_to, assemble)
+        # Dispatch is asynchronous: without this, several parameters' host copies would be alive.
+        filled.append((path, variable.replace(jax.block_until_ready(value))))
+        # JAX lets go of a copied host array at a Python collection; see jax issue 14882.
+        del assemble
+        gc.collect(0)
+    return nnx.from_flat_state(filled)
+
+
+def load_decoder_state(
+    folder: str | os.PathLike,
+    config: DecoderConfig,
+    model_type: str,
+    mesh: jax.sharding.Mesh | None = None,
+) -> nnx.State:
+    """The state of `decoder.Decoder` with the weights of a checkpoint folder.
+
+    Args:
+      folder: with ``model.safetensors``, or shards and their index.
+      config: hyper-parameters; ``param_dtype`` is what every tensor is converted to.
+      model_type: a key of `FAMILIES`.
+      mesh: parameters are placed on it by their logical axes, each process reading only the
+        slices that its devices hold; None: the first device.
+
+    Raises:
+      UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
+        or a file cannot be read.
+    """
+    with TensorFiles(folder) as files:
+        return load_source(files, folder, config, model_type, mesh)
+
+
+# ----------------------------------------------------------------------------------------- writing
+
+
+def decoder_tensors(
+    params: Params, config: DecoderConfig, model_type: str
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The inverse of `load_decoder_state`: (name, host array in the checkpoint's layout).
+
+    One tensor at a time, in the dtype of ``params``. ``params`` may have its layers stacked or
+    unstacked; in a program of several processes all of them must iterate.
+    """
+    for place in places(config, model_type):
+        for layer, name in enumerate(place.names):
+            if not place.stacked:
+                array = params[place.path[0]]
+            elif isinstance(params["layers"], tuple):
+                array = params["layers"][layer][place.path[1]]
+            else:
+                array = params["layers"][place.path[1]][layer]
+            host = fetch(array)
+            yield name, np.ascontiguousarray(host.T if place.transpose else host)
+
+
+def _write_shards(
+    tensors: Iterator[tuple[str, np.ndarray]], folder: Path, dtype: np.dtype, limit: int
+) -> None:
+    """Writes ``model.safetensors``, or shards of at most ``limit`` bytes and their index."""
+    shard: dict[str, np.ndarray] = {}
+    held = total = 0
+    homes: list[list[str]] = []
+
+    def flush() -> None:
+        nonlocal shard, held
+        homes.append(list(shard))
+        if jax.process_index() == 0:
+            save_tensors(shard, folder / f"part-{len(homes)}.safetensors")
+        shard, held = {}, 0
+
+    for name, array in tensors:
+        array = array.astype(dtype, copy=False)
+        if shard and held + array.nbytes > limit:
+            flush()
+        shard[name] = array
+        held, total = held + array.nbytes, total + array.nbytes
+    flush()
+    if jax.process_index() != 0:
+        return
+    if len(homes) == 1:
+        (folder / "part-1.safetensors").rename(folder / "model.safetensors")
+        return
+    weight_map = {}
+    for i, names in enumerate(homes, 1):
+        final = f"model-{i:05d}-of-{len(homes):05d}.safetensors"
+        (folder / f"part-{i}.safetensors").rename(folder / final)
+        weight_map.update(dict.fromkeys(names, final))
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), "utf-8")
+
+
+# What a checkpoint folder holds besides weights and config.json, in any of the formats of
+# transformers' tokenizers.
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def write_checkpoint(
+    folder: str | os.PathLike,
+    params: Params,
+    config: DecoderConfig,
+    hf_config: Mapping[str, Any],
+    companions: Callable[[Path], None],
+    *,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a folder that plain transformers loads, aside, then renames it.
+
+    Args:
+      folder: must not exist, or be empty.
+      params: weights, stacked or not.
+      config: their hyper-parameters.
+      hf_config: written as ``config.json`` with the new dtype; gives ``model_type``.
+      companions: called with the folder under construction, to put tokenizer files in it.
+      dtype: of the tensors in the files; None: that of ``params``.
+      shard_bytes: most bytes of tensors per file.
+
+    Raises:
+      UserError: the folder holds something already.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: is not empty; a model is only written to a new folder.")
+    name = dtype or str(params["embedding"].dtype)
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    writes = jax.process_index() == 0
+    try:
+        if writes:
+            aside.mkdir(parents=True)
+        tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
+        _write_shards(tensors, aside, np.dtype(jax.numpy.dtype(name)), shard_bytes)
+        if not writes:
+            return
+        text = json.dumps({**hf_config, "dtype": name}, indent=2, sort_keys=True)
+        (aside / "config.json").write_text(text + "\n", "utf-8")
+        companions(aside)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()  # an empty one
+        os.replace(aside, folder)
+    finally:
+        if writes:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copies tokenizer and generation files (`COMPANIONS`) from one folder to another."""
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

@@ -1,0 +1,353 @@
+"""Adapters to and from PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+PEFT stores ``lora_A.weight`` as [R, in] and ``lora_B.weight`` as [out, R], one pair a layer; ours
+are transposed and stacked over layers. Whatever of its configuration would change the arithmetic
+and is not supported here is refused by name.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
+from cirag_jax.models.io.tensor_files import fetch, save_tensors
+from cirag_jax.models.lora import ALL_LINEAR, LoraConfig
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "adapter_config.json"
+TENSOR_FILE = "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+_SIDES = {"a": "lora_A.weight", "b": "lora_B.weight"}
+
+# Fields that change the arithmetic, and what they must be.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "alora_invocation_tokens": (None,),
+    "alpha_pattern": (None, {}),
+    "arrow_config": (None,),
+    "bias": (None, "none"),
+    "fan_in_fan_out": (None, False),
+    "layer_replication": (None,),
+    "layers_to_transform": (None,),
+    "lora_bias": (None, False),
+    "modules_to_save": (None, []),
+    "rank_pattern": (None, {}),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "use_bdlora": (None, False),
+    "use_dora": (None, False),
+    "use_qalora": (None, False),
+    "velora_config": (None,),
+    # The others (pissa, olora, corda, loftq, lora_ga) change the base as well.
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+def _module(layer: int, name: str) -> str:
+    part = "self_attn" if name[0] in "qkvo" else "mlp"
+    return f"model.layers.{layer}.{part}.{name}"
+
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
+    """PEFT's name -> fp32 host array in PEFT's layout; collective where processes hold parts."""
+    tensors = {}
+    for name, pair in lora.to_adapter(state)["layers"].items():
+        for side, suffix in _SIDES.items():
+            stacked = fetch(pair[side]).astype(np.float32)
+            for layer, array in enumerate(stacked):
+                key = f"{_PREFIX}{_module(layer, name)}.{suffix}"
+                tensors[key] = np.ascontiguousarray(array.T)
+    return tensors
+
+
+def _config_json(config: LoraConfig, base_model_name: str | None) -> dict[str, Any]:
+    return {
+        "alpha_pattern": {},
+        "base_model_name_or_path": base_model_name,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layers_to_transform": None,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": config.rank,
+        "rank_pattern": {},
+        "target_modules": sorted(config.names),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": config.rank_stabilised,
+    }
+
+
+def save_adapter(
+    state: nnx.State,
+    config: LoraConfig,
+    folder: str | os.PathLike,
+    base_model_name: str | None = None,
+) -> Path:
+    """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it.
+
+    Everything is written aside and renamed at the end; an earlier adapter in ``folder`` is
+    replaced. In a run of several processes all must call it, and process 0 writes.
+
+    Args:
+      state: of `lora.Lora`.
+      config: what the adapter was made with.
+      folder: where; its parents are created.
+      base_model_name: folder or name of the base, recorded for PEFT's loader.
+
+    Returns:
+      The folder.
+
+    Raises:
+      UserError: ``folder`` holds something else than an adapter.
+    """
+    folder = Path(folder)
+    _check_target(folder)
+    tensors = adapter_tensors(state)
+    if jax.process_index() != 0:
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    old = aside.with_name(f"{aside.name}.old")
+    try:
+        aside.mkdir()
+        save_tensors(tensors, aside / TENSOR_FILE)
+        text = json.dumps(_config_json(config, base_model_name), indent=2, ensure_ascii=False)
+        (aside / CONFIG_FILE).write_text(text + "\n", "utf-8")
+        if folder.exists():
+            folder.rename(old)
+        aside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _check_target(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: exists and is not a folder.")
+    ours = {CONFIG_FILE, TENSOR_FILE, "README.md"}
+    if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - ours):
+        raise UserError(
+            f"{folder}: holds {min(others)}, which is not of an adapter; left as it is."
+        )
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def load_adapter(
+    folder: str | os.PathLike,
+    config: DecoderConfig,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    base_model_name: str | None = None,
+) -> tuple[nnx.State, LoraConfig]:
+    """An adapter in PEFT's format for the base that ``config`` describes, in fp32.
+
+    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; every layer
+    of the base must be adapted alike.
+
+    Args:
+      folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
+      config: of the base.
+      mesh: where to place it.
+      base_model_name: if given and the adapter names another base, a warning is logged.
+
+    Raises:
+      UserError: a file is missing or cannot be read, the configuration has what is not supported,
+        or the tensors are not those of this base.
+    """
+    folder = Path(folder)
+    raw = _read_config(folder / CONFIG_FILE)
+    named = raw.get("base_model_name_or_path")
+    if base_model_name and named and Path(named).name != Path(base_model_name).name:
+        log.warning("%s: made for the base %s, used with %s", folder, named, base_model_name)
+    lora_config = _parse_config(raw, folder / CONFIG_FILE, config)
+    host = _read_tensors(folder, config, lora_config)
+    filled = []
+    for path, variable in nnx.to_flat_state(lora.abstract_adapter(config, lora_config)):
+        _, name, side = map(str, path)
+        array = host[name][side]
+        if mesh is None:
+            value = jax.numpy.asarray(array)
+        else:
+            value = sharding.place(array, sharding.variable_sharding(variable, mesh))
+        filled.append((path, variable.replace(value)))
+    return nnx.from_flat_state(filled), lora_config
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read: {error}.") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{file}: there is no JSON object.")
+    return raw
+
+
+def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> LoraConfig:
+    if raw.get("peft_type") != "LORA":
+        raise UserError(f"{file}: field peft_type is {raw.get('peft_type')!r}; only LORA is read.")
+    for field, allowed in _REFUSED.items():
+        value = raw.get(field)
+        # By type as well: 0 is not False here.
+        if not any(type(value) is type(good) and value == good for good in allowed):
+            raise UserError(f"{file}: field {field} is {value!r}, which is not supported.")
+
+    def number(field: str, default: float, kind: type = float) -> Any:
+        value = raw.get(field, default)
+        good = isinstance(value, int | kind) and not isinstance(value, bool)
+        if not good:
+            raise UserError(f"{file}: field {field} is {value!r}, not a number.")
+        return value
+
+    targets = _resolve_targets(raw, file, config)
+    try:
+        return LoraConfig(
+            rank=number("r", 8, int),
+            alpha=number("lora_alpha", 8),
+            dropout=number("lora_dropout", 0.0),
+            targets=targets,
+            rank_stabilised=bool(raw.get("use_rslora")),
+        )
+    except UserError as error:
+        raise (
+            error if str(error).startswith(str(file)) else UserError(f"{file}: {error}")
+        ) from error
+
+
+def _matcher(value: Any, file: Path, field: str) -> Any:
+    """PEFT's rule: a string is a regular expression of the module's whole name, a list has names
+    or ends of names.
+    """
+    if isinstance(value, str):
+        try:
+            return re.compile(value).fullmatch
+        except re.error as error:
+            raise UserError(
+                f"{file}: field {field} is not a regular expression: {error}."
+            ) from error
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return lambda module: any(module == n or module.endswith(f".{n}") for n in value)
+    raise UserError(f"{file}: field {field} is neither a string nor a list of names.")
+
+
+def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> tuple[str, ...]:
+    """The adapted linear layers by name, which must be the same in every layer."""
+    value = raw.get("target_modules")
+    # PEFT's own word for every linear layer but the output's.
+    pattern = ".*" if value in (ALL_LINEAR, [ALL_LINEAR]) else value
+    targeted = _matcher(pattern, file, "target_modules")
+    exclude = raw.get("exclude_modules") or []
+    excluded = _matcher(exclude, file, "exclude_modules")
+
+    def adapted(layer: int, name: str) -> bool:
+        # An adapter of the bare model has names without the prefix.
+        full = _module(layer, name)
+        forms = (full, full.removeprefix("model."))
+        return any(targeted(f) for f in forms) and not any(excluded(f) for f in forms)
+
+    targets = []
+    for name in PROJECTIONS:
+        layers = [layer for layer in range(config.num_layers) if adapted(layer, name)]
+        if layers and len(layers) < config.num_layers:
+            missing = min(set(range(config.num_layers)) - set(layers))
+            raise UserError(
+                f"{file}: field target_modules leaves out {name} of layer {missing} of the base's "
+                f"{config.num_layers}; only adapters of all layers are supported."
+            )
+        if layers:
+            targets.append(name)
+    if not targets:
+        raise UserError(
+            f"{file}: field target_modules matches no linear layer of the base "
+            f"({', '.join(PROJECTIONS)})."
+        )
+    return tuple(targets)
+
+
+def _read_tensors(
+    folder: Path, config: DecoderConfig, lora_config: LoraConfig
+) -> dict[str, dict[str, np.ndarray]]:
+    """Target -> side -> stacked host array."""
+    file = folder / TENSOR_FILE
+    if not file.is_file():
+        pickle = folder / "adapter_model.bin"
+        if pickle.exists():
+            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it.")
+        raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
+    places = _places(config, lora_config)
+    shapes = decoder.layer_parameters(config)
+    host: dict[str, dict[str, np.ndarray]] = {}
+    for name in lora_config.names:
+        (rows, columns), _ = shapes[name]
+        host[name] = {
+            "a": np.empty((config.num_layers, rows, lora_config.rank), np.float32),
+            "b": np.empty((config.num_layers, lora_config.rank, columns), np.float32),
+        }
+    filled = set()
+    try:
+        with safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
+            for key in list(tensors.keys()):
+                place = places.get(_canonical(key))
+                if place is None or place in filled:
+                    raise UserError(
+                        f"{file}: tensor {key} is of no layer that {CONFIG_FILE} targets in a base "
+                        f"of {config.num_layers} layers; the adapter is for another base."
+                    )
+                name, side, layer = place
+                target = host[name][side][layer]
+                shape = tuple(tensors.get_slice(key).get_shape())
+                if shape != target.shape[::-1]:
+                    raise UserError(
+                        f"{file}: tensor {key} has shape {shape}, but the base and {CONFIG_FILE} "
+                        f"mean {target.shape[::-1]}; the adapter is for another base."
+                    )
+                target[...] = tensors.get_tensor(key).T
+                filled.add(place)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
+    for key, place in places.items():
+        if place not in filled:
+            raise UserError(f"{file}: tensor {key} is missing; the adapter is for another base.")
+    return host
+
+
+def _canonical(key: str) -> str:
+    """The tensor's name as PEFT gives it for a causal model."""
+    bare = f"{_PREFIX}layers."
+    return f"{_PREFIX}model.layers.{key[len(bare) :]}" if key.startswith(bare) else key
+
+
+def _places(config: DecoderConfig, lora_config: LoraConfig) -> dict[str, tuple[str, str, int]]:
+    """PEFT's name -> (target, side, layer)."""
+    return {
+        f"{_PREFIX}{_module(layer, name)}.{suffix}": (name, side, layer)
+        for name in lora_config.names
+        for side, suffix in _SIDES.items()
+        for layer in range(config.num_layers)
+    }

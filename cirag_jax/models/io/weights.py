@@ -1,0 +1,237 @@
+"""Encoder weights to and from safetensors, through one mapping table used in both directions."""
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.io.tensor_files import (
+    fetch,
+    misfits,
+    read_tensors,
+    save_tensors,
+    weight_files,
+)
+
+__all__ = [  # what callers took from here before there were decoders, and still do
+    "load_state",
+    "passed_through",
+    "read_tensors",
+    "save_tensors",
+    "to_tensors",
+    "weight_files",
+]
+
+PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "model.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tensor of a checkpoint and its place in ours.
+
+    Attributes:
+      source: name in the checkpoint; ``{layer}`` stands for the layer index.
+      target: parameter of `Encoder`, or of `Layer` where ``source`` has ``{layer}``.
+      shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types).
+      transpose: torch stores linear kernels as (out, in), we as (in, out).
+      part: index of the part it fills (query, key, value in the fused kernel), on axis
+        ``part_axis`` of the parameter; None fills all of it.
+    """
+
+    source: str
+    target: str
+    shape: str
+    transpose: bool = False
+    part: int | None = None
+    part_axis: int = 0
+
+
+def _layer_entries() -> tuple[Entry, ...]:
+    base = "encoder.layer.{layer}."
+    entries = []
+    for part, name in enumerate(("query", "key", "value")):
+        source = f"{base}attention.self.{name}"
+        entries.append(Entry(f"{source}.weight", "qkv_kernel", "DD", True, part, 1))
+        entries.append(Entry(f"{source}.bias", "qkv_bias", "D", part=part))
+    for source, target, shape in (
+        ("attention.output.dense", "out", "DD"),
+        ("intermediate.dense", "up", "FD"),
+        ("output.dense", "down", "DF"),
+    ):
+        entries.append(Entry(f"{base}{source}.weight", f"{target}_kernel", shape, True))
+        entries.append(Entry(f"{base}{source}.bias", f"{target}_bias", shape[0]))
+    for source, target in (
+        ("attention.output.LayerNorm", "attention_norm"),
+        ("output.LayerNorm", "output_norm"),
+    ):
+        entries.append(Entry(f"{base}{source}.weight", f"{target}_scale", "D"))
+        entries.append(Entry(f"{base}{source}.bias", f"{target}_bias", "D"))
+    return tuple(entries)
+
+
+BERT: tuple[Entry, ...] = (
+    Entry("embeddings.word_embeddings.weight", "token_embedding", "VD"),
+    Entry("embeddings.position_embeddings.weight", "position_embedding", "PD"),
+    Entry("embeddings.token_type_embeddings.weight", "type_embedding", "YD"),
+    Entry("embeddings.LayerNorm.weight", "embedding_norm_scale", "D"),
+    Entry("embeddings.LayerNorm.bias", "embedding_norm_bias", "D"),
+    *_layer_entries(),
+)
+
+# Roberta and XLM-Roberta name their tensors as BERT does; positions differ, not the table.
+FAMILIES: Mapping[str, tuple[Entry, ...]] = {
+    "bert": BERT,
+    "roberta": BERT,
+    "xlm-roberta": BERT,
+    "camembert": BERT,
+}
+
+# Not used by an embedding model: index buffers, the next-sentence pooler, pre-training heads.
+IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.*", "cls.*", "lm_head.*")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where one checkpoint tensor goes: parameter path, index into it, and expected shape."""
+
+    path: tuple[Any, ...]
+    index: tuple[Any, ...]
+    shape: tuple[int, ...]
+    transpose: bool
+
+
+def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
+    """Checkpoint name -> place, for every layer of ``config``."""
+    if family not in FAMILIES:
+        raise UserError(
+            f"model_type {family!r} has no weight mapping; known: {', '.join(sorted(FAMILIES))}."
+        )
+    sizes = {
+        "D": config.d_model,
+        "F": config.d_ff,
+        "V": config.vocab_size,
+        "P": config.max_positions,
+        "Y": config.type_vocab_size,
+    }
+    places = {}
+    for entry in FAMILIES[family]:
+        shape = tuple(sizes[letter] for letter in entry.shape)
+        index: tuple[Any, ...] = ()
+        if entry.part is not None:
+            index = (slice(None),) * entry.part_axis + (entry.part,)
+        if "{layer}" not in entry.source:
+            places[entry.source] = _Place((entry.target,), index, shape, entry.transpose)
+            continue
+        for layer in range(config.num_layers):
+            name = entry.source.format(layer=layer)
+            if config.scan_layers:
+                place = _Place(("layers", entry.target), (layer, *index), shape, entry.transpose)
+            else:
+                place = _Place(("layers", layer, entry.target), index, shape, entry.transpose)
+            places[name] = place
+    return places
+
+
+def _strip_prefix(name: str) -> str:
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def _match(
+    folder: Path, places: Mapping[str, _Place], ignored: Sequence[str]
+) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
+    """Tensors by stripped name, the unmapped names, and the doubly mapped ones."""
+    found: dict[str, np.ndarray] = {}
+    unmapped, doubled = [], []
+    for name, _, array in read_tensors(folder):
+        short = _strip_prefix(name)
+        if short not in places:
+            if not any(fnmatch.fnmatchcase(short, pattern) for pattern in ignored):
+                unmapped.append(name)
+        elif short in found:
+            doubled.append(name)
+        elif array.shape != places[short].shape:
+            raise UserError(
+                f"{folder}: tensor {name} has shape {array.shape}, but config.json means "
+                f"{places[short].shape}."
+            )
+        else:
+            found[short] = array
+    return found, unmapped, doubled
+
+
+def load_state(
+    folder: str | os.PathLike,
+    config: EncoderConfig,
+    family: str = "bert",
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    ignored: Sequence[str] = IGNORED,
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Split `Encoder` with the weights of ``folder``, in fp32, placed on ``mesh`` if given.
+
+    ``ignored`` are patterns of tensors that the encoder does not use.
+
+    Raises:
+      UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
+        or a file cannot be read.
+    """
+    folder = Path(folder)
+    places = _places(config, family)
+    found, unmapped, doubled = _match(folder, places, ignored)
+    unfilled = [name for name in places if name not in found]
+    problems = misfits(unmapped, doubled, unfilled)
+    if problems:
+        raise UserError(f"{folder}: tensors do not fit the encoder; {problems}.")
+    abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(abstract)
+    variables = dict(nnx.to_flat_state(state))
+    host = {path: np.empty(v.shape, np.float32) for path, v in variables.items()}
+    for name, place in places.items():
+        target = host[place.path][place.index]
+        array = found.pop(name)
+        array = array.T if place.transpose else array
+        host[place.path][place.index] = array.reshape(target.shape)
+    filled = []
+    for path, variable in variables.items():
+        array = host.pop(path)
+        if mesh is None:
+            value = jax.numpy.asarray(array)
+        else:
+            value = sharding.place(array, sharding.variable_sharding(variable, mesh))
+        filled.append((path, variable.replace(value)))
+    return graphdef, nnx.from_flat_state(filled)
+
+
+def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Tensors that we never use but a re-export keeps: the pooler, under its unprefixed name."""
+    return {
+        _strip_prefix(name): array
+        for name, _, array in read_tensors(folder)
+        if _strip_prefix(name).startswith("pooler.")
+    }
+
+
+def to_tensors(
+    state: Any, config: EncoderConfig, family: str = "bert", dtype: Any = np.float32
+) -> dict[str, np.ndarray]:
+    """The inverse of `load_state`: checkpoint name -> host array in the checkpoint's layout."""
+    host = {path: fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
+    tensors = {}
+    for name, place in _places(config, family).items():
+        array = host[place.path][place.index]
+        if place.transpose:
+            array = array.reshape(place.shape[::-1]).T
+        tensors[name] = np.ascontiguousarray(array.reshape(place.shape).astype(dtype))
+    return tensors

@@ -1,0 +1,214 @@
+"""Opening the model that a field names: a training workdir, or anything pretrained."""
+
+import contextlib
+import dataclasses
+import hashlib
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.peft_format import save_adapter
+from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.io.pretrained_decoder import (
+    load_decoder,
+    read_decoder_config,
+    resolve_decoder,
+    save_decoder,
+)
+from cirag_jax.models.lora import LoraConfig
+
+
+def open_encoder(
+    spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
+) -> tuple[TextEncoder, dict[str, Any]]:
+    """The encoder and, for a workdir, what its checkpoint says of its training (else empty).
+
+    A workdir gives its best checkpoint by dev metric, or the latest where none was evaluated.
+
+    Raises:
+      UserError: the folder holds neither a checkpoint nor a model, or they do not fit.
+    """
+    folder = pathlib.Path(spec)
+    if not is_training_workdir(spec):
+        if folder.is_dir() and not any(folder.glob("*.safetensors*")):
+            raise UserError(
+                f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
+                "(it has no *.safetensors)"
+            )
+        return load_encoder(spec, dtype=dtype, mesh=mesh), {}
+    with _best(spec, "aligner") as (checkpoints, step, meta):
+        base = load_encoder(
+            meta["model"],
+            dtype=dtype,
+            mesh=mesh,
+            name=spec,
+            pooling=meta["pooling"],
+            query_prefix=meta["query_prefix"],
+            passage_prefix=meta["passage_prefix"],
+        )
+        restored = checkpoints.restore(step, {"params": base.state}, subset=True)
+    encoder = dataclasses.replace(
+        base, state=restored.state["params"], revision=f"{base.revision}+step{step}"
+    )
+    return encoder, {**meta, "step": step}
+
+
+def open_cross_encoder(
+    spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
+) -> tuple[PairEncoder, dict[str, Any]]:
+    """The cross-encoder and, for a workdir, what its checkpoint says of its training (else empty).
+
+    A workdir gives its best checkpoint, see `open_encoder`. Its revision is a hash of its weights.
+
+    Raises:
+      UserError: the folder holds neither a checkpoint nor a cross-encoder, or they do not fit.
+    """
+    if not is_training_workdir(spec):
+        return load_cross_encoder(spec, dtype=dtype, mesh=mesh), {}
+    with _best(spec, "cross_encoder") as (checkpoints, step, meta):
+        base = load_cross_encoder(
+            meta["model"],
+            dtype=dtype,
+            mesh=mesh,
+            name=spec,
+            new_head=0,
+            max_length=meta["max_length"],
+        )
+        restored = checkpoints.restore(step, {"params": base.state}, subset=True)
+    state = restored.state["params"]
+    model = dataclasses.replace(base, state=state, revision=f"sha256:{hash_arrays(state)}")
+    return model, {**meta, "step": step}
+
+
+ADAPTED = ("integrator", "extractor")  # components whose checkpoints hold an adapter
+
+
+def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
+    """The adapter of a workdir's best checkpoint (the latest where none was evaluated).
+
+    Returns:
+      The state of `lora.Lora` on the first device, its hyper-parameters, and what the checkpoint
+      says of its training: ``model`` is the base, ``step`` the step, ``revision`` a hash of the
+      adapter.
+
+    Raises:
+      UserError: the workdir trained something else, or the base cannot be found or does not fit.
+    """
+    with _best(spec, *ADAPTED) as (checkpoints, step, meta):
+        config = LoraConfig(**meta["lora"])
+        base, _ = read_decoder_config(resolve_decoder(meta["model"]))
+        wanted = {"adapter": lora.abstract_adapter(base, config)}
+        state = checkpoints.restore(step, wanted, subset=True).state["adapter"]
+    return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
+
+
+def check_role(spec: str, role: str) -> dict[str, Any]:
+    """What a workdir says of the adapter that is to play a role.
+
+    Args:
+      spec: a training workdir.
+      role: ``integrator``, ``extractor``; any other role may have any adapter.
+
+    Raises:
+      UserError: the workdir trained something else.
+    """
+    with _best(spec, *([role] if role in ADAPTED else ADAPTED)) as (_, _, meta):
+        return meta
+
+
+def base_of(spec: str) -> str:
+    """The model that a workdir's adapter was trained for, as the trainer's config named it."""
+    with _best(spec, *ADAPTED) as (_, _, meta):
+        return str(meta["model"])
+
+
+@contextlib.contextmanager
+def adapter_folder(spec: str | None) -> Iterator[str | None]:
+    """``spec`` as a folder in PEFT's format; a workdir's is there only inside the block."""
+    if spec is None or not is_training_workdir(spec):
+        yield spec
+        return
+    state, config, meta = open_adapter(spec)
+    with tempfile.TemporaryDirectory(prefix="cirag_adapter") as folder:
+        yield str(save_adapter(state, config, folder, meta["model"]))
+
+
+def export_adapter(spec: str, folder: pathlib.Path, *, merge: bool = False) -> dict[str, Any]:
+    """Writes a workdir's best adapter for PEFT, or its base with the adapter added to it.
+
+    Args:
+      spec: the workdir.
+      folder: where; an earlier adapter there is replaced, a merged model must find it empty.
+      merge: write a whole model, in the precision of its base, instead of the adapter.
+
+    Returns:
+      What the checkpoint says, see `open_adapter`.
+
+    Raises:
+      UserError: the workdir or the folder cannot be used.
+    """
+    state, config, meta = open_adapter(spec)
+    if not merge:
+        save_adapter(state, config, folder, meta["model"])
+        return meta
+    base = load_decoder(meta["model"])
+    params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
+    save_decoder(base, params, folder)
+    return meta
+
+
+def component_of(spec: str) -> str | None:
+    """What a training workdir trained, ``aligner`` say; None: it is no workdir."""
+    if not is_training_workdir(spec):
+        return None
+    with Checkpoints(spec, read_only=True) as checkpoints:
+        return _component(checkpoints.meta())
+
+
+@contextlib.contextmanager
+def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
+    """A workdir's checkpoints, the step of the best one, and what that one says of its training.
+
+    The best is that of the metric which the trainer ranked by; the latest, where none was
+    evaluated.
+
+    Raises:
+      UserError: there is none, or the workdir trained none of ``components``.
+    """
+    folder = pathlib.Path(spec).expanduser()
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        meta = checkpoints.meta()
+    found, wanted = _component(meta), " or ".join(components)
+    if found not in components:
+        raise UserError(
+            f"{spec} holds checkpoints of the component {found}, where {wanted} is needed"
+        )
+    metric = meta.get("run", {}).get("best_metric", "dev/mrr")
+    with Checkpoints(folder, best_metric=metric, read_only=True) as checkpoints:
+        step = checkpoints.best_step()
+        step = checkpoints.latest_step() if step is None else step
+        assert step is not None  # A folder without any was refused.
+        yield checkpoints, step, checkpoints.meta(step)
+
+
+def _component(meta: dict[str, Any]) -> str:
+    return str(meta.get("component", "aligner"))
+
+
+def hash_arrays(tree: Any) -> str:
+    """SHA-256 of the arrays of a pytree and their paths."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,419 @@
+"""Trains a LoRA student on a teacher's decisions (CIRAG, sections 3.5 and B.4), or an extractor.
+
+Integrator and extractor share everything but what makes the examples (`integrator_data`).
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.training import (
+    cross_entropy,
+    decision_quality,
+    lora_step,
+    optimizers,
+    resume,
+    utilisation,
+)
+from cirag_jax.training.data import conversations, packing
+from cirag_jax.training.data.examples import Example, Part
+from cirag_jax.training.data.packing import Layout, MicroBatch
+from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
+from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.types import Config, Trajectory
+
+
+def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Trains to the end (or from the last checkpoint on) and returns the best dev losses.
+
+    Leaves ``checkpoints/`` (adapter and optimiser state alone), ``metrics.jsonl`` and TensorBoard
+    events in ``workdir``.
+
+    Returns:
+      ``complete``, ``step``, ``total_steps``, ``best_step``, the best checkpoint's ``dev/...``,
+      ``num_examples``, ``num_dev_examples`` and the counts of `conversations.Data`; ``tokens``
+      and ``supervised_tokens`` seen so far, ``epochs``, ``packing_efficiency`` of the whole plan,
+      ``seconds`` of this process.
+
+    Raises:
+      UserError: the data or the config cannot be used, or a value became non-finite.
+    """
+    start = time.monotonic()
+    _check_config(config)
+
+    # ---- Mesh and base --------------------------------------------------------------------------
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    spec = config.model.spec or DEFAULT_DECODER
+    base = load_decoder(spec, dtype=config.model.dtype, mesh=mesh, remat=config.model.remat)
+    model_config = base.config
+    if config.packing:  # The fused kernel knows no segments.
+        attention = decoder.choose_attention(model_config, packed=True)
+        model_config = dataclasses.replace(model_config, attention=attention)
+    params = decoder.to_params(base.state)
+    tokenizer = ChatTokenizer.load(base.folder)
+    lora_config = make_lora(config)
+
+    # ---- Data -----------------------------------------------------------------------------------
+    layout = make_layout(config, mesh, model_config.max_positions)
+    data = conversations.load_data(config, tokenizer, layout.length)
+    decoded = dev_decisions(config, data)
+    _check_metric(config.best_metric, data, decoded)
+    plan = packing.make_plan(
+        data.train,
+        layout,
+        config.seed,
+        num_epochs=config.num_epochs,
+        num_steps=config.num_steps,
+        max_tokens=config.max_tokens,
+    )
+    total_steps = len(plan.steps)
+    resume.announce(
+        f"{len(data.train):,} examples ({sum(len(e.tokens_T) for e in data.train):,} tokens, "
+        f"{sum(int(e.weight_T.sum()) for e in data.train):,} of them supervised), "
+        f"{len(data.dev):,} dev examples, {total_steps:,} steps of "
+        f"{sum(plan.tokens) // total_steps:,} tokens, rows {100 * plan.efficiency():.0f} % full, "
+        f"mesh {dict(mesh.shape)}"
+    )
+
+    # ---- Adapter and optimiser ------------------------------------------------------------------
+    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    state = lora_step.make_state(model_config, lora_config, tx, config.seed, mesh)
+    train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
+
+    # ---- Restore --------------------------------------------------------------------------------
+    meta = {
+        "component": config.component,
+        "model": resume.absolute(spec),
+        "lora": lora_description(lora_config),
+        "length": layout.length,
+        "rendering": data.described,
+        "trained_on": data.trained_on,
+        "num_candidates": data.num_candidates,
+        "run": {**resume.fingerprint(config, _FREE), resume.EXAMPLES: data.digest()},
+    }
+    checkpoints = Checkpoints(
+        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
+    )
+    first_step = 0
+    if checkpoints.latest_step() is not None:
+        resume.check_same_run(checkpoints.meta(), meta, workdir)
+        restored = checkpoints.restore(None, state)
+        state, first_step = restored.state, restored.step
+        resume.announce(f"going on from step {first_step} of {total_steps}")
+
+    # ---- Train ----------------------------------------------------------------------------------
+    losses = make_evaluate(
+        model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
+    )
+    decide = make_decide(config, model_config, lora_config, params, decoded, data, tokenizer, mesh)
+
+    def evaluate(adapter: nnx.State) -> dict[str, float]:
+        return {**losses(adapter), **decide(adapter)}
+
+    report = _Report(model_config, lora_config)
+    complete, step = True, first_step
+    with (
+        checkpoints,
+        jax.set_mesh(mesh),
+        resume.open_metrics(config, workdir, total_steps, first_step) as writer,
+        PreemptionGuard() as preemption,
+    ):
+        if first_step == 0 and config.eval_every:
+            writer.evaluate(0, evaluate, state.adapter)  # The base: where training starts.
+        pending = None  # Metrics of the step before, fetched once the next one is under way.
+        for step in range(first_step + 1, total_steps + 1):
+            rows = plan.steps[step - 1]
+            pieces = packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)
+            sent = time.monotonic()
+            placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
+            state, metrics = train_step(state, params, placed)
+            if pending is not None:
+                report.finish(writer, *pending)
+            pending = (step, metrics, pieces, sent)
+
+            last = step == total_steps
+            stop = preemption.should_stop(step) or resume.out_of_time(
+                start, config.stop_after_minutes
+            )
+            dev = None
+            if last or (config.eval_every and step % config.eval_every == 0):
+                report.finish(writer, *pending)
+                pending = None
+                dev = writer.evaluate(step, evaluate, state.adapter)
+            due = config.save_every and step % config.save_every == 0
+            if last or stop or due or dev is not None:
+                if pending is not None:
+                    report.finish(writer, *pending)  # Never save a state that is not finite.
+                    pending = None
+                checkpoints.save(step, state, {"step": step}, meta, dev or None)
+            if stop and not last:
+                complete = False
+                break
+        checkpoints.wait()
+        best = checkpoints.best_step()
+        dev_metrics = checkpoints.metrics(best) if best is not None else None
+
+    # ---- Result ---------------------------------------------------------------------------------
+    seen = sum(len(row.places) for rows in plan.steps[:step] for row in rows)
+    return {
+        "complete": complete,
+        "step": step,
+        "total_steps": total_steps,
+        "best_step": best,
+        **(dev_metrics or {}),
+        "num_examples": len(data.train),
+        "num_dev_examples": len(data.dev),
+        **data.counts,
+        "tokens": sum(plan.tokens[:step]),
+        "supervised_tokens": sum(plan.supervised[:step]),
+        "epochs": round(seen / len(data.train), 3),
+        "packing_efficiency": round(plan.efficiency(), 4),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+# ------------------------------------------------------------------------------------- the settings
+
+# May differ when a run goes on: where trajectories lie (what is read there may not, see `meta`),
+# and how many rows the devices of another mesh take at once.
+_FREE = ("trajectories", "dev", "rows_per_device", "decode")
+
+
+def _check_config(config: Config) -> None:
+    for name in ("length", "batch_size", "rows_per_device", "chunk"):
+        if config[name] < 1:
+            raise UserError(f"config.{name}={config[name]} must be at least 1")
+    if config.decode.num_trajectories < 0 or config.decode.max_tokens < 1:
+        raise UserError(
+            f"config.decode.num_trajectories={config.decode.num_trajectories} must not be negative "
+            f"and config.decode.max_tokens={config.decode.max_tokens} must be at least 1"
+        )
+    for name in ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories"):
+        if config.get(name, 0) < 0:
+            raise UserError(f"config.{name}={config[name]} must not be negative")
+    if not config.num_steps and not config.num_epochs:
+        raise UserError("config.num_epochs and config.num_steps must not both be 0")
+    if config.model.remat not in ("off", "projections", "full"):
+        raise UserError(
+            f"config.model.remat is {config.model.remat!r}; it must be off, projections or full"
+        )
+    buckets = tuple(config.buckets)
+    if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
+        raise UserError(f"config.buckets={buckets} must ascend")
+
+
+def _check_metric(name: str, data: conversations.Data, decoded: Sequence[Trajectory]) -> None:
+    measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
+    measured += list(decision_quality.SCORES) if decoded else []
+    if measured and name not in measured:
+        raise UserError(
+            f"config.best_metric={name} is not measured here; there are {', '.join(measured)}"
+        )
+
+
+def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
+    """Rows and steps as the config and the mesh say.
+
+    Raises:
+      UserError: the model has fewer positions, or the rows do not divide over the devices.
+    """
+    if config.length > max_positions:
+        raise UserError(
+            f"config.length={config.length} exceeds the model's {max_positions} positions"
+        )
+    rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.batch_size % rows:
+        raise UserError(
+            f"config.batch_size={config.batch_size} is not a multiple of {rows}, the rows that all "
+            "devices compute at once (config.rows_per_device times the mesh's data and fsdp)"
+        )
+    buckets = tuple(b for b in config.buckets if b < config.length)
+    return Layout(config.length, config.packing, (*buckets, config.length), config.batch_size, rows)
+
+
+def make_lora(config: Config) -> LoraConfig:
+    """The adapter's hyper-parameters; `UserError` where they cannot be."""
+    return LoraConfig(
+        rank=config.lora.rank,
+        alpha=float(config.lora.alpha),
+        dropout=config.lora.dropout,
+        targets=tuple(config.lora.targets),
+        rank_stabilised=config.lora.rank_stabilised,
+    )
+
+
+def lora_description(config: LoraConfig) -> dict[str, Any]:
+    """The fields of a `LoraConfig` as the checkpoint's description holds them."""
+    return {
+        "rank": config.rank,
+        "alpha": config.alpha,
+        "dropout": config.dropout,
+        "targets": list(config.names),
+        "rank_stabilised": config.rank_stabilised,
+    }
+
+
+# ---------------------------------------------------------------------------------------- evaluate
+
+
+def _parts(examples: Sequence[Example]) -> list[Part]:
+    """The parts of decisions that examples supervise."""
+    found = {Part(int(part)) for e in examples for part in np.unique(e.part_T[e.weight_T > 0])}
+    return sorted(found - {Part.NONE})
+
+
+def _loss_name(part: Part) -> str:
+    return f"dev/loss_{part.name.lower()}"
+
+
+def make_evaluate(
+    config: DecoderConfig,
+    lora_config: LoraConfig,
+    params: Params,
+    examples: Sequence[Example],
+    layout: Layout,
+    tokenizer: ChatTokenizer,
+    mesh: jax.sharding.Mesh,
+    *,
+    chunk: int = cross_entropy.CHUNK,
+) -> Callable[[nnx.State], dict[str, float]]:
+    """A function from an adapter to dev losses; call it under ``jax.set_mesh(mesh)``.
+
+    ``dev/loss`` is the mean over all supervised tokens in nats, ``dev/loss_rationale``,
+    ``dev/loss_facts`` and ``dev/loss_question`` over those of one part, where there are any.
+    """
+    if not examples:
+        return lambda adapter: {}
+    plan = packing.make_plan(examples, layout, seed=0)
+    options = lora.lora_options(lora_config, train=False)
+    parts = _parts(examples)
+
+    @jax.jit
+    def losses(params, adapter, batch, part_BT):
+        """Summed loss and number of tokens of each part: ``[P, 2]``."""
+        hidden_BTD = lora_step.hidden(config, params, adapter, batch, options)
+        sums = [
+            cross_entropy.cross_entropy(
+                config,
+                params,
+                hidden_BTD,
+                batch.targets_BT,
+                batch.mask_BT * (part_BT == int(part)),
+                chunk=chunk,
+            )
+            for part in parts
+        ]
+        return jnp.stack([jnp.stack(pair) for pair in sums])
+
+    def evaluate(adapter: nnx.State) -> dict[str, float]:
+        total_P2 = np.zeros((len(parts), 2))
+        for rows in plan.steps:
+            for piece in packing.micro_batches(examples, rows, layout, tokenizer.pad_id):
+                arrays: Any = (piece.batch, piece.part_BT)
+                placed: Any = lora_step.place_batch(arrays, mesh)
+                batch, part_BT = placed
+                total_P2 += np.asarray(losses(params, adapter, batch, part_BT), np.float64)
+        found = {"dev/loss": total_P2[:, 0].sum() / max(total_P2[:, 1].sum(), 1.0)}
+        found |= {_loss_name(p): loss / n for p, (loss, n) in zip(parts, total_P2, strict=True)}
+        return found
+
+    return evaluate
+
+
+def dev_decisions(config: Config, data: conversations.Data) -> tuple[Trajectory, ...]:
+    """The dev trajectories whose decisions are decoded at every evaluation.
+
+    There are none for an extractor, where ``config.decode.num_trajectories`` is 0, and where
+    several processes train, since generation runs in one.
+    """
+    # Two teachers may have taught the same question.
+    found = tuple({t.question_id: t for t in data.dev_trajectories}.values())
+    count = config.decode.num_trajectories
+    found = trajectories_lib.select(found, "all", config.seed, count) if count else ()
+    if found and jax.process_count() > 1:
+        logging.warning("several processes train: dev decisions are not decoded")
+        return ()
+    return tuple(found)
+
+
+def make_decide(
+    config: Config,
+    model_config: DecoderConfig,
+    lora_config: LoraConfig,
+    params: Params,
+    decoded: Sequence[Trajectory],
+    data: conversations.Data,
+    tokenizer: ChatTokenizer,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[nnx.State], dict[str, float]]:
+    """A function from an adapter to `decision_quality.SCORES` on ``decoded``; none without any."""
+    if not decoded:
+        return lambda adapter: {}
+    engine = Engine(model_config, params, tokenizer, mesh=mesh if mesh.size > 1 else None)
+    return decision_quality.DecisionQuality(
+        engine, lora_config, decoded, data.described, config.decode.max_tokens
+    )
+
+
+# ------------------------------------------------------------------------------------ bookkeeping
+
+
+class _Report:
+    """Writes a step's figures, and stops on one that is not finite."""
+
+    def __init__(self, config: DecoderConfig, lora_config: LoraConfig):
+        self.config, self.lora = config, lora_config
+        peak = utilisation.peak_flops(jax.devices()[0].device_kind)
+        self.peak = None if peak is None else peak * jax.device_count()
+        self.clock = StepClock()
+
+    def finish(
+        self,
+        writer: MetricWriter,
+        step: int,
+        metrics: dict[str, jax.Array],
+        pieces: Sequence[MicroBatch],
+        sent: float,
+    ) -> None:
+        """Fetches a step's metrics, which waits for it, and writes them.
+
+        Raises:
+          UserError: one of them is not finite.
+        """
+        values = fetch(step, metrics, "Lower config.optimizer.learning_rate")
+        seconds = self.clock.seconds(sent)
+        tokens = sum(piece.tokens for piece in pieces)
+        supervised = values.pop("tokens")
+        values["supervised_tokens"] = supervised
+        values["tokens_per_second"] = tokens / seconds
+        values["packing_efficiency"] = tokens / sum(p.batch.tokens_BT.size for p in pieces)
+        if self.peak is not None:
+            flops = utilisation.lora_flops(
+                self.config,
+                self.lora.rank,
+                self.lora.names,
+                tokens=tokens,
+                supervised=int(supervised),
+                attended=sum(piece.attended for piece in pieces),
+            )
+            values["utilisation"] = flops / seconds / self.peak
+        writer.write(step, {f"train/{name}": value for name, value in values.items()})
+        writer.progress(step, values["loss"])

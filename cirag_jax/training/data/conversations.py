@@ -1,0 +1,251 @@
+"""What the integrator and the extractor are trained on: examples, and what was left out of them."""
+
+import collections
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cirag_jax.datasets.references import select_references
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.methods.cirag import RENDERING, CiragConfig
+from cirag_jax.training import resume
+from cirag_jax.training.data.examples import Example, trajectory_examples
+from cirag_jax.training.data.extraction_examples import extraction_examples
+from cirag_jax.types import Config, Trajectory
+
+
+class Data(NamedTuple):
+    """What a run trains on and is measured by.
+
+    Attributes:
+      train, dev: examples, none longer than asked for.
+      counts: for the result: how many of what, and how many were cut or dropped for which reason.
+      described: for the checkpoint: how conversations are rendered, which inference must repeat.
+      num_candidates: most candidates that a teacher was shown; 0: the extractor.
+      dev_trajectories: of ``dev``, for whoever decodes them; empty for the extractor.
+    """
+
+    train: list[Example]
+    dev: list[Example]
+    counts: dict[str, Any]
+    described: dict[str, Any]
+    num_candidates: int = 0
+    dev_trajectories: tuple[Trajectory, ...] = ()
+
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """Ids of the questions (extractor: passages) of the training examples, sorted."""
+        return tuple(sorted({example.source for example in self.train}))
+
+    def digest(self) -> str:
+        """SHA-256 of all examples: a run goes on with what it began with."""
+        found = hashlib.sha256()
+        for examples in (self.train, self.dev):
+            for example in examples:
+                found.update(example.tokens_T.tobytes() + example.weight_T.tobytes() + b"|")
+            found.update(b"||")
+        return found.hexdigest()
+
+
+def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
+    """The examples of ``config.component``.
+
+    Args:
+      config: of configs/integrator.py or configs/extractor.py.
+      tokenizer: of the student.
+      max_length: most tokens of an example.
+
+    Raises:
+      UserError: the data cannot be used, or hold no supervised token.
+    """
+    loaders: dict[str, Callable[[Config, ChatTokenizer, int], Data]] = {
+        "integrator": _decisions,
+        "extractor": _extractions,
+    }
+    if config.component not in loaders:
+        raise UserError(
+            f"config.component is {config.component!r}; it must be one of {', '.join(loaders)}"
+        )
+    data = loaders[config.component](config, tokenizer, max_length)
+    if not any(np.any(example.weight_T[1:]) for example in data.train):
+        raise UserError(
+            f"there is nothing to train on: no supervised token in {len(data.train)} examples of "
+            f"at most {max_length} tokens ({json.dumps(data.counts)})"
+        )
+    return data
+
+
+def hold_out(names: Iterable[str], fraction: float, limit: int, seed: int) -> set[str]:
+    """The last ``fraction`` of the distinct names by a seeded permutation, at most ``limit``.
+
+    Raises:
+      UserError: nothing would be left to train on.
+    """
+    distinct = list(dict.fromkeys(names))
+    if not 0.0 <= fraction < 1.0:
+        raise UserError(f"config.dev_fraction={fraction} must be in [0, 1)")
+    count = round(fraction * len(distinct))
+    count = min(count, limit) if limit else count
+    if count and count >= len(distinct):
+        raise UserError(
+            f"config.dev_fraction={fraction} would leave none of the {len(distinct)} questions to "
+            "train on"
+        )
+    order = np.random.default_rng(seed).permutation(len(distinct))
+    return {distinct[place] for place in order[len(distinct) - count :]}
+
+
+# -------------------------------------------------------------------------------------- integrator
+
+
+def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
+    """Decisions of the teachers' trajectories."""
+    paths = _paths(config.trajectories)
+    if not paths:
+        raise UserError(
+            "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
+        )
+    dev_paths = _paths(config.dev)
+    described = _described(config, [*paths, *dev_paths])
+    _warn_of_held_out(paths)
+    found = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
+    if dev_paths:
+        dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
+        dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
+        clash = {t.question_id for t in found} & {t.question_id for t in dev}
+        if clash:
+            raise UserError(
+                f"config.dev holds {len(clash)} of the training questions (first: {min(clash)})"
+            )
+    else:
+        names = (t.question_id for t in found)
+        held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
+        dev = [t for t in found if t.question_id in held]
+        found = [t for t in found if t.question_id not in held]
+    reasons = collections.Counter(
+        why for t in found if (why := trajectories_lib.dropped_for(t, config.keep))
+    )
+    found = trajectories_lib.select(found, config.keep)
+    if config.num_trajectories > len(found):
+        raise UserError(
+            f"config.num_trajectories={config.num_trajectories}, but there are {len(found)} to "
+            f"train on (config.keep={config.keep}, dev questions left out)"
+        )
+    found = trajectories_lib.select(found, "all", config.seed, config.num_trajectories)
+    dev = trajectories_lib.select(dev, config.keep)  # of those that were held out
+
+    def render(trajectories: Sequence[Trajectory]) -> tuple[list[Example], dict[str, int]]:
+        examples: list[Example] = []
+        reasons: collections.Counter[str] = collections.Counter()
+        for trajectory in trajectories:
+            made, why = trajectory_examples(
+                tokenizer,
+                trajectory,
+                form=described["form"],
+                rendering=described["rendering"],
+                example=described["example"],
+                max_length=max_length,
+            )
+            examples += made
+            reasons.update(why)
+        return examples, dict(reasons)
+
+    train_examples, cut = render(found)
+    dev_examples, dev_cut = render(dev)
+    counts = {
+        "num_trajectories": len(found),
+        "num_dev_trajectories": len(dev),
+        "left_out": {**{f"dropped_{why}": n for why, n in reasons.items()}, **cut},
+        "left_out_of_dev": dev_cut,
+        "teachers": dict(collections.Counter(t.teacher for t in found)),
+    }
+    shown = max((len(step.candidates) for t in found for step in t.steps), default=0)
+    return Data(train_examples, dev_examples, counts, described, shown, tuple(dev))
+
+
+def _paths(value: Any) -> list[str]:
+    """One path or several; null is none."""
+    if value is None or value == "":
+        return []
+    return [str(path) for path in value] if isinstance(value, (list, tuple)) else [str(value)]
+
+
+def _sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    """Where the description of trajectories is, and what it says: nothing, where there is none."""
+    file = trajectories_lib.trajectory_file(path).with_suffix(".json")
+    return file, trajectories_lib.read_sidecar(path) if file.is_file() else {}
+
+
+def _warn_of_held_out(paths: Sequence[str]) -> None:
+    """Says which trajectories are of questions that others evaluate on."""
+    for file, made in map(_sidecar, paths):
+        for where, count in (made.get("held_out") or {}).items():
+            resume.announce(
+                f"WARNING: {file}: up to {count} questions of {where} are trained on; do not "
+                "evaluate on them"
+            )
+
+
+def _described(config: Config, paths: Sequence[str]) -> dict[str, Any]:
+    """How conversations are rendered: as configured, else as all trajectories were made.
+
+    They are written anew from the steps, so that any setting will do. A file without a sidecar says
+    nothing.
+    """
+    found: dict[str, Any] = {name: config[name] for name in RENDERING if config[name] is not None}
+    told: dict[str, pathlib.Path] = {}
+    for path in paths:
+        file, made = _sidecar(path)
+        for name in RENDERING:
+            value = made.get(name)
+            if value is None or (name in found and name not in told):
+                continue
+            if found.setdefault(name, value) != value:
+                raise UserError(
+                    f"{file}: field {name} is {value!r}, but {told[name]} says {found[name]!r}; "
+                    f"say which it shall be with --config.{name}"
+                )
+            told.setdefault(name, file)
+    settings = CiragConfig(**found)
+    return {name: getattr(settings, name) for name in RENDERING}
+
+
+# --------------------------------------------------------------------------------------- extractor
+
+
+def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
+    """The two calls about each passage, answered by its reference."""
+    if config.num_passages < 0:
+        raise UserError(f"config.num_passages={config.num_passages} must not be negative")
+    references, counts = select_references(config.data, limit=config.num_passages, seed=config.seed)
+    if config.dev:
+        wanted = config.data.copy_and_resolve_references()
+        wanted.fold = config.dev
+        dev, _ = select_references(wanted, limit=config.num_dev, seed=config.seed)
+        clash = {r.passage.id for r in references} & {r.passage.id for r in dev}
+        if clash:
+            raise UserError(
+                f"config.dev={config.dev} holds {len(clash)} of the training passages (first: "
+                f"{min(clash)})"
+            )
+    else:
+        names = (reference.passage.id for reference in references)
+        held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
+        dev = tuple(r for r in references if r.passage.id in held)
+        references = tuple(r for r in references if r.passage.id not in held)
+    train_examples, reasons = extraction_examples(tokenizer, references, max_length=max_length)
+    dev_examples, dev_reasons = extraction_examples(tokenizer, dev, max_length=max_length)
+    found = {
+        "num_passages": len(references),
+        "num_dev_passages": len(dev),
+        "passages": counts,
+        "left_out": reasons,
+        "left_out_of_dev": dev_reasons,
+    }
+    return Data(train_examples, dev_examples, found, {})

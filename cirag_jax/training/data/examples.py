@@ -1,0 +1,270 @@
+"""Supervised examples: conversations as tokens, and which of them the student is to predict.
+
+Rendered by the code that inference uses (`prompts.cirag.integration_messages`, the model's own chat
+template), so that what the student sees in training is what it sees when it answers. The loss is on
+the teacher's decisions y_t alone (paper, equation 8): instruction, question and observations are
+context. The token that ends a decision's turn is supervised too, or the student would not stop.
+"""
+
+import collections
+import enum
+import unicodedata
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer, PromptError
+from cirag_jax.llm.types import Message
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.triples.normalization import Form
+from cirag_jax.types import Trajectory
+
+
+class Part(enum.IntEnum):
+    """What a supervised token belongs to; ``RATIONALE`` is the thought r_t."""
+
+    NONE = 0
+    RATIONALE = 1
+    FACTS = 2
+    QUESTION = 3
+
+
+class Example(NamedTuple):
+    """One conversation.
+
+    Attributes:
+      tokens_T: int32 ids of the whole conversation, the chat template's own and turn ends included.
+      weight_T: float32, 1 where a token is supervised (where the loss predicts it), else 0.
+      part_T: uint8, the `Part` of each supervised token, 0 elsewhere.
+      source: id of the question (or passage) that it was made from.
+    """
+
+    tokens_T: np.ndarray
+    weight_T: np.ndarray
+    part_T: np.ndarray
+    source: str
+
+
+# Where each part of a turn's text begins: (character, part), ascending, the first at 0.
+Split = Callable[[str], Sequence[tuple[int, Part]]]
+
+# Why something of a trajectory is not trained on, or trained on otherwise; see
+# `trajectory_examples`.
+REASONS = ("dropped_no_steps", "dropped_too_long", "cut_trajectories", "cut_steps", "split_turns")
+
+
+class UnstableTemplateError(ValueError):
+    """The template renders a turn otherwise once another follows it."""
+
+
+def chat_examples(
+    tokenizer: ChatTokenizer,
+    turns: Sequence[Message],
+    supervised: Collection[int],
+    *,
+    source: str = "",
+    split: Split | None = None,
+) -> Example:
+    """A conversation up to the last supervised turn, as one example.
+
+    The tokens before each supervised turn are those of ``tokenizer.encode_prompt`` of the turns
+    before it, the supervised ones are the turn's text and its end token.
+
+    Args:
+      tokenizer: of the student.
+      turns: the conversation.
+      supervised: places of the assistant's turns to learn, at least one.
+      source: id for `Example.source`.
+      split: the parts of a turn's text; None: all of it is `Part.FACTS`.
+
+    Raises:
+      UnstableTemplateError: several turns are supervised, and they do not extend one another; with
+        one supervised turn this does not happen.
+      PromptError: the template refuses the conversation.
+      UserError: the tokenizer has no token that ends a turn.
+    """
+    places = sorted(supervised)
+    if not places or any(turns[place].role != "assistant" for place in places):
+        raise ValueError("supervised turns must be the assistant's, at least one")
+    tokens_T, spans = _render(tokenizer, turns, places)
+    weight_T = np.zeros(len(tokens_T), np.float32)
+    part_T = np.zeros(len(tokens_T), np.uint8)
+    for place, (start, end) in zip(places, spans, strict=True):
+        weight_T[start:end] = 1.0
+        parts = split(turns[place].text) if split else ((0, Part.FACTS),)
+        for first, part in _token_parts(tokenizer, tokens_T[start:end], parts):
+            part_T[start + first : end] = part
+    return Example(tokens_T, weight_T, part_T, source)
+
+
+def trajectory_examples(
+    tokenizer: ChatTokenizer,
+    trajectory: Trajectory,
+    *,
+    form: Form,
+    rendering: str,
+    example: bool,
+    max_length: int,
+) -> tuple[list[Example], dict[str, int]]:
+    """A trajectory as what the student learns from.
+
+    ``rendering="multi_turn"``: one example, all decisions supervised; where the chat template
+    renders a decision otherwise once another follows (it drops thinking, say), one example a step.
+    ``rendering="paper"``: one example a step.
+
+    A conversation longer than ``max_length`` loses its last steps; one whose first decision does
+    not fit is dropped, and so is each step of its own that does not fit. Decisions are never cut.
+
+    Args:
+      tokenizer: of the student.
+      trajectory: the teacher's.
+      form: normalisation of the facts' surface.
+      rendering: as in `prompts.cirag.integration_messages`.
+      example: whether the worked example stands in front.
+      max_length: most tokens of an example.
+
+    Returns:
+      The examples, and for each of `REASONS` that occurred how often: trajectories
+      ``dropped_no_steps``, examples ``dropped_too_long``, trajectories with ``cut_steps`` and how
+      many these are, trajectories with ``split_turns`` (one example a step after all).
+    """
+    reasons: collections.Counter[str] = collections.Counter()
+    steps = trajectory.steps
+    if not steps:
+        return [], {"dropped_no_steps": 1}
+
+    def turns(count: int) -> list[Message]:
+        """The conversation that ends with decision ``count``."""
+        messages = prompts.integration_messages(
+            trajectory.question,
+            steps[: count - 1],
+            steps[count - 1].candidates,
+            form=form,
+            rendering=rendering,
+            example=example,
+        )
+        return [*messages, Message("assistant", prompts.render_decision(steps[count - 1], form))]
+
+    def render(count: int, decisions: int) -> Example:
+        """The conversation, its last ``decisions`` decisions supervised."""
+        whole = turns(count)
+        places = range(len(whole) - 2 * decisions + 1, len(whole), 2)
+        return chat_examples(
+            tokenizer, whole, places, source=trajectory.question_id, split=decision_parts
+        )
+
+    if rendering == "multi_turn":
+        try:
+            found = _cut(render(len(steps), len(steps)), max_length, reasons)
+            return ([] if found is None else [found]), dict(reasons)
+        except UnstableTemplateError:
+            reasons["split_turns"] += 1
+    examples = [render(count, 1) for count in range(1, len(steps) + 1)]
+    kept = [found for found in examples if len(found.tokens_T) <= max_length]
+    reasons["dropped_too_long"] += len(examples) - len(kept)
+    return kept, {name: count for name, count in reasons.items() if count}
+
+
+def _cut(example: Example, max_length: int, reasons: collections.Counter[str]) -> Example | None:
+    """The example up to the last decision that fits; None where the first does not."""
+    if len(example.tokens_T) <= max_length:
+        return example
+    supervised = example.weight_T > 0
+    ends = np.flatnonzero(supervised & ~np.append(supervised[1:], False)) + 1
+    fitting = ends[ends <= max_length]
+    if not len(fitting):
+        reasons["dropped_too_long"] += 1
+        return None
+    reasons["cut_trajectories"] += 1
+    reasons["cut_steps"] += len(ends) - len(fitting)
+    end = int(fitting[-1])
+    return Example(
+        example.tokens_T[:end], example.weight_T[:end], example.part_T[:end], example.source
+    )
+
+
+def decision_parts(text: str) -> list[tuple[int, Part]]:
+    """Where the sections of a decision begin, headers included (see `prompts.render_decision`).
+
+    Looked for from the end: facts and question are of one line each, so that a thought which
+    imitates their headers is not taken for them.
+    """
+    _, facts, question = (f"\n\n[[## {name} ##]]\n" for name in prompts.HEADERS)
+    at_question = text.rfind(question)
+    at_facts = text.rfind(facts, 0, max(at_question, 0))
+    if at_facts < 0:
+        raise ValueError("the text is not a rendered decision")
+    return [(0, Part.RATIONALE), (at_facts + 2, Part.FACTS), (at_question + 2, Part.QUESTION)]
+
+
+# --------------------------------------------------------------------------------------- rendering
+
+
+def _render(
+    tokenizer: ChatTokenizer, turns: Sequence[Message], places: Sequence[int]
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Tokens up to the end of the last place, and [start, end) of each, its end token included.
+
+    An end of turn that stands in a text is encoded as text (see `ChatTokenizer`): the first one
+    after the start is the template's own.
+    """
+    prompts_ = [tokenizer.encode_prompt(turns[:place]) for place in places]
+    whole = _closed(tokenizer, turns[: places[-1] + 1])
+    spans = []
+    for place, prompt in zip(places, prompts_, strict=True):
+        start = len(prompt)
+        ends = np.flatnonzero(np.isin(whole[start:], list(tokenizer.eos_ids)))
+        end = start + int(ends[0]) if len(ends) else start
+        extends = len(ends) and np.array_equal(whole[:start], prompt)
+        # Some tokenizers compose characters (NFC) before anything else.
+        found, text = (
+            unicodedata.normalize("NFC", text)
+            for text in (tokenizer.decode(whole[start:end], True), turns[place].text)
+        )
+        if not extends or found != text:
+            break
+        spans.append((start, end + 1))
+    if len(spans) == len(places):
+        return whole[: spans[-1][1]], spans
+    if len(places) > 1:
+        raise UnstableTemplateError("the chat template rewrites earlier turns")
+    # A template that adds something of its own to the turn, or none at all.
+    (prompt,), text = prompts_, turns[places[0]].text
+    tokens = np.concatenate([prompt, tokenizer.encode(text), [_end_of_turn(tokenizer)]])
+    return tokens.astype(np.int32), [(len(prompt), len(tokens))]
+
+
+def _closed(tokenizer: ChatTokenizer, turns: Sequence[Message]) -> np.ndarray:
+    """Tokens of a conversation that goes on after its last turn; empty where it cannot."""
+    try:
+        return tokenizer.encode_prompt(turns)
+    except PromptError:
+        return np.zeros(0, np.int32)
+
+
+def _end_of_turn(tokenizer: ChatTokenizer) -> int:
+    own = tokenizer.tokenizer.eos_token_id
+    if own is None and not tokenizer.eos_ids:
+        raise UserError("the student's tokenizer has no token that ends a turn")
+    return int(min(tokenizer.eos_ids) if own is None else own)
+
+
+def _token_parts(
+    tokenizer: ChatTokenizer, ids: np.ndarray, parts: Sequence[tuple[int, Part]]
+) -> list[tuple[int, Part]]:
+    """The token in which each part's first character is, found by bisection of the decoded text."""
+    found = []
+    for character, part in parts:
+        low, high = 0, len(ids) - 1  # the end token has no text
+        while low < high:
+            middle = (low + high) // 2
+            # Half a character decodes to replacement signs, more of them than it will be.
+            text = tokenizer.decode(ids[: middle + 1], True).rstrip("\ufffd")
+            if len(text) > character:
+                high = middle
+            else:
+                low = middle + 1
+        found.append((low, part))
+    return found

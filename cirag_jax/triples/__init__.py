@@ -1,0 +1,1 @@
+"""Triples: their normal form, where they come from, the store."""

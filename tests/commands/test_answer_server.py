@@ -1,0 +1,172 @@
+"""``launch/answer.py`` over an OpenAI-compatible server: it dies, its budget ends, it goes on."""
+
+import json
+import pathlib
+import re
+import runpy
+import threading
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.runtime.journal import read_records
+from tests import tiny
+from tests.answering import VOLATILE, lines
+from tests.commands import model_server
+
+pytestmark = pytest.mark.slow
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+
+
+def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
+    """All roles: keeps the first two facts and asks once more; answers with the first fact's end.
+
+    Triples are the sentences' first word, their middle, and their last word.
+    """
+    if "[[## fact_before_filter ##]]" in text:
+        facts = json.loads(text.partition("[[## fact_before_filter ##]]")[2].split("\n\n")[0])
+        kept = {"fact": facts["fact"][:2]}
+        asks = "[[## Original Query ##]]" in text and kept["fact"]
+        question = f"What of {kept['fact'][0][2]}?" if asks else "<no question>"
+        decision = f"[[## fact_after_filter ##]]\n{json.dumps(kept)}\n\n[[## question ##]]\n"
+        return f"[[## thought ##]]\nThese.\n\n{decision}{question}", "stop"
+    if "\n\nQuery: " in text:
+        found = re.search(r"'([^']+)'\)", text.partition(":\n")[2])
+        return f"Thought: so.\nAnswer: {found[1] if found else 'Unanswerable'}", "stop"
+    if wants_triples:
+        body = text.partition("Text: ")[2].partition("\n")[0]
+        found = re.findall(r"(\w+) ([^.]+) (\w+)\.", body)
+        return json.dumps({"triples": found}), "stop"
+    return json.dumps({"named_entities": []}), "stop"
+
+
+class Dying:
+    """Answers ``count`` requests, then ends the server: every connection breaks."""
+
+    def __init__(self, count: int):
+        self.left, self.lock = count, threading.Lock()
+        self.server: model_server.ModelServer | None = None
+
+    def __call__(self, text: str, wants_triples: bool) -> tuple[str, str] | int:
+        with self.lock:
+            self.left -= 1
+            if self.left >= 0:
+                return rules(text, wants_triples)
+            if self.left == -1 and self.server is not None:
+                self.server.shutdown()
+                self.server.server_close()
+            raise ConnectionAbortedError
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return tiny.model_folder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture
+def answer(encoder, tmp_path, capsys, monkeypatch):
+    """Answers over a server; returns the result, and what stands in ``predictions.jsonl``."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def answer(server, workdir, **overrides):
+        values = {"encoder.model": encoder, "data.limit": 3, "cirag.num_passages": 3}
+        for role in ("integrator", "reader", "extractor"):
+            values |= {
+                f"{role}.backend": "openai", f"{role}.base_url": server.url, f"{role}.model": "m",
+                f"{role}.max_retries": 0, f"{role}.max_concurrency": 1,
+            }  # fmt: skip
+        arguments = [f"--config.{key}={value}" for key, value in (values | overrides).items()]
+        argv = ["answer.py", *arguments, f"--workdir={tmp_path / workdir}"]
+        with pytest.raises(SystemExit) as end:
+            cli.run(_MAIN, str(_ROOT / "configs/methods/cirag.py"), argv)
+        said = capsys.readouterr()
+        assert end.value.code == 0, said.err
+        result = {k: v for k, v in json.loads(said.out).items() if k not in VOLATILE}
+        return result, lines(tmp_path / workdir / "predictions.jsonl")
+
+    return answer
+
+
+def texts(server):
+    return [text for _, text in server.asked]
+
+
+def test_embedded_questions_are_answered_and_a_server_that_dies_costs_nothing(answer):
+    with model_server.model_server(rules) as server:
+        whole, rows = answer(server, "whole")
+        asked = texts(server)
+        assert answer(server, "whole") == (whole, rows) and texts(server) == asked
+    assert (whole["answered"], whole["failures"], whole["complete"]) == (3, 0, True)
+    assert whole["steps"] == 2 and whole["levels"]["triple"] == 3 and whole["problems"] == {}
+    assert whole["calls"]["generate"] == len(asked) == len(set(asked)) == 9
+    assert whole["generated_tokens"] == 7 * 9 and whole["cached_tokens"] == 2 * 9
+    assert all(row["answer"] and row["triples"] and row["error"] is None for row in rows)
+
+    dying = Dying(5)
+    with model_server.model_server(dying) as server:
+        dying.server = server
+        result, rows_of_dead = answer(server, "cut")
+        first = texts(server)
+    # Three decisions, then two of three: the question without one fails first.
+    assert result["failures"] == 3 and result["answered"] == 0
+    assert sum(result["errors"].values()) == 3
+    assert all("the connection failed" in error for error in result["errors"])
+    assert all("the connection failed" in row["error"] for row in rows_of_dead)
+
+    with model_server.model_server(rules) as server:  # at another address
+        result, rows_of_cut = answer(server, "cut")
+        second = texts(server)
+    assert (result, rows_of_cut) == (whole, rows)
+    assert first[:5] == asked[:5] and sorted(first[:5] + second) == sorted(asked)
+
+
+def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
+    online = {"triples": "online", "cirag.max_steps": 1}
+    with model_server.model_server(rules) as server:
+        whole, rows = answer(server, "whole", **online)
+        asked = texts(server)
+    extraction = whole["extraction"]
+    assert extraction["failures"] == 0 and extraction["cost"] == 0
+    extracting = [text for text in asked if text.startswith("Title: ")]
+    assert len(extracting) == len(set(extracting)) == 2 * extraction["passages"]
+    # What extraction takes is counted apart from the questions.
+    assert extraction["generated_tokens"] == 7 * len(extracting)
+    assert whole["generated_tokens"] == 7 * (len(asked) - len(extracting))
+    assert whole["calls"] == {"retrieve": 3, "extract": 3, "rank_triples": 3, "generate": 6}
+    assert whole["levels"]["triple"] == 3 and all(row["triples"] for row in rows)
+    found = {tuple(triple[:3]) for row in rows for triple in row["triples"]}
+    records = list(read_records(tmp_path / "whole" / "extractions.sqlite"))
+    assert found <= {tuple(t[:3]) for r in records for t in r.outcome["triples"]}
+
+    with model_server.model_server(rules) as server:
+        budget = {"extractor.budget.tokens": 1800}
+        stopped, rows_of_stopped = answer(server, "cut", **online, **budget)
+        first = texts(server)
+        assert not stopped["complete"] and (stopped["answered"], stopped["failures"]) == (0, 0)
+        assert {row["error"] for row in rows_of_stopped} == {"not answered yet"}
+        assert 0 < len(first) < len(extracting)
+        assert stopped["extraction"]["failures"] == 0
+        assert stopped["extraction"]["generated_tokens"] == 7 * len(first)
+        # It covers the workdir, not the call: nothing more is extracted.
+        again, _ = answer(server, "cut", **online, **budget)
+        assert not again["complete"] and again["extraction"] == stopped["extraction"]
+        assert not any(text.startswith("Title: ") for text in texts(server)[len(first) :])
+        result, rows_of_cut = answer(server, "cut", **online)
+    assert (result, rows_of_cut) == (whole, rows)
+    assert sorted(texts(server)) == sorted(asked)
+
+
+def test_a_budget_covers_the_workdir_and_the_roles_that_share_a_model(answer):
+    # A request takes about a hundred tokens and is sent while ten times as many are left.
+    budget = {f"{role}.budget.tokens": 1500 for role in ("integrator", "reader")}
+    budget |= {f"{role}.max_tokens": 200 for role in ("integrator", "reader")}
+    with model_server.model_server(rules) as server:
+        stopped, _ = answer(server, "w", **budget)
+        first = texts(server)
+        assert 0 < len(first) < 9 and not stopped["complete"] and stopped["failures"] == 0
+        again, _ = answer(server, "w", **budget)
+        assert again == stopped and texts(server) == first
+        more = {name: 10 * value if "budget" in name else value for name, value in budget.items()}
+        whole, _ = answer(server, "w", **more)
+    assert whole["complete"] and whole["answered"] == 3 and len(texts(server)) == 9

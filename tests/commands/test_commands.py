@@ -1,0 +1,136 @@
+"""The commands, end to end, on the tiny dataset: train, evaluate, export, and bad input."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests import tiny
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _command(script, *arguments):
+    return subprocess.run(
+        [sys.executable, str(_ROOT / "launch" / script), *map(str, arguments)],
+        cwd=_ROOT,
+        env={**os.environ, "CIRAG_JAX_CACHE": "0", "JAX_NUM_CPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A workdir after a short training run, with the folders it was made from."""
+    root = tmp_path_factory.mktemp("commands")
+    model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
+    done = _command(
+        "train.py", f"--workdir={root / 'w'}", f"--config.model.spec={model}",
+        f"--config.data.dir={data}", "--config.dev.questions=2", "--config.num_steps=4",
+        "--config.eval_every=2", "--config.batch_size=4", "--config.num_negatives=2",
+        "--config.prefixes_per_question=2",
+        "--config.chunk_tokens=256",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return root, done
+
+
+def test_train_prints_one_object_and_keeps_it(trained):
+    root, done = trained
+    result = json.loads(done.stdout)
+    assert result["complete"] and result["step"] == 4 and "dev/mrr" in result
+    assert json.loads((root / "w" / "result.json").read_text()) == result
+
+
+def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path):
+    root, _ = trained
+    done = _command(
+        "evaluate.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}",
+        f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
+        "--config.bootstrap_samples=100",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    systems = ("trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25")
+    for system in systems:
+        recalls = [result[system][f"recall@{k}"] for k in (2, 3, 5, 10)]
+        assert recalls == sorted(recalls) and recalls[0] >= 0 and recalls[-1] <= 1
+    for system in systems[1:]:
+        interval = result["differences"][f"trained-{system}"]["recall@5"]
+        assert interval["low"] <= interval["difference"] <= interval["high"]
+        expected = result["trained"]["recall@5"] - result[system]["recall@5"]
+        assert interval["difference"] == pytest.approx(expected)
+    assert {"steps", "k", "units"} <= result["settings"].keys()
+    assert result["num_questions"] == 4 and result["num_passages"] == 24
+    assert result["per_hop"]["2"]["num_questions"] == 4
+    assert "trained" in done.stderr and (tmp_path / "table.md").exists()
+    assert (tmp_path / "recall.png").read_bytes()[:4] == b"\x89PNG"
+    rankings = [json.loads(line) for line in (tmp_path / "rankings.jsonl").read_text().splitlines()]
+    assert [r["id"] for r in rankings] == ["q8", "q9", "q10", "q11"]
+    first = rankings[0]
+    share = np.mean([p in first["ranked"]["bm25"][:5] for p in first["supporting"]])
+    assert share in (0, 0.5, 1)
+
+
+@pytest.mark.parametrize("retriever", ["aligner", "frozen"])
+@pytest.mark.parametrize("corpus", ["per_question", "selected_questions"])
+def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, retriever, corpus):
+    root, _ = trained
+    done = _command(
+        "evaluate.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}",
+        f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
+        f"--config.retriever={retriever}", f"--config.data.corpus={corpus}",
+        "--config.data.units=sentence", "--config.bootstrap_samples=10", "--config.k=3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for record in map(json.loads, (tmp_path / "rankings.jsonl").read_text().splitlines()):
+        if corpus == "per_question":
+            assert all(len(rows) <= 8 for rows in record["ranked"].values())
+
+
+def test_export_is_loaded_by_sentence_transformers(trained, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    root, _ = trained
+    done = _command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
+    assert done.returncode == 0, done.stderr
+    from cirag_jax.models.io.workdir import open_encoder
+    from cirag_jax.retrieval.encode import encode
+
+    encoder, _ = open_encoder(str(root / "w"))
+    texts = ["who is the patron of balia?", "<balor; born in; fenum>"]
+    theirs = sentence_transformers.SentenceTransformer(
+        str(tmp_path / "model"), device="cpu"
+    ).encode(texts)
+    np.testing.assert_allclose(theirs, encode(encoder, None, texts), atol=1e-5)
+    assert open_encoder(str(tmp_path / "model"))[0].dim == 32  # Our own commands read it, too.
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("evaluate.py", [], "config.checkpoint is required"),
+        ("evaluate.py", ["--config.checkpoint={root}/data"], "neither a training workdir"),
+        ("evaluate.py", ["--config.checkpoint={root}/nowhere"], "nowhere"),
+        ("export.py", [], "config.checkpoint is required"),
+        ("train.py", ["--config.data.dir={root}/nowhere"], "nowhere"),
+        ("train.py", ["--config.data.unit=triple"], "did you mean data.units?"),
+        ("train.py", ["--config=configs/aligner.py:fast"], "quick"),
+        ("train.py", ["--config.data.dir={root}/data", "--config.data.units=word",
+                      "--config.dev.questions=2"], "units is 'word'"),
+        ("train.py", ["--config.model.spec={root}/data", "--config.data.dir={root}/data",
+                      "--config.dev.questions=2"], "config.json"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_exit_code_2(trained, tmp_path, script, arguments, message):
+    root, _ = trained
+    filled = [argument.format(root=root) for argument in arguments]
+    done = _command(script, f"--workdir={tmp_path / 'w'}", *filled)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == "" and not (tmp_path / "w" / "result.json").exists()

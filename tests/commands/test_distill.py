@@ -1,0 +1,348 @@
+"""The distilling command: teachers, kills and resumptions, bad input. Tiny models, real code."""
+
+import json
+import pathlib
+import runpy
+import sqlite3
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.commands import backends
+from cirag_jax.distill import trajectories
+from cirag_jax.llm.types import Response, Usage, failed
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.reports import trace
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.types import Step
+from tests import tiny
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MAIN = runpy.run_path(str(_ROOT / "launch/distill.py"))["main"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny")
+    return {
+        "data": tiny.dataset_folder(root / "data"),
+        "encoder": tiny.model_folder(root / "encoder"),
+    }
+
+
+def arguments(folders, workdir, *more, teacher="annotations"):
+    values = {
+        "data.dir": folders["data"], "encoder.model": folders["encoder"], "in_flight": 5,
+        "cirag.num_passages": 4, "cirag.num_candidates": 6, "retriever.kind": "bm25",
+    }  # fmt: skip
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    more = [f"--config.{override}" for override in more]
+    config = f"--config=configs/trajectories.py:{teacher}"
+    return [config, *overrides, *more, f"--workdir={workdir}"]
+
+
+def execute(capsys, argv, status=0):
+    """The result and standard error of the command."""
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/trajectories.py", ["distill.py", *argv])
+    captured = capsys.readouterr()
+    assert end.value.code == status, captured.err
+    return (json.loads(captured.out) if status == 0 else {}), captured.err
+
+
+def fails(capsys, argv):
+    _, err = execute(capsys, argv, status=2)
+    assert "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+def requests_of(workdir):
+    """The teacher's requests and responses in the journal, in order."""
+    with sqlite3.connect(workdir / "journal.sqlite") as db:
+        rows = db.execute("SELECT program, request, response FROM responses ORDER BY 1, ordinal")
+        found = [(p, json.loads(q), json.loads(r)) for p, q, r in rows]
+    db.close()
+    return [row for row in found if row[1]["kind"] == "generate"]
+
+
+# --------------------------------------------------------------------------------- annotations
+
+
+@pytest.fixture(scope="module")
+def whole(folders, tmp_path_factory):
+    """An uninterrupted run of the annotation teacher: its workdir and its result."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/trajectories.py", ["distill.py", *arguments(folders, workdir)])
+    assert end.value.code == 0
+    return workdir, json.loads((workdir / "result.json").read_text())
+
+
+def test_the_files_and_the_result(whole):
+    workdir, result = whole
+    found = trajectories.read_trajectories(workdir)
+    assert [t.question_id for t in found] == [f"q{i}" for i in range(8)]  # of the split train
+    assert {t.teacher for t in found} == {"annotations"} and not any(t.problems for t in found)
+    assert {t.end for t in found} <= {"stopped", "max_steps"}
+    for name, value in trajectories.statistics(found).items():
+        assert result[name] == value or value is None, name
+    assert result["num_questions"] == result["trajectories"] == 8 and result["complete"] is True
+    assert result["dropped"] == {} and result["failures"] == 0
+    assert 0 < result["solved"] <= 1 and result["retrieval_misses"] is not None
+    sidecar = trajectories.read_sidecar(workdir)
+    assert sidecar["form"] == "ascii" and sidecar["rendering"] == "multi_turn"
+    assert sidecar["example"] is False and sidecar["num_candidates"] == 6
+    assert sidecar["dataset"] == "data" and sidecar["teachers"] == ["annotations"]
+    assert sidecar["held_out"] == {} and sidecar["trajectories"] == 8
+
+
+def test_a_trajectory_is_what_the_loop_asked_and_was_told(whole):
+    """Every request is the inference prompt of the steps before it; every text the response."""
+    workdir, _ = whole
+    rows = requests_of(workdir)
+    found = [(t, i) for t in trajectories.read_trajectories(workdir) for i in range(len(t.steps))]
+    assert len(rows) == len(found)
+    for (program, request, response), (trajectory, i) in zip(rows, found, strict=True):
+        step = trajectory.steps[i]
+        messages = prompts.integration_messages(
+            trajectory.question, trajectory.steps[:i], step.candidates
+        )
+        assert program == trajectory.question_id
+        said = ["".join(parts) for _, *parts in request["messages"]]
+        assert said == [message.text for message in messages]
+        assert response["text"] == step.response == prompts.render_decision(step, "ascii")
+
+
+def test_the_viewer_takes_no_answer_for_a_wrong_one(whole, tmp_path):
+    counts = trace.write_trace(whole[0], tmp_path / "trace.html")
+    assert counts["unscored"] == counts["num_questions"] == 8
+
+
+def test_killed_at_any_response_and_resumed_gives_the_same_bytes(
+    whole, folders, tmp_path, capsys, monkeypatch
+):
+    workdir, _ = whole
+    record, count = Journal.record, 0
+
+    def killed(self, *args):
+        nonlocal count
+        count += 1
+        if count % 7 == 0:
+            raise KeyboardInterrupt
+        record(self, *args)
+
+    for _ in range(40):
+        monkeypatch.setattr(Journal, "record", killed)
+        with pytest.raises(SystemExit) as end:
+            cli.run(_MAIN, "", ["distill.py", *arguments(folders, tmp_path)])
+        capsys.readouterr()
+        if end.value.code == 0:
+            break
+        assert end.value.code == 130 and not (tmp_path / trajectories.FILE).exists()
+    assert end.value.code == 0 and count > 14
+    for name in (trajectories.FILE, trajectories.SIDECAR):
+        assert (tmp_path / name).read_bytes() == (workdir / name).read_bytes()
+    # Nothing was asked twice: every response but those that the kills cut is recorded once.
+    assert len(requests_of(tmp_path)) == len(requests_of(workdir))
+
+
+def test_a_deadline_leaves_what_ended_and_says_so(whole, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path)
+    result, _ = execute(capsys, [*argv, "--config.stop_after_minutes=1e-9"])
+    assert result["complete"] is False and result["trajectories"] == 0
+    result, err = execute(capsys, argv)
+    assert result["complete"] is True and "rounds a trajectory" in err
+    path = tmp_path / trajectories.FILE
+    assert path.read_bytes() == (whole[0] / trajectories.FILE).read_bytes()
+
+
+def test_held_out_questions_are_named(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, "data.split=dev", "limit=2", "keep=correct_only", "seed=3")
+    result, err = execute(capsys, argv)
+    assert "WARNING: questions that are held out become training data: 4 of split=dev" in err
+    assert result["held_out"] == {"split=dev": 4} == trajectories.read_sidecar(tmp_path)["held_out"]
+    assert result["trajectories"] <= 2
+    dropped = result["dropped"]
+    assert sum(dropped.values()) + result["trajectories"] == 4
+    assert set(dropped) <= {"limit", "not_solved"}
+
+
+def test_short_trajectories_are_left_out_after_the_fact(folders, tmp_path, capsys):
+    every, _ = execute(capsys, arguments(folders, tmp_path))
+    fewest = min(map(int, every["step_counts"]))
+    short = every["step_counts"][str(fewest)]
+    assert 0 < short < every["trajectories"]
+    result, _ = execute(capsys, arguments(folders, tmp_path, f"min_steps={fewest + 1}"))
+    assert result["dropped"] == {"short": short} and result["generated_tokens"] == 0
+    assert result["trajectories"] == every["trajectories"] - short
+    assert all(len(t.steps) > fewest for t in trajectories.read_trajectories(tmp_path))
+    assert trajectories.read_sidecar(tmp_path)["min_steps"] == fewest + 1
+
+
+def test_questions_without_annotations_are_counted(folders, tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in folders["data"].iterdir():
+        (data / path.name).write_bytes(path.read_bytes())
+    rows = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        row["evidences"] = row["supporting"] = row["supporting_sentences"] = None
+    (data / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    argv = arguments({**folders, "data": data}, tmp_path / "w")
+    result, _ = execute(capsys, argv)
+    assert (result["num_questions"], result["without_annotations"]) == (1, 7)
+    rows[0] |= {"evidences": None, "supporting": None, "supporting_sentences": None}
+    (data / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    message = fails(capsys, arguments({**folders, "data": data}, tmp_path / "w2"))
+    assert "none of the 8 questions of data has annotations to teach from" in message
+
+
+# ------------------------------------------------------------------------------- language models
+
+
+class Tutor:
+    """A backend with canned texts: q1 is never parsable, the others keep their first candidate."""
+
+    usage = Usage()
+
+    def __init__(self, budget):
+        self.left, self.asked = budget, []
+
+    @property
+    def budget_exhausted(self):
+        return self.left <= 0
+
+    def generate(self, requests, progress=None):
+        del progress
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        if self.left <= 0:
+            return failed(request, "the budget is exhausted")
+        self.left -= 1
+        self.asked.append(request.id)
+        last = request.messages[-1].text
+        if "Query:" in last:  # the reader
+            text = "Thought: so.\nAnswer: saint sailor"
+        elif request.id.startswith("q1/"):
+            text = "I cannot do that."
+        else:
+            facts = json.loads(last.rpartition("##]]\n")[2])["fact"]
+            text = prompts.render_decision(Step("", thought="So."), "ascii")
+            text = text.replace('{"fact": []}', json.dumps({"fact": facts[:1]}))
+        return Response(request.id, text, "stop", Usage(prompt_tokens=7, generated_tokens=3))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def tutor(monkeypatch):
+    """Opens the same canned backend for every role; its budget can be set."""
+    found = Tutor(10**6)
+    monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
+    return found
+
+
+def test_unparsable_turns_are_counted_and_dropped(tutor, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, "teacher.llm.model=a/tutor", teacher="llm")
+    result, _ = execute(capsys, argv)
+    assert result["dropped"] == {"problems": 1} and result["trajectories"] == 7
+    assert result["teachers"] == {"a/tutor": 7} and result["solved"] is None
+    assert result["generated_tokens"] == 3 * len(tutor.asked)
+    assert "q1" not in {t.question_id for t in trajectories.read_trajectories(tmp_path)}
+    # The journal stays; another filter asks nobody again.
+    before = len(tutor.asked)
+    result, _ = execute(capsys, [*argv, "--config.keep=all"])
+    assert result["trajectories"] == 8 and len(tutor.asked) == before
+    assert result["problems"]["no_header"] >= 1 and result["problems"]["asked_again"] >= 1
+
+
+def test_answers_say_which_trajectories_are_right(tutor, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, "answer=true", "keep=correct_only", teacher="llm")
+    result, _ = execute(capsys, argv)
+    found = trajectories.read_trajectories(tmp_path)
+    golds = {q.id: q.answers for q in tiny.dataset().questions if q.split == "train"}
+    right = [i for i, answers in golds.items() if answers == ("saint sailor",)]
+    assert [t.question_id for t in found] == right and len(right) == 2
+    assert result["dropped"] == {"not_solved": 5, "problems": 1} and result["solved"] == 1
+
+
+def test_a_budget_that_ends_is_no_trajectory_cut_short(tutor, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path / "cut", "keep=all", "in_flight=2", teacher="llm")
+    tutor.left = 5
+    result, _ = execute(capsys, argv)
+    assert result["complete"] is False and 0 < result["trajectories"] < 8
+    assert result["failures"] == 0
+    tutor.left = 10**6
+    result, _ = execute(capsys, argv)
+    assert result["complete"] is True and result["trajectories"] == 8
+    assert len(set(tutor.asked)) == len(tutor.asked)
+    uncut = arguments(folders, tmp_path / "uncut", "keep=all", "in_flight=2", teacher="llm")
+    execute(capsys, uncut)
+    paths = [tmp_path / name / trajectories.FILE for name in ("cut", "uncut")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, "keep=all", "teacher.share=0.4", teacher="mixture")
+    result, _ = execute(capsys, argv)
+    found = {t.question_id: t for t in trajectories.read_trajectories(tmp_path)}
+    annotated = {t.question_id: t for t in trajectories.read_trajectories(whole[0])}
+    asked = {name.split("/")[0] for name in tutor.asked}
+    assert 0 < len(asked) < 8
+    for question_id, trajectory in found.items():
+        assert (trajectory.teacher != "annotations") == (question_id in asked)
+        if question_id not in asked:
+            assert trajectory == annotated[question_id]
+    assert result["teachers"]["annotations"] == 8 - len(asked)
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("teacher.kind=oracle", "config.teacher.kind='oracle' must be one of annotations, llm"),
+        ("teacher.retries=-1", "config.teacher.retries must not be negative"),
+        ("teacher.share=1.5", "config.teacher.share must lie in [0, 1]"),
+        ("min_steps=0", "config.min_steps must be at least 1"),
+        ("keep=good", "config.keep='good' must be one of all, parsed, correct_only"),
+        ("limit=-1", "config.limit must not be negative"),
+        ("profile=squad", "config.profile='squad' is no profile"),
+        ("cirag.guided=true", "config.cirag.guided=true: a teacher writes"),
+        ("cirag.integrator=rule", "config.cirag.integrator=rule: config.teacher decides"),
+        ("cirag.max_steps=0", "config.cirag.max_steps must be at least 1"),
+        ("cirag.rendering=paper", "the annotation teacher reads the multi_turn rendering alone"),
+        ("triples=online", "extract them first (launch/extract.py)"),
+        ("data.split=autumn", "config.data.split=autumn leaves no question"),
+        ("in_flight=0", "config.in_flight must be at least 1"),
+    ],
+)
+def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, words):
+    assert words in fails(capsys, arguments(folders, tmp_path, override))
+    assert not (tmp_path / trajectories.FILE).exists()
+
+
+def test_correct_only_of_a_language_model_needs_answers(folders, tmp_path, capsys):
+    message = fails(capsys, arguments(folders, tmp_path, "keep=correct_only", teacher="llm"))
+    assert "config.keep=correct_only needs config.answer=true" in message
+    argv = arguments(folders, tmp_path)
+    argv[0] = "--config=configs/trajectories.py:oracle"
+    assert "the presets are annotations, llm, mixture" in fails(capsys, argv)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("teacher.retries=2", "was begun with teacher.retries=1, not 2"),
+        ("cirag.num_candidates=5", "was begun with cirag.num_candidates=6, not 5"),
+    ],
+)
+def test_other_settings_on_the_same_workdir_are_refused(whole, folders, capsys, override, words):
+    workdir, _ = whole
+    before = (workdir / trajectories.FILE).read_bytes()
+    message = fails(capsys, arguments(folders, workdir, override))
+    assert words in message and "use another --workdir" in message
+    assert (workdir / trajectories.FILE).read_bytes() == before

@@ -1,0 +1,302 @@
+"""The generation command: prompts read strictly, order, resumption, budget, exit codes."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.commands.generate import generate_file
+from cirag_jax.errors import UserError
+from configs import generate as generate_config
+from tests import tiny_decoder
+from tests.llm.faulty_server import faulty_server
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with faulty_server() as running:
+        yield running
+
+
+def config_of(prompts, **fields):
+    config = generate_config.get_config()
+    config.prompts = str(prompts)
+    config.update_from_flattened_dict(fields)
+    return config.lock()
+
+
+def served(running, prompts, **fields):
+    return config_of(
+        prompts,
+        **{"backend": "openai", "base_url": running.url, "model": "m", "max_retries": 0, **fields},
+    )
+
+
+def line(name, text="", **fields):
+    turns = [{"role": "user", "content": text or name}]
+    return {"id": name, "messages": turns, **fields}
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(record) + "\n" for record in lines), encoding="utf-8")
+    return path
+
+
+def read(workdir):
+    text = (workdir / "responses.jsonl").read_text(encoding="utf-8")
+    return [json.loads(row) for row in text.splitlines()]
+
+
+# ------------------------------------------------------------------------------------ through HTTP
+
+
+def test_responses_in_input_order_and_the_result(server, tmp_path):
+    prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}") for i in range(7)))
+    server.script["q2"] = [400]
+    prices = {"prices.prompt": 1e6, "prices.generated": 2e6}
+    result = generate_file(served(server, prompts, max_concurrency=4, **prices), tmp_path)
+    rows = read(tmp_path)
+    assert [row["id"] for row in rows] == [f"q{i}" for i in range(7)]
+    assert [row["text"] for row in rows] == [f"echo q{i}" if i != 2 else "" for i in range(7)]
+    assert set(rows[0]) == {"id", "text", "finish_reason", "usage", "error"}
+    assert rows[0]["error"] is None and "400" in rows[2]["error"]
+    expected = {
+        "num_requests": 7,
+        "resumed": 0,
+        "failures": 1,
+        "finish_reasons": {"stop": 6, "length": 0, "error": 1},
+        "truncated": 0,
+        "prompt_tokens": 60,
+        "cached_tokens": 24,
+        "generated_tokens": 30,
+        "cost": 120.0,
+        "budget_exhausted": False,
+        "backend": "openai",
+        "model": "m",
+    }
+    assert {name: result[name] for name in expected} == expected
+    assert result["tokens_per_second"] == pytest.approx(30 / result["seconds"])
+
+
+def test_every_field_of_a_line_reaches_the_server(server, tmp_path):
+    turns = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q", "observation": " seen"},
+        {"role": "assistant", "content": "so"},
+    ]
+    own = {
+        "max_tokens": 9,
+        "temperature": 1,
+        "top_p": 0.5,
+        "seed": 4,
+        "stop": "\n",
+        "continue_final": True,
+        "json_schema": {"type": "object"},
+    }
+    prompts = write(tmp_path / "p.jsonl", {"id": "a", "messages": turns, **own}, line("b"))
+    defaults = {"max_tokens": 5, "stop": ("x", "y"), "temperature": 0.5, "seed": 2}
+    generate_file(served(server, prompts, server="vllm", max_concurrency=1, **defaults), tmp_path)
+    first, second = server.bodies
+    assert [m["content"] for m in first["messages"]] == ["s", "q seen", "so"]
+    assert (first["max_tokens"], first["temperature"], first["top_p"]) == (9, 1.0, 0.5)
+    assert (first["seed"], first["stop"], first["continue_final_message"]) == (4, ["\n"], True)
+    assert first["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert (second["max_tokens"], second["temperature"], second["stop"]) == (5, 0.5, ["x", "y"])
+    assert second["seed"] == 2 and "response_format" not in second
+
+
+def test_a_restart_asks_only_for_what_is_missing(server, tmp_path, capfd):
+    prompts = write(tmp_path / "p.jsonl", line("a"), line("b"), line("c"))
+    server.script["b"] = [400]
+    generate_file(served(server, prompts), tmp_path)
+    journal = tmp_path / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])  # killed while it wrote the last row
+    lost = json.loads(whole.splitlines()[-1])["row"]["id"]
+    server.bodies.clear()
+    write(tmp_path / "p.jsonl", line("c"), line("new"), line("b"), line("a", "changed"))
+    result = generate_file(served(server, prompts, max_retries=3, timeout=900.0), tmp_path)
+    assert sorted(server.texts()) == sorted({"new", "b", "changed", lost} - {"a"})
+    assert [(row["id"], row["text"]) for row in read(tmp_path)] == [
+        ("c", "echo c"),
+        ("new", "echo new"),
+        ("b", "echo b"),
+        ("a", "echo changed"),
+    ]
+    assert result["failures"] == 0 and result["num_requests"] == 4
+    server.bodies.clear()
+    again = generate_file(served(server, prompts), tmp_path)
+    assert server.bodies == [] and again["resumed"] == 4
+    assert again["generated_tokens"] == result["generated_tokens"]
+
+
+def test_other_settings_need_another_workdir(server, tmp_path):
+    prompts = write(tmp_path / "p.jsonl", line("a"))
+    generate_file(served(server, prompts), tmp_path)
+    before = (tmp_path / "responses.jsonl").read_bytes()
+    with pytest.raises(UserError, match="begun with model='m', not 'n'"):
+        generate_file(served(server, prompts, model="n"), tmp_path)
+    assert (tmp_path / "responses.jsonl").read_bytes() == before
+    generate_file(served(server, prompts, max_tokens=9), tmp_path)  # another request: asked anew
+    assert len(server.bodies) == 2
+    (tmp_path / "journal.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="journal.jsonl:1 is damaged"):
+        generate_file(served(server, prompts), tmp_path)
+
+
+def test_a_budget_holds_over_restarts(server, tmp_path, capfd):
+    prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}", max_tokens=20) for i in range(4)))
+    fields = {"budget.tokens": 50, "max_concurrency": 1}
+    result = generate_file(served(server, prompts, **fields), tmp_path)
+    # Each sets aside 10 + 20 tokens and uses 15.
+    assert result["budget_exhausted"] and result["finish_reasons"]["stop"] == 2
+    assert "not sent: the budget" in read(tmp_path)[3]["error"]
+    assert "estimate: 4 requests: at most about 40 prompt tokens and 80" in capfd.readouterr().err
+    again = generate_file(served(server, prompts, **fields), tmp_path)
+    assert again["budget_exhausted"] and len(server.bodies) == 2
+    more = generate_file(served(server, prompts, **{**fields, "budget.tokens": 80}), tmp_path)
+    assert not more["budget_exhausted"] and more["failures"] == 0 and more["resumed"] == 2
+
+
+def test_the_only_model_of_a_server_needs_no_name(server, tmp_path):
+    prompts = write(tmp_path / "p.jsonl", line("a"))
+    server.models = ["llama"]
+    result = generate_file(served(server, prompts, model=None), tmp_path)
+    assert result["model"] == "llama" and server.bodies[0]["model"] == "llama"
+    server.models = ["llama", "qwen"]
+    with pytest.raises(UserError, match="model must name one of .*: llama, qwen"):
+        generate_file(served(server, write(prompts, line("b")), model=None), tmp_path)
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"messages": []}, "field 'messages' is empty"),
+        ({"messages": "hi"}, "field 'messages' must be a list"),
+        ({"messages": [{"role": "user"}]}, r"field 'messages\[0\].content' is missing"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "must be one of system, user, assistant"),
+        ({"messages": [{"role": "user", "content": "", "name": "x"}]}, "name' is unknown"),
+        ({"temprature": 1}, "did you mean 'temperature'"),
+        ({"id": 3}, "field 'id' must be a string, not an integer"),
+        ({"id": ""}, "field 'id' is empty"),
+        ({"id": "first"}, "repeats the id 'first'"),
+        ({"max_tokens": 0}, "field 'max_tokens' must be at least 1"),
+        ({"max_tokens": True}, "must be an integer, not a boolean"),
+        ({"temperature": -1}, "field 'temperature' must be from 0"),
+        ({"temperature": float("nan")}, "must be finite"),
+        ({"top_p": 0}, "field 'top_p' must be above 0"),
+        ({"seed": 1 << 32}, "field 'seed' must be less"),
+        ({"stop": ["a", 3]}, r"field 'stop\[1\]' must be a string"),
+        ({"stop": ""}, "empty string"),
+        ({"json_schema": [1]}, "must be an object"),
+        ({"json_schema": {"type": "strin"}}, "field 'json_schema': json_schema cannot"),
+        ({"continue_final": True}, "needs a last message with the role 'assistant'"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, record, words):
+    prompts = write(tmp_path / "p.jsonl", line("first"), {**line("second"), **record})
+    with pytest.raises(UserError, match=f"p.jsonl:2: .*{words}"):
+        generate_file(config_of(prompts), tmp_path)
+    assert not (tmp_path / "responses.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"backend": "vllm"}, "backend='vllm' is unknown; there are jax, openai, transformers"),
+        ({"overflow": "drop"}, "error or truncate"),
+        ({"base_url": "http://localhost/v1"}, "base_url belongs to backend=openai"),
+        ({"temperature": -1.0}, "config: field 'temperature'"),
+        ({"top_logprobs": 21}, "at most 20"),
+        ({"save_every": 0}, "save_every"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size must be at least 2"),
+        ({"backend": "openai", "adapter": "x"}, "adapter belongs"),
+        ({"backend": "openai", "extra_body": "[1]"}, "extra_body must be"),
+        ({"backend": "openai", "prices.prompt": 1.0}, "together"),
+        ({"backend": "openai", "base_url": None}, "OPENAI_API_KEY must hold"),
+    ],
+)
+def test_a_bad_config_is_named(tmp_path, monkeypatch, fields, words):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    prompts = write(tmp_path / "p.jsonl", line("a"))
+    fields = (
+        {"base_url": "http://localhost:1/v1", **fields} if "openai" in fields.values() else fields
+    )
+    with pytest.raises(UserError, match=words):
+        generate_file(config_of(prompts, **fields), tmp_path)
+
+
+def test_a_key_given_for_its_name_leaves_the_workdir(tmp_path, capsys):
+    prompts = write(tmp_path / "p.jsonl", line("a"))
+    key, workdir = "sk-test-0123456789", tmp_path / "w"
+    argv = ["generate.py", f"--workdir={workdir}", f"--config.prompts={prompts}"]
+    argv += ["--config.backend=openai", f"--config.api_key_env={key}"]
+    with pytest.raises(SystemExit) as done:
+        cli.run(generate_file, "configs/generate.py", argv)
+    out, err = capsys.readouterr()
+    assert done.value.code == 2 and "not a key" in err
+    assert key not in out + err
+    assert not any(key in path.read_text() for path in workdir.iterdir())
+
+
+# ------------------------------------------------------------------------------------- as commands
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, str(_ROOT / "launch" / "generate.py"), *map(str, arguments)],
+        cwd=_ROOT,
+        env={**os.environ, "CIRAG_JAX_CACHE": "0", "JAX_NUM_CPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path):
+    prompts = write(tmp_path / "p.jsonl", {"id": "a"})
+    done = command(f"--config.prompts={prompts}", f"--workdir={tmp_path / 'w'}")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.strip().endswith("p.jsonl:1: field 'messages' is missing.")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "transformers"])
+def test_the_command_with_a_local_model(tmp_path, backend):
+    model = tiny_decoder.folder(tmp_path / "model")
+    prompts = write(
+        tmp_path / "p.jsonl",
+        line("a", "where was the weaver born?", max_tokens=6),
+        line("b", "who is it?" * 99),
+        line("c", "who is it?", json_schema={"enum": ["the mill"]}),
+        {
+            "id": "d",
+            "messages": [{"role": "user", "content": "q", "observation": " the town" * 400}],
+        },
+    )
+    fields = ["--config.overflow=truncate", "--config.logprobs", "--config.max_tokens=20"]
+    arguments = (f"--config.prompts={prompts}", f"--config.model={model}", *fields)
+    done = command(f"--config.backend={backend}", f"--workdir={tmp_path / 'w'}", *arguments)
+    assert done.returncode == 0, done.stderr
+    result, rows = json.loads(done.stdout), read(tmp_path / "w")
+    assert [row["id"] for row in rows] == ["a", "b", "c", "d"]
+    assert (result["num_requests"], result["failures"], result["truncated"]) == (4, 1, 1)
+    assert "fit" in rows[1]["error"] and "1 of 4 requests failed" in done.stderr
+    assert json.loads(rows[2]["text"]) == "the mill"
+    for row in (rows[0], rows[2], rows[3]):
+        assert len(row["tokens"]) == row["usage"]["generated_tokens"]
+        assert all(token["logprob"] <= 0 for token in row["tokens"])
+    assert "tokens/s" in done.stderr and result["tokens_per_second"] > 0
+    assert json.loads((tmp_path / "w" / "result.json").read_text()) == result

@@ -1,0 +1,175 @@
+"""Extraction online: once a passage, resumable, failures apart from nothing found, budgets."""
+
+import contextlib
+
+import pytest
+
+from cirag_jax.commands.online import OnlineExtractHandler
+from cirag_jax.llm import types as llm
+from cirag_jax.methods.extraction import ExtractionSettings
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal, Key, read_records
+from cirag_jax.runtime.requests import Extract, Extracted, RequestError
+from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.types import Passage, Triple
+from tests.commands.model_server import rules
+
+SETTINGS = {"extractor": "test"}
+TEXTS = {
+    "a": "Ule feeds Tarn. Tarn governs Osk.",
+    "b": "Brum borders Osk.",
+    "c": "It says nothing.",
+    "d": "Osk prose here.",
+    "e": "Fenn refused Osk.",
+}
+PASSAGES = {name: Passage(name, name, text) for name, text in TEXTS.items()}
+BRUM = Triple("Brum", "borders", "Osk", "b", 0)
+
+
+class Model:
+    """Extracts by `rules`; ``asked`` holds (passage, whether its triples were asked for).
+
+    Args:
+      dies: raises a KeyboardInterrupt instead of the answer with this number.
+      budget: answers until it is exhausted; None: no end.
+    """
+
+    def __init__(self, dies: int | None = None, budget: int | None = None):
+        self.asked: list[tuple[str, bool]] = []
+        self.batches: list[int] = []
+        self.on_response = None
+        self.budget_exhausted = False
+        self._dies, self._budget = dies, budget
+
+    def generate(self, requests, progress=None):
+        self.batches.append(len(requests))
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: llm.Request) -> llm.Response:
+        assert self.on_response is not None
+        if self._budget is not None and len(self.asked) >= self._budget:
+            self.budget_exhausted = True
+            response = llm.Response(request.id, "", "error", error="not sent")
+        else:
+            text = request.messages[-1].text
+            if len(self.asked) == self._dies:
+                raise KeyboardInterrupt
+            wants_triples = "Named entities:" in text
+            self.asked.append((text.split("\n")[0].removeprefix("Title: "), wants_triples))
+            found = rules(text, wants_triples)
+            if isinstance(found, int):
+                response = llm.Response(request.id, "", "error", error=f"status {found}")
+            else:
+                usage = llm.Usage(prompt_tokens=10, generated_tokens=3)
+                response = llm.Response(request.id, found[0], found[1], usage)  # pyright: ignore
+        self.on_response(response)
+        return response
+
+
+@contextlib.contextmanager
+def online(folder, model):
+    """A handler on the extractions that ``folder`` holds, as a process would open it."""
+    with Journal(folder / "extractions.sqlite", SETTINGS) as journal:
+        generate = GenerateHandler(model, {"extractor": 50})
+        yield OnlineExtractHandler(generate, journal, ExtractionSettings(triple_tokens=50))
+
+
+def ask(handler, *wanted):
+    """What it answers to requests for the triples of these passages (one text: their names)."""
+    found = {}
+    calls = [
+        Call(Key(f"q{index}", 0), Extract(tuple(PASSAGES[name] for name in names)))
+        for index, names in enumerate(wanted)
+    ]
+    handler(calls, lambda index, response: found.setdefault(index, response))
+    assert set(found) == set(range(len(calls)))
+    return [found[index] for index in range(len(calls))]
+
+
+def question(names):
+    """A program that asks for each passage in turn and returns how many triples there are."""
+
+    def program():
+        total = 0
+        for name in names:
+            found = yield Extract((PASSAGES[name],))
+            total += len(found.triples[0] or ())
+        return total
+
+    return Job(f"q-{names}", {}, program)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_passage_is_extracted_once_however_many_ask(tmp_path):
+    model = Model()
+    with online(tmp_path, model) as handler:
+        first, second = ask(handler, "ab", "bc")
+        assert first.triples[1] == second.triples[0] == (BRUM,)
+        assert sorted(model.asked) == [(n, t) for n in "abc" for t in (False, True)]
+        assert model.batches == [3, 3]  # all together: first the entities, then the triples
+        assert ask(handler, "b", "bb") == [Extracted(((BRUM,),)), Extracted(((BRUM,),) * 2)]
+        ask(handler, "ad")
+        assert sorted(model.asked)[-2:] == [("d", False), ("d", True)]
+        assert len(model.asked) == 8 and handler.is_slow and not handler.is_exhausted
+
+
+def test_a_failure_is_none_and_nothing_found_is_empty(tmp_path):
+    with online(tmp_path, Model()) as handler:
+        (found,) = ask(handler, "bcde")
+        assert found == Extracted(((BRUM,), (), None, None))
+        assert ask(handler, "e") == [Extracted((None,))]
+    records = {r.input["id"]: r for r in read_records(tmp_path / "extractions.sqlite")}
+    assert records["d"].outcome["cause"] == "answer: no_json" and records["d"].error is None
+    assert records["e"].outcome is None and records["e"].error == "status 400"
+    # Another run asks again for what had no answer, not for what had an unreadable one.
+    model = Model()
+    with online(tmp_path, model) as handler:
+        assert ask(handler, "bcde") == [found]
+    assert model.asked == [("e", False)]
+
+
+@pytest.mark.parametrize("dies", range(6))
+def test_a_run_that_dies_repeats_none(tmp_path, dies):
+    first, second = Model(dies=dies), Model()
+    with pytest.raises(KeyboardInterrupt), online(tmp_path, first) as handler:
+        ask(handler, "abc")
+    with online(tmp_path, second) as handler:
+        (found,) = ask(handler, "abc")
+    assert len(first.asked) == dies
+    assert sorted(first.asked + second.asked) == [(n, t) for n in "abc" for t in (False, True)]
+    assert [len(triples) for triples in found.triples] == [2, 1, 0]
+
+
+def test_a_budget_that_ends_is_no_failure(tmp_path):
+    """Three answers: the entities of both passages, the triples of one."""
+    with online(tmp_path, Model(budget=3)) as handler:
+        found, refused, both = ask(handler, "b", "c", "bc")
+        assert found == Extracted(((BRUM,),)) and handler.is_exhausted
+        assert isinstance(refused, RequestError) and isinstance(both, RequestError)
+        assert str(refused) == "the extractor's budget is exhausted"
+
+
+def test_a_run_ends_with_its_budget_and_goes_on_later(tmp_path):
+    jobs = [question("ab"), question("bd"), question("ca")]
+
+    def run(model):
+        with Journal(tmp_path / "journal.sqlite", {}) as book, online(tmp_path, model) as handler:
+            complete = Scheduler({Extract: handler}, book).run(jobs)
+            return complete, book.outcomes(), list(book.records())
+
+    complete, outcomes, records = run(first := Model(budget=5))
+    assert not complete and outcomes == {}
+    assert all(record.error is None for record in records)  # nothing counts as failed
+    complete, outcomes, _ = run(second := Model())
+    assert complete and outcomes == {"q-ab": 3, "q-bd": 1, "q-ca": 2}
+    assert sorted(first.asked + second.asked) == [(n, t) for n in "abcd" for t in (False, True)]
+
+
+def test_a_passage_that_changed_is_another_passage(tmp_path, monkeypatch):
+    with online(tmp_path, Model()) as handler:
+        ask(handler, "a")
+    monkeypatch.setitem(PASSAGES, "a", Passage("a", "a", "Osk feeds Ule."))
+    with online(tmp_path, Model()) as handler:
+        assert ask(handler, "a") == [Extracted(((Triple("Osk", "feeds", "Ule", "a", 0),),))]

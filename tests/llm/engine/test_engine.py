@@ -1,0 +1,412 @@
+"""The engine on a tiny model: what is generated never depends on how it was batched or cached."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.llm.engine import steps
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks
+from cirag_jax.llm.types import Message, Request, ScoreRequest
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.io import peft_format
+from cirag_jax.models.io.pretrained_decoder import load_decoder
+from tests import tiny_decoder
+
+SIZES = {
+    "batch_size": 3,
+    "cache_lengths": (128, 256, 512),
+    "prefill_chunks": (64, 16),
+    "decode_chunk": 8,
+    "prefix_tokens": 4096,
+}
+WORDS = (
+    *("the", "sailor", "was", "born", "in", "a", "harbour", "town"),
+    *("and", "its", "patron", "saint", "is", "who", "where", "weaver"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_decoder.folder(tmp_path_factory.mktemp("llama"), max_position_embeddings=512)
+
+
+def make(folder, **sizes):
+    return Engine.open(str(folder), options=EngineConfig(**{**SIZES, **sizes}))
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    """Without reuse: every prompt is computed."""
+    return make(folder, prefix_tokens=0)
+
+
+@pytest.fixture()
+def reusing(folder):
+    return make(folder)
+
+
+def text(length, seed):
+    rng = np.random.default_rng(seed)
+    return " ".join(rng.choice(WORDS, length))
+
+
+def ask(name, *turns, **fields):
+    """A request whose turns alternate between user and assistant."""
+    roles = ("user", "assistant")
+    messages = tuple(Message(roles[i % 2], turn) for i, turn in enumerate(turns))
+    return Request(name, messages, **{"max_tokens": 20, "logprobs": True, **fields})
+
+
+def mixed():
+    """Prompts of 20 to 200 tokens, short and long answers: more rows than the batch holds."""
+    lengths = (3, 40, 9, 25, 60, 5, 17, 33)
+    return [ask(f"r{i}", text(n, i), max_tokens=5 + 7 * (i % 4)) for i, n in enumerate(lengths)]
+
+
+def numbers(response):
+    """Everything that was computed, exactly."""
+    return [(token.id, token.logprob, token.entropy) for token in response.tokens]
+
+
+# ------------------------------------------------------------------------- batching and reuse
+
+
+def test_a_row_does_not_depend_on_its_neighbours(engine):
+    together = engine.generate(mixed())
+    alone = [engine.generate([request])[0] for request in mixed()]
+    assert [numbers(r) for r in together] == [numbers(r) for r in alone]
+    backwards = engine.generate(mixed()[::-1])[::-1]
+    assert [numbers(r) for r in together] == [numbers(r) for r in backwards]
+
+
+def test_prefix_reuse_gives_the_same_tokens(engine, reusing):
+    shared = text(30, 99)
+    requests = [ask(f"r{i}", f"{shared} {text(5 + i, i)}") for i in range(7)]
+    plain, reused = engine.generate(requests), reusing.generate(requests)
+    assert [r.text for r in plain] == [r.text for r in reused]
+    for a, b in zip(plain, reused, strict=True):
+        np.testing.assert_allclose(
+            [t.logprob for t in a.tokens], [t.logprob for t in b.tokens], atol=2e-5
+        )
+    assert plain[3].usage.cached_tokens == 0
+    assert reused[0].usage.cached_tokens == 0
+    encoded = [reusing.tokenizer.encode_prompt(r.messages) for r in requests]
+    for i in range(1, len(requests)):
+        # All but the last token of a prompt are prefilled.
+        longest = max(common(encoded[i][:-1], earlier[:-1]) for earlier in encoded[:i])
+        assert reused[i].usage.cached_tokens == longest >= 60
+
+
+def common(a, b):
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def test_a_conversation_that_goes_on_computes_only_what_is_new(engine, reusing):
+    first = ask("a", text(20, 1))
+    answer = reusing.generate([first])[0]
+    prompt = reusing.tokenizer.encode_prompt(first.messages)
+    held = np.concatenate([prompt, [t.id for t in answer.tokens[:-1]]])
+    second = ask("a", text(20, 1), answer.text, text(10, 2))
+    going_on = reusing.generate([second])[0]
+    encoded = reusing.tokenizer.encode_prompt(second.messages)
+    assert going_on.usage.cached_tokens == common(held, encoded[:-1])
+    assert going_on.usage.cached_tokens > len(prompt)
+    assert going_on.text == engine.generate([second])[0].text
+    # Another conversation with the same beginning but one other token in it.
+    other = ask("b", text(20, 1).replace("sailor", "weaver", 1), answer.text, text(10, 2))
+    encoded = reusing.tokenizer.encode_prompt(other.messages)
+    answered = reusing.generate([other])[0]
+    assert answered.usage.cached_tokens < len(prompt)
+    assert answered.text == engine.generate([other])[0].text
+
+
+def test_a_small_store_forgets_but_stays_right(engine, folder):
+    small = make(folder, prefix_tokens=160)
+    for _ in range(2):
+        responses = small.generate(mixed())
+        assert [r.text for r in responses] == [r.text for r in engine.generate(mixed())]
+        assert small._prefix is not None and small._prefix.num_tokens <= 160
+
+
+def test_programs_compile_once_a_bucket(reusing):
+    reusing.generate(mixed())
+    programs: Any = (steps.prefill, steps.decode)
+    before = [program._cache_size() for program in programs]
+    reusing.generate([ask("x", text(50, 7), max_tokens=3), ask("y", text(4, 8))])
+    assert [program._cache_size() for program in programs] == before
+
+
+@pytest.mark.parametrize("program", ["prefill", "decode"])
+def test_an_interruption_leaves_the_engine_usable(engine, reusing, monkeypatch, program):
+    real = getattr(steps, program)
+
+    def interrupted(*args, **fields):
+        real(*args, **fields)  # the cache that was handed over is gone now
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, program, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reusing.generate(mixed())
+    expected = [r.text for r in engine.generate(mixed())]
+    assert [r.text for r in reusing.generate(mixed())] == expected
+
+
+def test_progress_and_early_responses(engine):
+    seen, early = [], []
+    engine.on_response = lambda response: early.append(response.id)
+    try:
+        responses = engine.generate(mixed(), progress=lambda *counts: seen.append(counts))
+    finally:
+        engine.on_response = None
+    assert sorted(early) == sorted(r.id for r in responses)
+    assert early != [r.id for r in responses]  # short answers come first
+    assert seen == sorted(seen)
+    total = sum(r.usage.generated_tokens for r in responses)
+    assert seen[-1] == (len(responses), total)
+
+
+@pytest.mark.parametrize("done", [0, 1, 63, 64, 100, 250])
+def test_chunks_cover_what_is_left_and_stay_in_the_cache(done):
+    for end in (done, done + 1, done + 5, (done + 256) // 2, 255, 256):
+        computed = set()
+        for start, size in chunks(done, end, (64, 16), 256):
+            assert start >= 0 and start + size <= 256
+            computed.update(range(start, start + size))
+        assert computed >= set(range(done, end))
+
+
+# ------------------------------------------------------------------------------ ends of a text
+
+
+def test_ends(engine, folder):
+    long = engine.generate([ask("a", "the town", max_tokens=40)])[0]
+    assert long.finish_reason == "length"
+    assert long.tokens is not None and len(long.tokens) == 40
+    # A stop string in the middle of what is generated; across tokens, too.
+    stop = long.text[17:20]
+    assert len(stop) == 3
+    cut = engine.generate([ask("a", "the town", max_tokens=40, stop=("@@@", stop))])[0]
+    assert cut.finish_reason == "stop"
+    assert cut.text == long.text[: long.text.index(stop)]
+    assert stop in engine.tokenizer.decode([t.id for t in cut.tokens])
+    assert stop not in engine.tokenizer.decode([t.id for t in cut.tokens[:-1]])
+    assert cut.usage.generated_tokens == len(cut.tokens) < 40
+    # Any generated token as the end of turn.
+    ends = make(folder, prefix_tokens=0)
+    ends._eos_ids = (long.tokens[11].id,)
+    ends.tokenizer.eos_ids = frozenset(ends._eos_ids)
+    ended = ends.generate([ask("a", "the town", max_tokens=40)])[0]
+    first = next(i for i, t in enumerate(long.tokens) if t.id == long.tokens[11].id)
+    assert ended.finish_reason == "stop"
+    assert [t.id for t in ended.tokens or ()] == [t.id for t in long.tokens[: first + 1]]
+
+
+def test_a_full_cache_ends_the_text(folder):
+    engine = make(folder)
+    engine._eos_ids, engine.tokenizer.eos_ids = (), frozenset()
+    request = ask("a", text(110, 3), max_tokens=500)
+    length = len(engine.tokenizer.encode_prompt(request.messages))
+    response = engine.generate([request])[0]
+    assert response.error is None and response.finish_reason == "length"
+    assert len(response.tokens) == 512 - length
+
+
+def by_forward(folder, ids, continuation):
+    """Log-probabilities [T, V] of what follows ``ids`` and each token of ``continuation``."""
+    loaded = load_decoder(str(folder))
+    params = decoder.to_params(loaded.state)
+    tokens = np.concatenate([ids, continuation]).astype(np.int32)[None]
+    hidden = decoder.forward(loaded.config, params, tokens)
+    logits = decoder.logits(loaded.config, params, hidden)[0, len(ids) - 1 :]
+    return np.asarray(jax.nn.log_softmax(logits, axis=-1))
+
+
+def test_an_assistant_turn_goes_on(engine, folder):
+    request = ask("a", "who is the weaver?", "the weaver is", max_tokens=14, continue_final=True)
+    response = engine.generate([request])[0]
+    prompt = engine.tokenizer.encode_prompt(request.messages, continue_final=True)
+    tokens = [token.id for token in response.tokens or ()]
+    logprobs = by_forward(folder, prompt, tokens[:-1])
+    assert logprobs.argmax(-1).tolist() == tokens
+    assert response.usage.prompt_tokens == len(prompt)
+    closed = dataclasses.replace(request, continue_final=False)
+    assert engine.generate([closed])[0].text != response.text
+
+
+# -------------------------------------------------------------------------------------- sampling
+
+
+def test_samples_follow_the_seed_alone(engine):
+    def sampled(name, seed, prompt=4):
+        return ask(name, text(6, prompt), temperature=0.9, top_p=0.8, seed=seed, entropy=True)
+
+    alone = [engine.generate([sampled("a", seed)])[0] for seed in range(4)]
+    crowd = [sampled("a", seed) for seed in range(4)] + [sampled("b", 1, prompt=9)]
+    together = engine.generate(crowd[::-1])[::-1]
+    assert [numbers(r) for r in together[:4]] == [numbers(r) for r in alone]
+    assert len({r.text for r in alone}) > 1
+    greedy = [dataclasses.replace(sampled("a", s), temperature=0.0) for s in (0, 1)]
+    texts = {r.text for r in engine.generate(greedy)}
+    assert len(texts) == 1 and texts != {alone[0].text}
+
+
+# ------------------------------------------------------------------ what is said of the tokens
+
+
+def test_details_are_those_of_transformers(engine, folder):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    request = ask("a", text(8, 5), max_tokens=12, top_logprobs=3, entropy=True, attention=True)
+    response = engine.generate([request])[0]
+    prompt = engine.tokenizer.encode_prompt(request.messages)
+    ids = np.concatenate([prompt, [t.id for t in response.tokens]])
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        out = model(torch.tensor(ids[None].astype(np.int64)), output_attentions=True)
+    # Row i of what is returned is of the token at position len(prompt) + i.
+    rows = slice(len(prompt) - 1, len(ids) - 1)
+    logprobs = torch.log_softmax(out.logits[0, rows], -1).numpy()
+    entropies = -(np.exp(logprobs) * logprobs).sum(-1)
+    for i, token in enumerate(response.tokens):
+        assert token.logprob == pytest.approx(logprobs[i, token.id], abs=2e-5)
+        assert token.entropy == pytest.approx(entropies[i], abs=2e-5)
+        best = np.argsort(-logprobs[i])[:3]
+        assert [t[1] for t in token.top] == best.tolist()
+        np.testing.assert_allclose([t[2] for t in token.top], logprobs[i, best], atol=2e-5)
+        assert token.text == engine.tokenizer.piece(token.id)
+    expected = out.attentions[-1][0].numpy().transpose(1, 0, 2)[rows]
+    np.testing.assert_allclose(response.attention_TNS, expected, atol=2e-6)
+
+
+def test_scores_are_the_models_logprobs(engine, reusing, folder):
+    request = ScoreRequest("a", ask("a", text(30, 6)).messages, " " + text(20, 7))
+    prompt = engine.tokenizer.encode_prompt(request.messages)
+    continuation = engine.tokenizer.encode(request.continuation)
+    expected = by_forward(folder, prompt, continuation)[np.arange(len(continuation)), continuation]
+    for chosen in (engine, reusing, reusing):
+        score = chosen.score([request])[0]
+        assert [t.id for t in score.tokens] == continuation.tolist()
+        np.testing.assert_allclose([t.logprob for t in score.tokens], expected, atol=2e-5)
+        assert score.logprob == pytest.approx(expected.sum(), abs=2e-4)
+    assert score.usage.cached_tokens == len(prompt) - 1
+
+
+def test_json_schemas_constrain(engine):
+    schema = {
+        "type": "object",
+        "properties": {"need": {"type": "boolean"}, "n": {"type": "integer", "maximum": 99}},
+        "required": ["need", "n"],
+        "additionalProperties": False,
+    }
+    free = ask("b", text(9, 2))
+    requests = [ask("a", text(6, 1), json_schema=schema, max_tokens=60), free]
+    constrained, other = engine.generate(requests)
+    assert constrained.finish_reason == "stop"
+    found = json.loads(constrained.text)
+    assert set(found) == {"need", "n"} and isinstance(found["need"], bool)
+    assert numbers(other) == numbers(engine.generate([free])[0])
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def test_a_bad_request_fails_alone(engine):
+    good = ask("good", text(5, 1))
+    bad = [
+        ask("long", text(300, 1)),
+        ask("none", text(5, 1), max_tokens=0),
+        ask("cold", text(5, 1), temperature=-1.0),
+        ask("stop", text(5, 1), stop=("",)),
+        ask("schema", text(5, 1), json_schema={"type": "nonsense"}),
+        Request("empty", ()),
+    ]
+    responses = engine.generate([*bad, good])
+    assert [r.finish_reason for r in responses] == ["error"] * len(bad) + ["length"]
+    assert "only 511 fit" in responses[0].error
+    assert numbers(responses[-1]) == numbers(engine.generate([good])[0])
+    score = engine.score([ScoreRequest("a", good.messages, text(300, 2))])[0]
+    assert "only 512 fit" in score.error and not score.tokens
+
+
+def test_truncation_drops_the_oldest_observations(folder):
+    engine = make(folder, overflow="truncate", context=128)
+    messages = [Message("user", "who is it?", text(60, 1)), Message("assistant", "the weaver")]
+    messages.append(Message("user", "where?", text(10, 2)))
+    response = engine.generate([Request("a", tuple(messages), max_tokens=4)])[0]
+    assert response.error is None and response.usage.truncated == 1
+    assert engine.usage.truncated == 1
+    kept = [dataclasses.replace(messages[0], observation="[omitted]"), *messages[1:]]
+    prompt = engine.tokenizer.encode_prompt(kept)
+    assert response.usage.prompt_tokens == len(prompt) < 128
+
+
+@pytest.mark.parametrize(("asked", "context"), [(0, 512), (100, 96), (300, 288), (9999, 512)])
+def test_the_context_is_never_exceeded(asked, context):
+    options = EngineConfig(**{**SIZES, "context": asked})
+    assert cache_lengths(options, 512)[-1] == context
+
+
+def test_sizes_that_cannot_be(folder):
+    with pytest.raises(UserError, match="multiples of 16"):
+        make(folder, cache_lengths=(100,))
+
+
+# ------------------------------------------------------------------------- mesh and adapters
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_sharded_equals_unsharded(tmp_path, family):
+    folder = tiny_decoder.folder(tmp_path / family, family, max_position_embeddings=512)
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    sizes = EngineConfig(**{**SIZES, "batch_size": 4})
+    sharded = Engine.open(str(folder), mesh=mesh, options=sizes)
+    kernel = sharded._weights.params["layers"][0]["q_proj"]
+    assert len(kernel.sharding.device_set) == 8 and not kernel.sharding.is_fully_replicated
+    plain = Engine.open(str(folder), options=sizes)
+    for ours, theirs in zip(sharded.generate(mixed()), plain.generate(mixed()), strict=True):
+        assert ours.text == theirs.text
+        np.testing.assert_allclose(
+            [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5
+        )
+    with jax.set_mesh(mesh):
+        cache = decoder.empty_cache(sharded.config, 4, 128)["k"][0]
+    assert cache.sharding.shard_shape(cache.shape) == (1, 1, sharded.config.head_dim, 128)
+
+
+def test_an_adapter_is_exchanged_and_merged(folder, engine, tmp_path):
+    loaded = load_decoder(str(folder))
+    config = lora.LoraConfig(rank=4, alpha=32, dropout=0.5)
+    state = lora.init_adapter(loaded.config, config, seed=1)
+    state = jax.tree.map(lambda x: x + 0.05, state)
+    peft_format.save_adapter(state, config, tmp_path / "adapter", str(folder))
+    sizes = EngineConfig(**SIZES)
+    opened = Engine.open(str(folder), adapter=str(tmp_path / "adapter"), options=sizes)
+    adapted = opened.generate(mixed())
+    plain = engine.generate(mixed())
+    assert [r.text for r in adapted] != [r.text for r in plain]
+    # Dropout is off: the same again.
+    assert [numbers(r) for r in opened.generate(mixed()[:3])] == [
+        numbers(r) for r in opened.generate(mixed()[:3])
+    ]
+    merged = Engine.open(
+        str(folder), adapter=str(tmp_path / "adapter"), merge_adapter=True, options=sizes
+    )
+    assert [r.text for r in merged.generate(mixed())] == [r.text for r in adapted]
+    # Exchanging the adapter forgets what the other one computed.
+    opened.set_adapter(None)
+    assert [r.text for r in opened.generate(mixed())] == [r.text for r in plain]
+    opened.set_adapter(lora.to_adapter(state), lora.lora_options(config, train=False))
+    assert [r.text for r in opened.generate(mixed())] == [r.text for r in adapted]

@@ -1,0 +1,90 @@
+"""The engine with the default model against transformers, on real prompts."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig
+from cirag_jax.llm.types import Message, Request, ScoreRequest
+
+NEW_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def engine():
+    options = EngineConfig(batch_size=16, cache_lengths=(512,), prefill_chunks=(64,))
+    return Engine.open(dtype="float32", options=options)
+
+
+@pytest.fixture(scope="module")
+def requests(shared_data):
+    """Fifty real questions, most with some real facts before them."""
+    folder = shared_data / "musique"
+    with (folder / "questions.jsonl").open(encoding="utf-8") as file:
+        questions = [json.loads(next(file))["question"] for _ in range(50)]
+    with (folder / "openie.jsonl").open(encoding="utf-8") as file:
+        facts = [json.loads(next(file))["triples"] for _ in range(50)]
+    found = []
+    for i, (question, triples) in enumerate(zip(questions, facts, strict=True)):
+        known = json.dumps({"fact": triples[: i % 6]}, ensure_ascii=False)
+        messages = (
+            Message("system", "Answer the question from the facts, in a few words."),
+            Message("user", f"{known}\nQuestion: {question}"),
+        )
+        found.append(Request(f"q{i}", messages, max_tokens=NEW_TOKENS, logprobs=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def responses(engine, requests):
+    return engine.generate(requests)
+
+
+@pytest.mark.slow
+def test_greedy_texts_are_those_of_transformers(engine, requests, responses):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, resolve_decoder
+
+    file = resolve_decoder(DEFAULT_DECODER)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32
+    ).eval()
+    tokenizer = engine.tokenizer
+    prompts = [tokenizer.encode_prompt(r.messages) for r in requests]
+    longest = max(map(len, prompts))
+    ids = np.full((len(prompts), longest), tokenizer.pad_id, np.int64)
+    mask = np.zeros_like(ids)
+    for i, prompt in enumerate(prompts):
+        ids[i, longest - len(prompt) :] = prompt
+        mask[i, longest - len(prompt) :] = 1
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=sorted(tokenizer.eos_ids),
+            pad_token_id=tokenizer.pad_id,
+        )
+    theirs = [tokenizer.decode(row) for row in out[:, longest:].tolist()]
+    assert [r.text for r in responses] == theirs
+    assert len(set(theirs)) > 40
+
+
+@pytest.mark.slow
+def test_scores_are_the_logprobs_of_generation(engine, requests, responses):
+    pairs = []
+    for request, response in zip(requests[:12], responses[:12], strict=True):
+        tokens = [t for t in response.tokens if t.id not in engine.tokenizer.eos_ids]
+        if engine.tokenizer.encode(response.text).tolist() == [t.id for t in tokens]:
+            asked = ScoreRequest(request.id, request.messages, response.text)
+            pairs.append((asked, [t.logprob for t in tokens]))
+    assert len(pairs) >= 8
+    scores = engine.score([asked for asked, _ in pairs])
+    for score, (_, logprobs) in zip(scores, pairs, strict=True):
+        np.testing.assert_allclose([t.logprob for t in score.tokens], logprobs, atol=1e-4)

@@ -1,0 +1,117 @@
+"""Choosing tokens against sorting and against the distribution itself."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cirag_jax.llm.engine import sampling
+from cirag_jax.llm.engine.sampling import Details, Sampling
+
+TOKENS = st.lists(st.integers(0, 2), max_size=12)
+forbid_repeats = jax.jit(sampling.forbid_repeats, static_argnums=3)
+
+
+def by_sorting(probs, top_p):
+    """The nucleus by its definition."""
+    order = np.argsort(-probs, kind="stable")
+    count = int((np.cumsum(probs[order]) < top_p).sum()) + 1
+    inside = np.zeros(len(probs), bool)
+    inside[order[:count]] = True
+    return inside
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.05, 0.98))
+def test_the_nucleus_is_that_of_sorting(seed, top_p):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, (2, 50)).astype(np.float32)
+    probs = np.asarray(jax.nn.softmax(jnp.asarray(logits), axis=-1))
+    ours = np.asarray(sampling.nucleus(jnp.asarray(probs), jnp.full(2, top_p, jnp.float32)))
+    for row, inside in zip(probs, ours, strict=True):
+        total = row.astype(np.float64)
+        # Where the sum meets top_p within rounding, either set is right.
+        if abs(np.cumsum(np.sort(total)[::-1]) - top_p).min() > 1e-5:
+            assert inside.tolist() == by_sorting(total, top_p).tolist()
+
+
+def draw(logits, seeds, temperature=1.0, top_p=1.0, step=0):
+    count = len(seeds)
+    settings = Sampling(
+        jnp.full(count, temperature, jnp.float32),
+        jnp.full(count, top_p, jnp.float32),
+        jnp.asarray(seeds, jnp.uint32),
+    )
+    rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (count, len(logits)))
+    return np.asarray(sampling.choose(rows, settings, jnp.full(count, step), greedy=False))
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
+def test_draws_follow_the_distribution(temperature, top_p):
+    logits = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
+    expected = np.exp(logits / temperature)
+    expected /= expected.sum()
+    if top_p < 1:
+        expected = np.where(by_sorting(expected, top_p), expected, 0.0)
+        expected /= expected.sum()
+    drawn = draw(logits, np.arange(20000), temperature, top_p)
+    found = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(found, expected, atol=0.012)  # over three standard deviations
+    assert found[expected == 0].sum() == 0
+
+
+def test_steps_differ_and_temperature_zero_is_greedy():
+    logits = np.zeros(50)
+    assert draw(logits, [3], step=0) != draw(logits, [3], step=1)
+    assert (draw(np.arange(5.0), np.arange(100), temperature=0.0) == 4).all()
+
+
+def test_masks_are_bits():
+    logits = jnp.zeros((1, 70), jnp.float32)
+    mask = np.zeros((1, 3), np.uint32)
+    for token in (0, 31, 32, 69):
+        mask[0, token // 32] |= np.uint32(1 << token % 32)
+    allowed = np.flatnonzero(np.asarray(sampling.apply_mask(logits, mask))[0] == 0)
+    assert allowed.tolist() == [0, 31, 32, 69]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOKENS, min_size=3, max_size=3), st.integers(2, 4))
+def test_forbidden_repeats_are_those_of_transformers(rows, size):
+    """Rows of different lengths in one array; what stands behind a row's tokens is not read."""
+    import torch
+    import transformers
+
+    history = np.random.default_rng(0).integers(0, 3, (len(rows), 12)).astype(np.int32)
+    for own, tokens in zip(history, rows, strict=True):
+        own[: len(tokens)] = tokens
+    count = np.asarray([len(tokens) for tokens in rows], np.int32)
+    found = forbid_repeats(jnp.zeros((len(rows), 3), jnp.float32), history, count, size)
+    theirs: Any = transformers.NoRepeatNGramLogitsProcessor(size)
+    for ours, tokens in zip(np.asarray(found), rows, strict=True):
+        expected = theirs(torch.tensor([tokens], dtype=torch.long), torch.zeros(1, 3))
+        assert (ours < 0).tolist() == torch.isinf(expected[0]).tolist()
+
+
+def test_a_grammar_outweighs_a_repeat():
+    history = jnp.asarray([[3, 4, 3, 0]], jnp.int32)
+    logits = jnp.zeros((1, 8), jnp.float32)
+    pushed = forbid_repeats(logits, history, jnp.asarray([3]), 2)
+    assert np.flatnonzero(np.asarray(pushed)[0]).tolist() == [4]
+    only = np.asarray([[1 << 4]], np.uint32)  # Nothing but the repeat is allowed.
+    assert int(np.argmax(sampling.apply_mask(pushed, only))) == 4
+
+
+def test_only_what_is_asked_is_described():
+    logits = jnp.asarray([[0.0, 2.0, 1.0]], jnp.float32)
+    tokens = jnp.asarray([2], jnp.int32)
+    assert sampling.describe(logits, tokens, Details()) == {}
+    found = sampling.describe(logits, tokens, Details(True, 2, True))
+    expected = np.exp([0.0, 2.0, 1.0]) / np.exp([0.0, 2.0, 1.0]).sum()
+    np.testing.assert_allclose(found["logprob"], np.log(expected[[2]]), rtol=1e-6)
+    assert found["top_ids"].tolist() == [[1, 2]]
+    np.testing.assert_allclose(found["entropy"], -(expected * np.log(expected)).sum(), rtol=1e-6)

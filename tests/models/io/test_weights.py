@@ -1,0 +1,132 @@
+"""Checkpoints that do not fit are refused with the list of what does not."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.io import weights
+from cirag_jax.models.io.pretrained import random_state
+
+CONFIG = EncoderConfig(31, 16, 2, 2, 24, max_positions=12)
+
+
+@pytest.fixture
+def tensors() -> dict[str, np.ndarray]:
+    return weights.to_tensors(random_state(CONFIG)[1], CONFIG)
+
+
+def save(tensors, folder) -> None:
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_round_trip_is_bitwise(tmp_path, tensors, scan_layers):
+    save(tensors, tmp_path)
+    config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
+    _, state = weights.load_state(tmp_path, config)
+    again = weights.to_tensors(state, config)
+    assert again.keys() == tensors.keys()
+    for name in tensors:
+        np.testing.assert_array_equal(again[name], tensors[name])
+
+
+def test_prefixes_and_ignored_tensors_are_accepted(tmp_path, tensors):
+    prefixed = {f"bert.{name}": array for name, array in tensors.items()}
+    prefixed["bert.pooler.dense.weight"] = np.zeros((16, 16), np.float32)
+    prefixed["bert.embeddings.position_ids"] = np.arange(12)
+    prefixed["cls.predictions.bias"] = np.zeros(31, np.float32)
+    save(prefixed, tmp_path)
+    _, state = weights.load_state(tmp_path, CONFIG)
+    assert np.array_equal(
+        state["token_embedding"].get_value(), tensors["embeddings.word_embeddings.weight"]
+    )
+    assert list(weights.passed_through(tmp_path)) == ["pooler.dense.weight"]
+
+
+def test_unmapped_and_unfilled_tensors_are_listed_together(tmp_path, tensors):
+    tensors["encoder.layer.2.output.dense.bias"] = np.zeros(16, np.float32)
+    del tensors["encoder.layer.1.output.dense.bias"]
+    save(tensors, tmp_path)
+    with pytest.raises(UserError) as error:
+        weights.load_state(tmp_path, CONFIG)
+    assert "unmapped: encoder.layer.2.output.dense.bias" in str(error.value)
+    assert "unfilled: encoder.layer.1.output.dense.bias" in str(error.value)
+
+
+def test_a_doubly_mapped_tensor_is_refused(tmp_path, tensors):
+    name = "embeddings.LayerNorm.bias"
+    save(tensors | {f"bert.{name}": tensors[name]}, tmp_path)
+    with pytest.raises(UserError, match="doubly mapped: .*embeddings.LayerNorm.bias"):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_a_wrong_shape_names_the_tensor_and_both_shapes(tmp_path, tensors):
+    name = "encoder.layer.0.intermediate.dense.weight"
+    tensors[name] = np.ascontiguousarray(tensors[name].T)
+    save(tensors, tmp_path)
+    with pytest.raises(UserError, match=rf"{name} has shape \(16, 24\), .* \(24, 16\)"):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_each_tensor_is_read_in_its_own_dtype(tmp_path, tensors):
+    name = "embeddings.word_embeddings.weight"
+    half = np.asarray(jnp.asarray(tensors[name], jnp.bfloat16))
+    save(tensors | {name: half}, tmp_path)
+    _, state = weights.load_state(tmp_path, CONFIG)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+    np.testing.assert_array_equal(state["token_embedding"].get_value(), half.astype(np.float32))
+    other = "encoder.layer.0.attention.self.query.weight"
+    np.testing.assert_array_equal(weights.to_tensors(state, CONFIG)[other], tensors[other])
+
+
+def test_pickles_are_refused_by_name(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    with pytest.raises(UserError, match="pytorch_model.bin is a pickle"):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_a_truncated_file_is_refused(tmp_path, tensors):
+    save(tensors, tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_shards_are_read_and_a_missing_one_is_named(tmp_path, tensors):
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    index = {}
+    for file, part in parts.items():
+        safetensors.numpy.save_file({name: tensors[name] for name in part}, tmp_path / file)
+        index.update(dict.fromkeys(part, file))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    _, state = weights.load_state(tmp_path, CONFIG)
+    assert weights.to_tensors(state, CONFIG).keys() == tensors.keys()
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(UserError, match="shard 'b.safetensors' is not in the folder"):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, tensors):
+    def fail(tensors, file, metadata):
+        with open(file, "wb") as stream:
+            stream.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        weights.save_tensors(tensors, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_family_is_refused(tmp_path):
+    with pytest.raises(UserError, match="'mpnet' has no weight mapping"):
+        weights.load_state(tmp_path, CONFIG, "mpnet")

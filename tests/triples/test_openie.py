@@ -1,0 +1,108 @@
+"""Import of openie.jsonl: the same triples as the dataset's own reader, in a store."""
+
+import json
+
+import pytest
+
+from cirag_jax.commands.extract import extract_corpus
+from cirag_jax.datasets import jsonl
+from cirag_jax.errors import UserError
+from cirag_jax.triples.store import TripleStore
+from cirag_jax.types import Triple
+from configs import extract as extract_config
+from tests import tiny
+from tests.commands.model_server import model_server
+
+
+def run(folder, workdir, openie, **fields):
+    config = extract_config.get_config()
+    config.update_from_flattened_dict(
+        {"data.dir": str(folder), "import_openie": openie and str(openie), **fields}
+    )
+    workdir.mkdir(exist_ok=True)
+    return extract_corpus(config.lock(), workdir)
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tiny.dataset_folder(tmp_path / "data")
+    rows = [json.loads(line) for line in (folder / "openie.jsonl").read_text().splitlines()]
+    del rows[3]["triple_sentences"], rows[5]
+    rows[4]["triples"].append(["only", "two"])
+    rows[4]["triple_sentences"].append(None)
+    rows[6] |= {"triples": [], "triple_sentences": []}
+    rows[7] |= {"triples": None}
+    again = {"passage_id": rows[0]["passage_id"], "triples": [["balia", "is", "a person"]]}
+    again["triples"].append(rows[0]["triples"][0])
+    write(folder / "openie.jsonl", *rows, {"passage_id": rows[8]["passage_id"]}, again)
+    return folder
+
+
+def test_it_reads_what_the_dataset_reads(folder, tmp_path):
+    result = run(folder, tmp_path / "w", folder / "openie.jsonl", block=5)
+    dataset = jsonl.read_dataset(folder)
+    with TripleStore.open(tmp_path / "w") as store:
+        expected = {name: dataset.triples.get(name) for name in dataset.corpus}
+        assert store.triples(dataset.corpus) == expected
+        assert len(store.segments()) == 5
+        store.check_corpus(dataset.corpus.values())
+    assert result["passages"] == result["imported"] == len(dataset.triples) == 22
+    assert (result["empty"], result["malformed"], result["failed"]) == (1, 1, 0)
+    again = run(folder, tmp_path / "w", folder / "openie.jsonl", block=5)
+    assert (again["imported"], again["reused"]) == (0, 22)
+
+
+def test_extraction_goes_on_from_an_import(folder, tmp_path):
+    run(folder, tmp_path / "w", folder / "openie.jsonl")
+    with model_server() as server:
+        result = run(
+            folder,
+            tmp_path / "w",
+            None,
+            max_empty_share=1.0,
+            **{"extractor.backend": "openai", "extractor.base_url": server.url},
+        )
+    assert (result["reused"], result["extracted"], result["passages"]) == (22, 2, 24)
+    with TripleStore.open(tmp_path / "w") as store:
+        counted = [
+            store.extractor(e).get("import") for e in store.entries(store.passage_ids()).values()
+        ]
+    assert counted.count("openie.jsonl") == 22 and counted.count(None) == 2
+
+
+def test_a_changed_file_and_a_changed_corpus(folder, tmp_path):
+    run(folder, tmp_path / "w", folder / "openie.jsonl")
+    lines = (folder / "corpus.jsonl").read_text().splitlines()
+    (folder / "corpus.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    gone = json.loads(lines[-1])["id"]
+    with pytest.raises(UserError, match=rf"openie.jsonl:\d+: field 'passage_id' names .*{gone}"):
+        run(folder, tmp_path / "w", folder / "openie.jsonl")
+    first = json.loads(lines[0])["id"]
+    new = write(tmp_path / "new.jsonl", {"passage_id": first, "triples": [["a", "b", "c"]]})
+    result = run(folder, tmp_path / "w", new)
+    assert (result["imported"], result["deleted"], result["passages"]) == (1, 1, 21)
+    with TripleStore.open(tmp_path / "w") as store:
+        assert store.triples([first]) == {first: (Triple("a", "b", "c", first, 0),)}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"triples": []}, "new.jsonl:1: field 'passage_id' is missing"),
+        ({"passage_id": "p0", "triples": "x"}, "new.jsonl:1: field 'triples' must be a list"),
+        ({"passage_id": "p0", "triples": [["a", "b", "c"]], "triple_sentences": []},
+         "new.jsonl:1: field 'triple_sentences' must have one entry per triple"),
+        ({"passage_id": "p0", "triples": [["a", "b", "c"]], "triple_sentences": [-1]},
+         "new.jsonl:1: field 'triple_sentences.0.' must not be negative"),
+    ],
+)  # fmt: skip
+def test_broken_lines_are_refused(folder, tmp_path, row, message):
+    with pytest.raises(UserError, match=message):
+        run(folder, tmp_path / "w", write(tmp_path / "new.jsonl", row))
+    with pytest.raises(UserError, match="does not exist"):
+        run(folder, tmp_path / "w", tmp_path / "none.jsonl")
