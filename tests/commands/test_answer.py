@@ -18,7 +18,7 @@ from cirag_jax.runtime import codec
 from tests import interrupting
 from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _KILLS = 10
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 

@@ -15,7 +15,7 @@ from tests.answering import VOLATILE, lines
 from tests.commands import model_server
 
 pytestmark = pytest.mark.slow
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
 

@@ -15,7 +15,7 @@ from cirag_jax.triples.store import content_hash
 from cirag_jax.triples.store_writer import Record, StoreWriter
 from cirag_jax.types import Dataset, Passage, Triple
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 LUND = Passage("a", "Lund", "Lund is in Skane.")
 CORPUS = Corpus("ircot_full", (LUND,))
 FACT = Triple("Lund", "is in", "Skane", "a", 0)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _command(script, *arguments):
