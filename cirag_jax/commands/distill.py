@@ -19,6 +19,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
+from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.methods.registry import Method, find_method
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
@@ -145,7 +146,7 @@ def _check(config: Config) -> CiragConfig:
                 f"config.cirag.rendering={settings.rendering!r}: the annotation teacher reads the "
                 "multi_turn rendering alone; a student may be trained on the other."
             )
-        if config.triples == opening.ONLINE:
+        if config.triples == ONLINE:
             raise UserError(
                 "config.triples=online: the annotation teacher compares with triples that are "
                 "there beforehand; extract them first (launch/extract.py)."

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from cirag_jax.commands import side_by_side, task
+from cirag_jax.commands import side_by_side
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals, overlap_ratios
@@ -23,7 +23,7 @@ from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
+from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
 from cirag_jax.triples.normalization import Form
 from cirag_jax.triples.store import content_hash
 from cirag_jax.types import Config, Passage, Triple
@@ -229,7 +229,7 @@ def _run(
             handler = stack.enter_context(
                 side_by_side.open_model(config, model, "extractor", settings.triple_tokens, journal)
             )
-        show = stack.enter_context(task.progress_bar(len(passages), "passage", name))
+        show = stack.enter_context(progress_bar(len(passages), "passage", name))
         return extract(
             passages,
             handler,

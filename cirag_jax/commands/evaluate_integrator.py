@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.commands import side_by_side, task
+from cirag_jax.commands import side_by_side
 from cirag_jax.datasets import load
 from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
@@ -24,6 +24,7 @@ from cirag_jax.methods.cirag import RENDERING, CiragConfig
 from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.scheduler import progress_bar
 from cirag_jax.triples.normalization import Form
 from cirag_jax.types import Config, Trajectory, Triple
 
@@ -258,7 +259,7 @@ def _decode(
                 )
             )
         total = sum(map(len, names))
-        show = stack.enter_context(task.progress_bar(total, "step", name))
+        show = stack.enter_context(progress_bar(total, "step", name))
         return decisions.decode(
             found,
             handler,

@@ -14,6 +14,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
+from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
@@ -30,10 +31,6 @@ from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset
-
-ONLINE = "online"
-
-__all__ = ["ONLINE", "GenerateHandler", "open_handlers", "roles_of", "triples_settings"]
 
 
 def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:

@@ -3,12 +3,9 @@
 import contextlib
 import dataclasses
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import tqdm
 
 from cirag_jax.commands import opening
 from cirag_jax.datasets import load
@@ -18,7 +15,7 @@ from cirag_jax.retrieval.index import hash_corpus
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
+from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 OpenHandlers = Callable[[contextlib.ExitStack], Mapping[type | str, Handler]]
@@ -117,36 +114,3 @@ def run(
                     handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
             load_seconds = time.monotonic() - begun
             return scheduler.run(jobs, deadline=deadline), load_seconds
-
-
-@contextlib.contextmanager
-def progress_bar(
-    total: int, unit: str = "question", name: str | None = None
-) -> Iterator[Callable[..., None]]:
-    """Programs done, calls, tokens, cost and time left, on standard error.
-
-    Yields what shows a `Progress`, and the tokens of responses that it does not count yet.
-    """
-    with tqdm.tqdm(
-        total=total,
-        desc=name,
-        unit=unit,
-        file=sys.stderr,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-        smoothing=0,
-        miniters=0,  # tokens count as progress, too
-    ) as bar:
-
-        def show(progress: Progress, new_tokens: int = 0) -> None:
-            parts = [f"{progress.generated} generations"]
-            parts.append(f"{progress.generated_tokens + new_tokens:,} tokens")
-            if progress.replayed:
-                parts.append(f"{progress.replayed} replayed")
-            if progress.failed:
-                parts.append(f"{progress.failed} failed")
-            if progress.cost:
-                parts.append(f"cost {progress.cost:.2f}")
-            bar.set_postfix_str(", ".join(parts), refresh=False)
-            bar.update(progress.done - bar.n)
-
-        yield show

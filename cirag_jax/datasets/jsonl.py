@@ -13,10 +13,9 @@ from typing import Any
 from absl import logging
 
 from cirag_jax.datasets.records import Record, read_lines
-from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
-from cirag_jax.triples.provenance import source_sentence
 from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
 
 QUESTIONS = "questions.jsonl"

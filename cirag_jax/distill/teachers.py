@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from cirag_jax.commands import opening
 from cirag_jax.distill.oracle import Gold, Round, decide, gold_of
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.requests import Generate, Generated
 from cirag_jax.runtime.scheduler import Call, Done, Handler
@@ -139,7 +139,7 @@ def read_golds(
     """
     ids = dict.fromkeys(i for q in questions for i in q.supporting or () if i in dataset.corpus)
     triples: Mapping[str, Sequence[Triple] | None] = dataset.triples
-    if config.triples == opening.ONLINE:
+    if config.triples == ONLINE:
         triples = {}
     elif config.triples is not None:
         with TripleStore.open(config.triples) as store:

@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from cirag_jax.types import Usage
+
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "error"]
 
@@ -76,31 +78,6 @@ class ScoreRequest:
     messages: tuple[Message, ...]
     continuation: str
     continue_final: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Usage:
-    """Work of one response, or summed over many.
-
-    Attributes:
-      prompt_tokens: tokens of the prompt as rendered, cached ones included.
-      cached_tokens: those of them that were not computed again.
-      generated_tokens: new tokens, the end-of-turn token included.
-      seconds: wall time from the request's admission to its end (summed, these overlap).
-      truncated: prompts that were shortened to fit.
-      cost: money in the currency of the configured prices; 0 where there are none.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    seconds: float = 0.0
-    truncated: int = 0
-    cost: float = 0.0
-
-    def __add__(self, other: "Usage") -> "Usage":
-        fields = (f.name for f in dataclasses.fields(self))
-        return Usage(*(getattr(self, name) + getattr(other, name) for name in fields))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.io import is_training_workdir
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
-from cirag_jax.triples.provenance import source_sentence
 from cirag_jax.triples.store import Status
 from cirag_jax.triples.store_writer import Record
 from cirag_jax.types import Passage, Triple
@@ -25,6 +24,8 @@ PARSER = 1
 
 _WORD = re.compile(r"\w+")
 UNREADABLE = "answer: "  # begins the cause of a failure that asking again would repeat
+
+ONLINE = "online"  # Of `config.triples`: extracted when asked for.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

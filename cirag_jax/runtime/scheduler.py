@@ -6,11 +6,15 @@ asked, everyone who can be waiting for it is. Every response is journalled, then
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+import tqdm
 
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.journal import Journal, Key
@@ -284,3 +288,36 @@ def _cause(error: Exception) -> str:
     if isinstance(error, RequestError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def progress_bar(
+    total: int, unit: str = "question", name: str | None = None
+) -> Iterator[Callable[..., None]]:
+    """Programs done, calls, tokens, cost and time left, on standard error.
+
+    Yields what shows a `Progress`, and the tokens of responses that it does not count yet.
+    """
+    with tqdm.tqdm(
+        total=total,
+        desc=name,
+        unit=unit,
+        file=sys.stderr,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+        smoothing=0,
+        miniters=0,  # tokens count as progress, too
+    ) as bar:
+
+        def show(progress: Progress, new_tokens: int = 0) -> None:
+            parts = [f"{progress.generated} generations"]
+            parts.append(f"{progress.generated_tokens + new_tokens:,} tokens")
+            if progress.replayed:
+                parts.append(f"{progress.replayed} replayed")
+            if progress.failed:
+                parts.append(f"{progress.failed} failed")
+            if progress.cost:
+                parts.append(f"cost {progress.cost:.2f}")
+            bar.set_postfix_str(", ".join(parts), refresh=False)
+            bar.update(progress.done - bar.n)
+
+        yield show

@@ -7,7 +7,6 @@ from typing import Any
 
 from flax import nnx
 
-from cirag_jax.commands import task
 from cirag_jax.evaluation import decisions
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.methods.cirag import CiragConfig
@@ -15,6 +14,7 @@ from cirag_jax.models import lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.scheduler import progress_bar
 from cirag_jax.types import Trajectory
 
 # Metric -> score of `decisions.score`, against the teacher.
@@ -60,7 +60,7 @@ class DecisionQuality:
         with (
             tempfile.TemporaryDirectory(prefix="cirag_decisions") as folder,
             Journal(pathlib.Path(folder) / "journal.sqlite", {}) as journal,
-            task.progress_bar(self._steps, "step", "dev decisions") as show,
+            progress_bar(self._steps, "step", "dev decisions") as show,
         ):
             found = decisions.decode(
                 self._trajectories, self._handler, self._settings, journal, on_progress=show

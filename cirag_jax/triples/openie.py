@@ -11,9 +11,8 @@ from typing import IO, Any
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.records import Record as Line
 from cirag_jax.datasets.records import read_lines
-from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
-from cirag_jax.triples.provenance import source_sentence
 from cirag_jax.triples.store import batches, content_hash
 from cirag_jax.triples.store_writer import Record, StoreWriter
 from cirag_jax.types import Passage, Triple

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Usage
 from cirag_jax.triples.segments import cannot_write
+from cirag_jax.types import Usage
 
 FILE = "usage.jsonl"
 

@@ -1,4 +1,4 @@
-from cirag_jax.triples.provenance import source_sentence
+from cirag_jax.datasets.sentences import source_sentence
 
 SENTENCES = (
     "Ule is a river.",
