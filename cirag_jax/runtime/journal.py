@@ -21,7 +21,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
 
-FORMAT = 1
+FORMAT = 2
 FILE = "journal.sqlite"
 
 _SCHEMA = """
@@ -338,7 +338,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
     meta = dict(db.execute("SELECT key, value FROM meta"))
     if meta.get("format") != str(FORMAT):
-        raise UserError(f"{path} has format {meta.get('format')}, this program reads {FORMAT}.")
+        raise UserError(
+            f"{path} was written by another version of this program (format {meta.get('format')}, "
+            f"not {FORMAT}); use another --workdir."
+        )
     return meta
 
 
