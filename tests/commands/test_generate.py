@@ -141,7 +141,7 @@ def test_other_settings_need_another_workdir(server, tmp_path):
     prompts = write(tmp_path / "p.jsonl", line("a"))
     generate_file(served(server, prompts), tmp_path)
     before = (tmp_path / "responses.jsonl").read_bytes()
-    with pytest.raises(UserError, match="begun with model='m', not 'n'"):
+    with pytest.raises(UserError, match='started with model="m", not "n"'):
         generate_file(served(server, prompts, model="n"), tmp_path)
     assert (tmp_path / "responses.jsonl").read_bytes() == before
     generate_file(served(server, prompts, max_tokens=9), tmp_path)  # another request: asked anew
