@@ -66,16 +66,7 @@ class CorpusScan:
         path = self._source / CORPUS
         if not path.is_file():
             raise UserError(f"{path} does not exist; extraction reads the passages from it.")
-        for row in read_lines(path):
-            yield (
-                row.place,
-                Passage(
-                    id=row.text("id", filled=True),
-                    title=row.text("title"),
-                    text=row.text("text"),
-                    sentences=row.texts("sentences"),
-                ),
-            )
+        yield from read_lines(path, Passage)
 
     def missing(self, passage_ids: Iterable[str]) -> Iterator[str]:
         """Those of ``passage_ids`` that the corpus lacks; after `check`."""
