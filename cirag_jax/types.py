@@ -89,8 +89,8 @@ class Dataset:
     triples: Mapping[str, tuple[Triple, ...]]
 
 
-Level = Literal["triple", "sentence", "passage", "default"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+Granularity = Literal["triple", "sentence", "passage", "default"]
+GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Step:
 class Attempt:
     """One try to answer from evidence of one granularity; an empty pool is refused uncalled."""
 
-    level: Level
+    granularity: Granularity
     evidence: tuple[str, ...]
     response: str
     answer: str
@@ -129,23 +129,23 @@ class Prediction:
 
     Attributes:
         answer: The short answer.
-        level: Granularity that answered; ``default`` where every level refused.
+        granularity: Granularity that answered; ``default`` where every granularity refused.
         passages: Passage ids, best first.
         sentences: (passage id, sentence index), best first.
         triples: Best first.
         steps: The rounds of retrieval.
         attempts: The answering calls, in order.
-        problems: Malformed output of each kind -> how often it was met.
+        parse_errors: Malformed output of each kind -> how often it was met.
     """
 
     answer: str
-    level: Level
+    granularity: Granularity
     passages: tuple[str, ...] = ()
     sentences: tuple[tuple[str, int], ...] = ()
     triples: tuple[Triple, ...] = ()
     steps: tuple[Step, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Trajectory:
             asked again what it had asked before, and that ends a run).
         solved: Whether core triples support every fact that the question needs (annotations), or
             the answer read from them is right (a language model); None where nobody looked.
-        problems: Malformed output of each kind -> how often it was met.
+        parse_errors: Malformed output of each kind -> how often it was met.
     """
 
     question_id: str
@@ -170,7 +170,7 @@ class Trajectory:
     steps: tuple[Step, ...]
     end: Literal["stopped", "max_steps", "repeat"]
     solved: bool | None = None
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

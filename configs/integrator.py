@@ -99,9 +99,9 @@ def base() -> Any:
     config.dev = placeholder(object)  # Trajectories of other questions instead of dev_fraction.
     # How conversations are rendered, as in configs/methods/cirag.py, where the student must then be
     # asked alike; null: as they were made.
-    config.form = placeholder(str)  # ascii | unicode
-    config.rendering = placeholder(str)  # multi_turn | paper
-    config.example = placeholder(bool)  # Whether the worked example stands in front.
+    config.normalization = placeholder(str)  # ascii | unicode
+    config.prompt_format = placeholder(str)  # multi_turn | paper
+    config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
     return config
 
 

@@ -24,7 +24,7 @@ Record (``annotations``; 2026-11-22, two CPU cores, jax 0.10.2, commit 82b4ef8):
   see configs/extract.py): 30 trajectories, 3.07 rounds each, 20 % solved, 93 % of the gold passages
   retrieved; in 66 % of the rounds no candidate supported a hop: that extractor misses much; 33 s.
 Record (``llm``; commit 9604270): SmolLM2-135M as its own teacher, --config.data.limit=3
---config.cirag.max_steps=2 --config.cirag.example=true: all three dropped, for their turns do not
+--config.cirag.max_steps=2 --config.cirag.few_shot=true: all three dropped, for their turns do not
 parse; 45 s. ``mixture``: not yet run with a real model.
 """
 

@@ -14,7 +14,7 @@ from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
-from cirag_jax.prompts.cirag import PROBLEMS
+from cirag_jax.prompts.cirag import PARSE_ERRORS
 from cirag_jax.runtime import codec
 from cirag_jax.types import Count, Filled, Step, Trajectory, Triple
 
@@ -22,8 +22,8 @@ FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
 KEEPS = ("all", "parsed", "correct_only")
 ENDS = ("stopped", "max_steps", "repeat")
-# Problems of a teacher's own turns; the others are those of retrieval and extraction.
-_TURN_PROBLEMS = PROBLEMS | {"asked_again"}
+# Parse errors of a teacher's own turns; the others are those of retrieval and extraction.
+_TURN_ERRORS = PARSE_ERRORS | {"asked_again"}
 
 
 # -------------------------------------------------------------------------------- write and read
@@ -49,7 +49,7 @@ class _Trajectory(msgspec.Struct):
     teacher: str
     steps: list[_Step]
     end: str
-    problems: dict[str, Count]
+    parse_errors: dict[str, Count]
     solved: bool | None = None
 
 
@@ -91,6 +91,11 @@ def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read: {error}.") from None
     if not isinstance(value, dict):
         raise UserError(f"{file} must hold a JSON object.")
+    if "rendering" in value:
+        raise UserError(
+            f"{file} was written by an earlier version of this program, which described prompts by "
+            "other names; run launch/distill.py again."
+        )
     return value
 
 
@@ -115,7 +120,7 @@ def _encode(trajectory: Trajectory) -> dict[str, Any]:
         "steps": [codec.encode_step(step) for step in trajectory.steps],
         "end": trajectory.end,
         "solved": trajectory.solved,
-        "problems": dict(sorted(trajectory.problems.items())),
+        "parse_errors": dict(sorted(trajectory.parse_errors.items())),
     }
 
 
@@ -132,7 +137,7 @@ def _decode(place: str, row: _Trajectory) -> Trajectory:
         steps,
         row.end,  # pyright: ignore[reportArgumentType]
         row.solved,
-        row.problems,
+        row.parse_errors,
     )
 
 
@@ -160,7 +165,7 @@ def select(
 
     Args:
       trajectories: of ended programs.
-      keep: ``all``; ``parsed``: those without any problem in a teacher's turn; ``correct_only``:
+      keep: ``all``; ``parsed``: those without a parse error in a teacher's turn; ``correct_only``:
         those of them that are known to be solved.
       seed: of the draw; a smaller draw with the same seed is part of a larger one.
       limit: most trajectories, drawn at random; 0: no limit.
@@ -192,7 +197,7 @@ def check_keep(keep: str) -> None:
 
 
 def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
-    """Why the filter drops a trajectory: ``short``, ``problems``, ``not_solved``, ``unknown``.
+    """Why the filter drops a trajectory: ``short``, ``parse_errors``, ``not_solved``, ``unknown``.
 
     None: it does not.
     """
@@ -200,8 +205,8 @@ def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | 
         return "short"
     if keep == "all":
         return None
-    if any(trajectory.problems.get(kind) for kind in _TURN_PROBLEMS):
-        return "problems"
+    if any(trajectory.parse_errors.get(kind) for kind in _TURN_ERRORS):
+        return "parse_errors"
     if keep == "correct_only" and not trajectory.solved:
         return "unknown" if trajectory.solved is None else "not_solved"
     return None
@@ -226,16 +231,16 @@ def statistics(
       round; ``solved``: share of those where it is known; ``early_stops``: share of those
       that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
       any hop that could be reached; ``gold_retrieved``: mean share of gold passages that some round
-      retrieved; ``problems``: sums.
+      retrieved; ``parse_errors``: sums.
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]
     solved = [t.solved for t in trajectories if t.solved is not None]
     misses = [m for t in trajectories if t.question_id in golds for m in _misses(t, golds)]
     recalls = [r for t in trajectories if (r := _recall(t, golds)) is not None]
-    problems: collections.Counter[str] = collections.Counter()
+    parse_errors: collections.Counter[str] = collections.Counter()
     for trajectory in trajectories:
-        problems.update(trajectory.problems)
+        parse_errors.update(trajectory.parse_errors)
     return {
         "trajectories": len(trajectories),
         "teachers": _counts(t.teacher for t in trajectories),
@@ -253,7 +258,7 @@ def statistics(
         ),
         "retrieval_misses": _mean(misses),
         "gold_retrieved": _mean(recalls),
-        "problems": dict(sorted(problems.items())),
+        "parse_errors": dict(sorted(parse_errors.items())),
     }
 
 

@@ -98,7 +98,11 @@ def test_embedded_questions_are_answered_and_a_server_that_dies_costs_nothing(an
         asked = texts(server)
         assert answer(server, "whole") == (whole, rows) and texts(server) == asked
     assert (whole["answered"], whole["failures"], whole["complete"]) == (3, 0, True)
-    assert whole["steps"] == 2 and whole["levels"]["triple"] == 3 and whole["problems"] == {}
+    assert (
+        whole["steps"] == 2
+        and whole["granularities"]["triple"] == 3
+        and whole["parse_errors"] == {}
+    )
     assert whole["calls"]["generate"] == len(asked) == len(set(asked)) == 9
     assert whole["generated_tokens"] == 7 * 9 and whole["cached_tokens"] == 2 * 9
     assert all(row["answer"] and row["triples"] and row["error"] is None for row in rows)
@@ -134,7 +138,7 @@ def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
     assert extraction["generated_tokens"] == 7 * len(extracting)
     assert whole["generated_tokens"] == 7 * (len(asked) - len(extracting))
     assert whole["calls"] == {"retrieve": 3, "extract": 3, "rank_triples": 3, "generate": 6}
-    assert whole["levels"]["triple"] == 3 and all(row["triples"] for row in rows)
+    assert whole["granularities"]["triple"] == 3 and all(row["triples"] for row in rows)
     found = {tuple(triple[:3]) for row in rows for triple in row["triples"]}
     records = list(read_records(tmp_path / "whole" / "extractions.sqlite"))
     assert found <= {tuple(t[:3]) for r in records for t in r.outcome["triples"]}

@@ -31,7 +31,7 @@ PINNED = {
 # and measurements in docs/demo.md. A change without one means a source of disorder crept in.
 FINGERPRINT = "39eebfea86ebe54a"
 PRINT_FINGERPRINT = (
-    "import tests.datasets.test_demo as t; from cirag_jax.datasets import embedded;"
+    "import tests.datasets.test_demo as t; from cirag_jax.datasets import demo;"
     "print(t.fingerprint(demo.build()))"
 )
 
