@@ -28,7 +28,7 @@ PINNED = {
     "us": "4.0.0",
 }
 # Update after a deliberate change of facts, phrasings or package versions, and with it the counts
-# and measurements in docs/demo_dataset.md. A change without one means a source of disorder crept in.
+# and measurements in docs/demo_dataset.md. A change without one means a source of disorder.
 FINGERPRINT = "39eebfea86ebe54a"
 PRINT_FINGERPRINT = (
     "import tests.datasets.test_demo as t; from cirag_jax.datasets import demo;"
