@@ -85,7 +85,7 @@ class CorpusScan:
 
 
 def open_corpus(folder: str | None, stack: contextlib.ExitStack) -> CorpusScan:
-    """The corpus of a dataset folder, or the embedded data set's where ``folder`` is None."""
+    """The corpus of a dataset folder, or the built-in dataset's where ``folder`` is None."""
     if folder is None:
         from cirag_jax.datasets import demo
 
