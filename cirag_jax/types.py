@@ -5,17 +5,23 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
 
 # An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
 Config = Any
+
+# What reading a record from a file checks beside the type.
+Filled = Annotated[str, msgspec.Meta(pattern=r"\S")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passage:
     """A short document. ``sentences`` are the benchmark's own boundaries and never split again."""
 
-    id: str
+    id: Filled
     title: str
     text: str
     sentences: tuple[str, ...] | None = None
@@ -53,16 +59,16 @@ class Question:
     reasoning order (2WikiMultihopQA), ``decomposition`` the sub-questions (MuSiQue).
     """
 
-    id: str
-    question: str
+    id: Filled
+    question: Filled
     answers: tuple[str, ...]
     type: str | None = None
-    hops: int | None = None
+    hops: Count | None = None
     split: str | None = None
     fold: str | None = None
     setting: str | None = None
     supporting: tuple[str, ...] | None = None
-    supporting_sentences: tuple[tuple[str, int], ...] | None = None
+    supporting_sentences: tuple[tuple[str, Count], ...] | None = None
     context: tuple[str, ...] | None = None
     evidences: tuple[tuple[str, str, str], ...] | None = None
     decomposition: tuple[SubQuestion, ...] | None = None

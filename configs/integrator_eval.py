@@ -18,11 +18,11 @@ triples, per cent with 95 % intervals; "student" is the first of configs/integra
   top-k        15.1 [10.0, 20.7]    31.8                18.2       33.8            65.0
   nothing      52.5 [40.0, 64.1]     0.0                 0.0        0.0            35.0
   MuSiQue      50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
-  + embedded   34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
+  + built-in   34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
   + all 2Wiki  37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
   student less top-k: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
 The last three rows are the other students of configs/integrator.py: of MuSiQue's 60 trajectories
-alone, which keeps nothing at any step; and with embedded or short 2Wiki ones beside, which stop too
+alone, which keeps nothing at any step; and with built-in or short 2Wiki ones beside, which stop too
 early. Without those of one round it stops better than top-k; it picks fewer right triples than
 top-k finds among its three.
   The same for T = 30 trajectories (92 steps) of 2WikiMultihopQA's first 30 dev questions, over the

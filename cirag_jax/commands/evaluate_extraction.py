@@ -321,7 +321,8 @@ def table_of(result: Mapping[str, Any]) -> str:
         row = [name, side_by_side.lead(kinds["soft"]["f1"]), "", "", ""]
         row += [side_by_side.lead(kinds["exact"]["f1"]), "", ""]
         rows.append([*row, side_by_side.lead(kinds["entities"]["f1"]), "", ""])
-    caption = f"{result['num_passages']} passages of {result['settings']['data'] or 'embedded'}"
+    data = result["settings"]["data"] or "the built-in dataset"
+    caption = f"{result['num_passages']} passages of {data}"
     if not result["complete"]:
         caption += "; not complete, run the command again to go on"
     return f"{caption}\n\n{markdown([header, *rows])}"

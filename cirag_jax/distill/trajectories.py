@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cirag_jax.datasets.records import Record, read_lines
+import msgspec
+
+from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
 from cirag_jax.prompts.cirag import PARSE_ERRORS
 from cirag_jax.runtime import codec
-from cirag_jax.types import Step, Trajectory, Triple
+from cirag_jax.types import Count, Filled, Step, Trajectory, Triple
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
@@ -25,6 +27,30 @@ _TURN_ERRORS = PARSE_ERRORS | {"asked_again"}
 
 
 # -------------------------------------------------------------------------------- write and read
+
+# Head, relation, tail, passage id, sentence.
+_Row = tuple[str, str, str, str | None, Count | None]
+
+
+class _Step(msgspec.Struct):
+    query: str
+    passages: tuple[str, ...]
+    candidates: list[_Row]
+    scores: tuple[float, ...]
+    thought: str
+    kept: list[_Row]
+    response: str
+    next_query: str | None = None
+
+
+class _Trajectory(msgspec.Struct):
+    question_id: Filled
+    question: Filled
+    teacher: str
+    steps: list[_Step]
+    end: str
+    parse_errors: dict[str, Count]
+    solved: bool | None = None
 
 
 def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
@@ -44,10 +70,10 @@ def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
     """
     file = trajectory_file(path)
     found: dict[str, Trajectory] = {}
-    for record in read_lines(file):
-        trajectory = _decode(record)
+    for place, row in read_lines(file, _Trajectory):
+        trajectory = _decode(place, row)
         if trajectory.question_id in found:
-            raise record.error("question_id", f"repeats {trajectory.question_id!r}")
+            raise field_error(place, "question_id", f"repeats {trajectory.question_id!r}")
         found[trajectory.question_id] = trajectory
     return tuple(found.values())
 
@@ -98,61 +124,31 @@ def _encode(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _decode(record: Record) -> Trajectory:
-    steps = tuple(map(_step, record.parts("steps", required=True) or ()))
-    if not steps:
-        raise record.error("steps", "is empty")
-    end = record.text("end")
-    if end not in ENDS:
-        raise record.error("end", f"must be one of {', '.join(ENDS)}")
-    parse_errors = record.required("parse_errors", dict)
+def _decode(place: str, row: _Trajectory) -> Trajectory:
+    if not row.steps:
+        raise field_error(place, "steps", "is empty")
+    if row.end not in ENDS:
+        raise field_error(place, "end", f"must be one of {', '.join(ENDS)}")
+    steps = tuple(_decode_step(place, f"steps[{i}]", step) for i, step in enumerate(row.steps))
     return Trajectory(
-        record.text("question_id", filled=True),
-        record.text("question", filled=True),
-        record.text("teacher"),
+        row.question_id,
+        row.question,
+        row.teacher,
         steps,
-        end,  # pyright: ignore[reportArgumentType]
-        record.maybe("solved", bool),
-        {
-            kind: record.check_index(f"parse_errors.{kind}", parse_errors[kind])
-            for kind in parse_errors
-        },
+        row.end,  # pyright: ignore[reportArgumentType]
+        row.solved,
+        row.parse_errors,
     )
 
 
-def _step(record: Record) -> Step:
-    candidates = _triples(record, "candidates")
-    scores = record.check_each("scores", record.required("scores", list), float)
-    if len(scores) != len(candidates):
-        raise record.error("scores", "must be as many as the candidates")
-    kept = _triples(record, "kept")
+def _decode_step(place: str, field: str, row: _Step) -> Step:
+    candidates, kept = (tuple(Triple(*t) for t in rows) for rows in (row.candidates, row.kept))
+    if len(row.scores) != len(candidates):
+        raise field_error(place, f"{field}.scores", "must be as many as the candidates")
     if not set(kept) <= set(candidates):
-        raise record.error("kept", "holds a triple that is no candidate")
-    return Step(
-        query=record.text("query"),
-        passages=record.texts("passages", required=True) or (),
-        candidates=candidates,
-        scores=scores,
-        thought=record.text("thought"),
-        kept=kept,
-        next_query=record.maybe_text("next_query"),
-        response=record.text("response"),
-    )
-
-
-def _triples(record: Record, field: str) -> tuple[Triple, ...]:
-    triples = []
-    for index, row in enumerate(record.required(field, list)):
-        name = f"{field}[{index}]"
-        if len(record.check(name, row, list)) != 5:
-            raise record.error(name, "must be [head, relation, tail, passage id, sentence]")
-        record.check_each(name, row[:3], str)
-        if row[3] is not None:
-            record.check(f"{name}[3]", row[3], str)
-        if row[4] is not None:
-            record.check_index(f"{name}[4]", row[4])
-        triples.append(codec.decode_triple(row))
-    return tuple(triples)
+        raise field_error(place, f"{field}.kept", "holds a triple that is no candidate")
+    fields: dict[str, Any] = msgspec.structs.asdict(row)
+    return Step(**{**fields, "candidates": candidates, "kept": kept})
 
 
 # ----------------------------------------------------------------------------------------- filter

@@ -92,7 +92,7 @@ def texts(server):
     return [text for _, text in server.asked]
 
 
-def test_embedded_questions_are_answered_and_a_server_that_dies_costs_nothing(answer):
+def test_built_in_questions_are_answered_and_a_server_that_dies_costs_nothing(answer):
     with model_server.model_server(rules) as server:
         whole, rows = answer(server, "whole")
         asked = texts(server)

@@ -210,7 +210,7 @@ def dataset():
 
 
 def test_no_answer_is_used_before_a_kept_candidate_states_it(dataset):
-    """A third of the embedded dataset's questions; what is retrieved is drawn at random."""
+    """A third of the built-in dataset's questions; what is retrieved is drawn at random."""
     rng, solved, rounds_of = random.Random(5), 0, []
     for question in dataset.questions[::3]:
         known = gold_of(question, dataset.corpus, dataset.triples, "ascii")

@@ -109,6 +109,40 @@ def test_forgetting_drops_programs_and_their_responses(path):
         book.open_program("a", 0, "another input")  # nothing is known of it any more
 
 
+def test_what_is_forgotten_still_counts_once(path):
+    twice = {"reader": USAGE + USAGE}
+    for program in ("a", "b"):
+        write_one(path, program)
+    with begin(path) as book:
+        book.close_program("a", "done", None)
+        before = book.totals()
+        assert before == journal.Totals(1, 2, twice) and book.usage() == twice
+        book.forget(["a"])
+        assert book.totals() == before
+        book.close_program("b", None, "broken")
+        book.forget(["a", "b", "unknown"])
+        assert book.totals() == journal.Totals(2, 2, twice) and book.usage() == twice
+        book.add_seconds(1.5)
+    write_one(path, "a")  # asked again, and paid for again
+    totals, seconds = journal.read_totals(path)
+    assert totals == journal.Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
+
+
+def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
+    write_one(path)
+
+    def killed(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with begin(path) as book:
+        before = book.totals()
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_set", killed)
+            with pytest.raises(UserError):
+                book.forget(["a"])
+        assert book.totals() == before and [r.id for r in book.records()] == ["a"]
+
+
 def test_a_failed_program_forgets_what_failed_and_no_more(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
