@@ -1,7 +1,7 @@
 """Answers questions: ``python launch/answer.py --config=configs/methods/cirag.py --workdir=W``.
 
 Leaves ``predictions.jsonl``, ``timings.jsonl`` and ``journal.sqlite`` in W; run again with the same
-workdir, it goes on where it was stopped. ``--config.question="..."`` answers one question and shows
+workdir, it resumes where it was stopped. ``--config.question="..."`` answers one question and shows
 the evidence.
 """
 
@@ -22,4 +22,10 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/methods/cirag.py", default_workdir="runs/answer", resumes=True)
+    cli.run(
+        main,
+        "configs/methods/cirag.py",
+        default_workdir="runs/answer",
+        resumes=True,
+        several_processes=True,
+    )

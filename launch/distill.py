@@ -21,4 +21,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/trajectories.py", resumes=True)
+    cli.run(main, "configs/trajectories.py", resumes=True, several_processes=True)

@@ -30,10 +30,10 @@ TIMINGS = "timings.jsonl"
 
 
 def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Answers the questions that ``config`` selects; goes on with what ``workdir`` holds.
+    """Answers the questions that ``config`` selects; resumes what ``workdir`` holds.
 
     Writes ``predictions.jsonl`` and ``timings.jsonl``, in the order of the questions, and while it
-    runs ``journal.sqlite``.
+    runs ``journal.sqlite``. Several processes answer a share each; the first writes for all.
 
     Args:
       config: of configs/methods.
@@ -44,10 +44,10 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       the other fields of the command's contract.
 
     Raises:
-      UserError: the config, the data or a model cannot be used, or ``workdir`` was begun with other
-        settings.
+      UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
+        other settings.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     method = find_method(config.method)
     settings = method.config(**task.plain(config[config.method]))
     if config.profile not in answers.PROFILES:
@@ -55,29 +55,22 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
     dataset, questions, corpus = _task(config)
     jobs = [task.job(q, lambda q=q: method.program(q.question, settings)) for q in questions]
-    with Journal(workdir / journal.FILE, task.settings(config, method, dataset, corpus)) as book:
-        complete, load_seconds = True, 0.0
-        known = book.outcomes()
-        if any(job.id not in known for job in jobs):
-            at_once = min(config.in_flight, len(jobs))
+    bound = task.settings(config, method, dataset, corpus)
 
-            def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
-                return opening.open_handlers(
-                    config, method, dataset, corpus, book, stack, rows=at_once
-                )
+    def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
+        at_once = min(config.in_flight, len(jobs))
+        return opening.open_handlers(config, method, dataset, corpus, book, stack, rows=at_once)
 
-            complete, load_seconds = task.run(config, open_all, jobs, book)
-        seconds = book.add_seconds(time.monotonic() - begun)
-        wanted = {job.id for job in jobs}
-        records = {record.id: record for record in book.records() if record.id in wanted}
-        passages = {} if config.question is None else book.all_passages()
-    rows = [(question, records.get(question.id)) for question in questions]
+    run = task.run(config, open_all, jobs, workdir, bound, started)
+    if run is None:
+        return {}
+    rows = [(question, run.records.get(question.id)) for question in questions]
     write_lines(workdir / PREDICTIONS, (_prediction_row(q, record) for q, record in rows))
     write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
     if config.question is not None:
-        _show(records.get(questions[0].id), passages)
-    result = _result(rows, config.profile, complete, seconds)
-    return {**result, **_extraction(workdir), "load_seconds": load_seconds}
+        _show(rows[0][1], journal.read_passages(workdir / journal.FILE))
+    result = _result(rows, config.profile, run.complete, run.seconds)
+    return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
 # ------------------------------------------------------------------------------------- the task
@@ -171,10 +164,10 @@ _EMPTY: collections.Counter[str] = collections.Counter()
 
 def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
     """What extraction online took, which no single question is charged for."""
-    path = workdir / online.FILE
-    if not path.exists():
+    paths = sorted(workdir.glob(f"{online.NAME}*.sqlite"))  # one for each process
+    if not paths:
         return {}
-    records = journal.read_records(path)
+    records = [record for path in paths for record in journal.read_records(path)]
     usage = sum((record.usage for record in records), start=Usage())
     ended = [record for record in records if record.outcome or record.error]
     extraction = {

@@ -21,7 +21,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.methods.registry import Method, find_method
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset, Question, Trajectory
@@ -30,7 +30,7 @@ _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
 
 def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Collects trajectories for the questions that ``config`` selects; goes on where it stopped.
+    """Collects trajectories for the questions that ``config`` selects; resumes where it stopped.
 
     Writes ``trajectories.jsonl`` in the order of the questions, the sidecar ``trajectories.json``
     and, while it runs, ``journal.sqlite``.
@@ -42,13 +42,13 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
       ``without_annotations``, ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
-      tokens, ``seconds`` and ``complete``.
+      tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
 
     Raises:
-      UserError: the config, the data or a model cannot be used, or ``workdir`` was begun with other
-        settings.
+      UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
+        other settings.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     settings = _check(config)
     dataset = load.load_dataset(config.data)
     selected, corpus = task.select(dataset, config.data, default_split="train")
@@ -70,25 +70,20 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         for q in questions
     ]
     bound = _settings(config, method, dataset, corpus)
-    with Journal(workdir / journal.FILE, bound) as book:
-        complete, known = True, book.outcomes()
-        if any(job.id not in known for job in jobs):
-            at_once = min(config.in_flight, len(jobs))
 
-            def open_all(stack: contextlib.ExitStack) -> Mapping[type | str, Handler]:
-                handlers = opening.open_handlers(
-                    config, method, dataset, corpus, book, stack, rows=at_once
-                )
-                return _with_teachers(config, handlers, golds, teacher_of)
+    def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
+        at_once = min(config.in_flight, len(jobs))
+        handlers = opening.open_handlers(config, method, dataset, corpus, book, stack, rows=at_once)
+        return _with_teachers(config, handlers, golds, teacher_of)
 
-            complete, _ = task.run(config, open_all, jobs, book)
-        seconds = book.add_seconds(time.monotonic() - begun)
-        wanted = {job.id for job in jobs}
-        records = [record for record in book.records() if record.id in wanted]
+    run = task.run(config, open_all, jobs, workdir, bound, started)
+    if run is None:
+        return {}
+    records = list(run.records.values())
     found = [
-        _trajectory(record, question, teacher_of[question.id], golds.get(question.id), config)
-        for question, record in _in_order(questions, records)
-        if record.outcome is not None
+        _trajectory(run.records[q.id], q, teacher_of[q.id], golds.get(q.id), config)
+        for q in questions
+        if q.id in run.records and run.records[q.id].outcome is not None
     ]
     kept = trajectories.select(found, config.keep, config.seed, config.limit, config.min_steps)
     trajectories.write_trajectories(workdir / trajectories.FILE, kept)
@@ -101,8 +96,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "held_out": held_out,
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_costs(records),
-        "seconds": seconds,
-        "complete": complete and all(r.outcome or r.error for r in records),
+        "seconds": run.seconds,
+        "complete": run.complete and all(r.outcome or r.error for r in records),
     }
     print(trajectories.table(result), file=sys.stderr)
     return result
@@ -219,13 +214,6 @@ def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
 
 
 # ------------------------------------------------------------------------------------ the results
-
-
-def _in_order(
-    questions: Sequence[Question], records: Sequence[Record]
-) -> list[tuple[Question, Record]]:
-    by_id = {record.id: record for record in records}
-    return [(q, by_id[q.id]) for q in questions if q.id in by_id]
 
 
 def _trajectory(

@@ -13,7 +13,7 @@ from cirag_jax.runtime.scheduler import Call, Done, Job, Scheduler
 from cirag_jax.triples.store import content_hash
 from cirag_jax.types import Passage, Triple
 
-FILE = "extractions.sqlite"
+NAME = "extractions"  # of a journal beside the run's, named as that one is
 
 
 class OnlineExtractHandler:

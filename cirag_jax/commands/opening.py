@@ -113,7 +113,7 @@ def open_handlers(
         handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), normalization)
     extractions, spent = None, book.usage()
     if "extractor" in roles:
-        extractions = _open_extractions(config, book.path.parent, stack)
+        extractions = _open_extractions(config, book.path, stack)
         spent = {**spent, **extractions.usage()}
     handlers |= _open_models(config, roles, stack, rows, spent)
     if extractions is not None:
@@ -203,9 +203,7 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
     return ExtractHandler(_open_store(config.triples, corpus))
 
 
-def _open_extractions(
-    config: Config, workdir: pathlib.Path, stack: contextlib.ExitStack
-) -> Journal:
+def _open_extractions(config: Config, beside: pathlib.Path, stack: contextlib.ExitStack) -> Journal:
     """The journal of what is extracted online."""
     from cirag_jax.commands import online
     from cirag_jax.methods import extraction
@@ -215,7 +213,8 @@ def _open_extractions(
         **dataclasses.asdict(_extraction_settings(config)),
         "extractor": backends.fingerprint(config.extractor),
     }
-    return stack.enter_context(Journal(workdir / online.FILE, settings))
+    path = beside.with_name(beside.name.replace("journal", online.NAME))
+    return stack.enter_context(Journal(path, settings))
 
 
 def _open_online(config: Config, extractor: Any, extractions: Journal) -> Handler:

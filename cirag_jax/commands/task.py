@@ -6,21 +6,25 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+from ml_collections import ConfigDict
+
+from cirag_jax import cli
 from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
-from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
-OpenHandlers = Callable[[contextlib.ExitStack], Mapping[type | str, Handler]]
+OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
 
 
 def select(
@@ -95,29 +99,94 @@ def plain(config: Config) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in config.to_dict().items()}
 
 
+class Run(NamedTuple):
+    """What a workdir holds once `run` has ended.
+
+    Attributes:
+      records: of the jobs that were started, by id.
+      complete: whether this run ended everything that was left.
+      load_seconds: until its first request.
+      seconds: wall time of all runs on this workdir.
+    """
+
+    records: Mapping[str, Record]
+    complete: bool
+    load_seconds: float
+    seconds: float
+
+
 def run(
-    config: Config, open_handlers: OpenHandlers, jobs: Sequence[Job], book: Journal
-) -> tuple[bool, float]:
-    """Runs what is left of ``jobs``; whether everything ended, and seconds until the first request.
+    config: Config,
+    open_handlers: OpenHandlers,
+    jobs: Sequence[Job],
+    workdir: pathlib.Path,
+    settings: Mapping[str, Any],
+    started: float,
+) -> Run | None:
+    """Runs what is left of ``jobs``, recorded in ``workdir/journal.sqlite``.
+
+    Several processes deal the jobs out among themselves, each with a journal of its own, which the
+    first merges once all have ended.
 
     Args:
       config: with ``stop_after_minutes`` and ``in_flight``.
-      open_handlers: opens what answers; given a stack that closes it.
+      open_handlers: opens what answers; given a stack that closes it, and the journal.
       jobs: programs whose result is a `Prediction`.
-      book: where responses and results are recorded.
+      workdir: where the journals lie.
+      settings: what decides the results, see `Journal`.
+      started: `time.monotonic()` at the command's start.
+
+    Returns:
+      None in all processes but the first.
 
     Raises:
-      UserError: a setting is out of range, or a handler cannot work.
+      UserError: a setting is out of range, a handler cannot work, or ``workdir`` holds another run.
     """
-    begun, deadline = time.monotonic(), None
+    index, count = jax.process_index(), jax.process_count()
+    if count > 1:
+        _refuse_budgets(config)
+
+    def work() -> tuple[bool, float]:
+        own, ended = jobs[index::count], (True, 0.0)
+        with Journal(journal.share(workdir, index, count), settings) as book:
+            known = book.outcomes()
+            if any(job.id not in known for job in own):
+                ended = _run(config, open_handlers, own, book)
+            book.add_seconds(time.monotonic() - started)
+        return ended
+
+    complete, load_seconds = cli.together(work)
+    if index:
+        return None
+    if count > 1:
+        parts = [journal.share(workdir, number, count) for number in range(count)]
+        journal.merge(parts, workdir / journal.FILE)
+    wanted, records = {job.id for job in jobs}, journal.read_records(workdir / journal.FILE)
+    _, seconds = journal.read_totals(workdir / journal.FILE)
+    known = {record.id: record for record in records if record.id in wanted}
+    return Run(known, complete, load_seconds, seconds)
+
+
+def _refuse_budgets(config: Config) -> None:
+    for name, block in config.items():
+        budget = block.get("budget") if isinstance(block, ConfigDict) else None
+        if budget and (budget.cost is not None or budget.tokens is not None):
+            raise UserError(f"config.{name}.budget holds in one process, not over several.")
+
+
+def _run(
+    config: Config, open_handlers: OpenHandlers, jobs: Sequence[Job], book: Journal
+) -> tuple[bool, float]:
+    """Whether everything ended, and the seconds until the first request."""
+    start, deadline = time.monotonic(), None
     if config.stop_after_minutes < 0:
         raise UserError("config.stop_after_minutes must not be negative.")
     if config.in_flight < 1:
         raise UserError("config.in_flight must be at least 1.")
     if config.stop_after_minutes:
-        deadline = begun + 60 * config.stop_after_minutes
+        deadline = start + 60 * config.stop_after_minutes
     with contextlib.ExitStack() as stack:
-        handlers = open_handlers(stack)
+        handlers = open_handlers(stack, book)
         with progress_bar(len(jobs)) as show:
             scheduler = Scheduler(
                 handlers,
@@ -129,5 +198,5 @@ def run(
             for handler in set(handlers.values()):
                 if isinstance(handler, opening.GenerateHandler):
                     handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
-            load_seconds = time.monotonic() - begun
+            load_seconds = time.monotonic() - start
             return scheduler.run(jobs, deadline=deadline), load_seconds

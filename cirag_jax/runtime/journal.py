@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -308,6 +309,67 @@ class Journal:
                 raise KeyError(passage_id)
             self._passages[passage_id] = _passage(row[0])
         return self._passages[passage_id]
+
+
+# ---------------------------------------------------------------------- several processes of a run
+
+
+def share(folder: Path, index: int, count: int) -> Path:
+    """The journal that one of the processes of a run writes; a single one's is `FILE`.
+
+    Raises:
+      UserError: ``folder`` holds a run of another number of processes.
+    """
+    stem, suffix = FILE.split(".")
+    counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{stem}.*-of-*.{suffix}")}
+    if not counts and (folder / FILE).exists():
+        counts = {1}
+    if counts - {count}:
+        old = max(counts - {count})
+        raise UserError(
+            f"{folder} was started by {old} process{'es' * (old > 1)}, not {count}; resume it with "
+            "as many or use another --workdir."
+        )
+    return folder / (FILE if count == 1 else f"{stem}.{index + 1}-of-{count}.{suffix}")
+
+
+def merge(parts: Sequence[Path], target: Path) -> None:
+    """Writes one journal with what every process of a run recorded in its own.
+
+    Args:
+      parts: the closed journals, one a process; programs were dealt out to them in turn.
+      target: replaced where it exists.
+
+    Raises:
+      UserError: a journal cannot be read, or the disk is full.
+    """
+    aside = target.with_name(f".{target.name}.part")
+    try:
+        shutil.copyfile(parts[0], aside)
+        with contextlib.closing(_connect(aside)) as db:
+            db.execute("UPDATE programs SET place = place * ?", (len(parts),))
+            for index, part in enumerate(parts[1:], start=1):
+                db.execute("ATTACH ? AS part", (str(part),))
+                db.execute("INSERT OR IGNORE INTO passages SELECT * FROM part.passages")
+                db.execute("INSERT INTO responses SELECT * FROM part.responses")
+                db.execute(
+                    "INSERT INTO programs SELECT id, place * ? + ?, input, outcome, error, seconds "
+                    "FROM part.programs",
+                    (len(parts), index),
+                )
+                db.execute(
+                    "UPDATE meta SET value = (SELECT value FROM part.meta WHERE key = 'seconds') "
+                    "WHERE key = 'seconds' AND CAST(value AS REAL) < "
+                    "(SELECT CAST(value AS REAL) FROM part.meta WHERE key = 'seconds')"
+                )
+                db.execute("DETACH part")
+        aside.replace(target)
+    except sqlite3.Error as error:
+        raise _unusable(target, error) from None
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror}.") from None
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------- reading what was left

@@ -337,3 +337,40 @@ def test_a_closed_journal_is_one_file(tmp_path):
         assert (tmp_path / "journal.sqlite-wal").exists()
     journal.read_records(tmp_path / "journal.sqlite")
     assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
+
+
+# ---------------------------------------------------------------------- several processes of a run
+
+
+def test_the_journals_of_two_processes_become_one(tmp_path):
+    parts = [journal.share(tmp_path, index, 2) for index in range(2)]
+    assert [path.name for path in parts] == ["journal.1-of-2.sqlite", "journal.2-of-2.sqlite"]
+    for index, path in enumerate(parts):
+        with begin(path) as book:
+            for place, name in enumerate(["ac", "bd"][index]):
+                book.open_program(name, place, {"id": name})
+                book.record(Key(name, 0), FIRST, response_to(FIRST))
+                book.close_program(name, {"answer": name}, None, 1.0)
+            book.add_seconds(3.0 - index)
+    journal.merge(parts, tmp_path / journal.FILE)
+    journal.merge(parts, tmp_path / journal.FILE)  # again, as after a resumed run
+    merged = journal.read_records(tmp_path / journal.FILE)
+    assert [record.id for record in merged] == list("abcd")
+    single = {r.id: r for path in parts for r in journal.read_records(path)}
+    assert {r.id: r for r in merged} == single
+    assert journal.read_passages(tmp_path / journal.FILE) == journal.read_passages(parts[0])
+    totals, seconds = journal.read_totals(tmp_path / journal.FILE)
+    assert totals.programs == 4 and seconds == 3.0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "journal.1-of-2.sqlite", "journal.2-of-2.sqlite", "journal.sqlite",
+    ]  # fmt: skip
+
+
+def test_a_run_keeps_its_number_of_processes(tmp_path):
+    assert journal.share(tmp_path, 0, 1) == tmp_path / "journal.sqlite"
+    (tmp_path / "journal.1-of-2.sqlite").touch()
+    (tmp_path / "journal.sqlite").touch()  # merged
+    journal.share(tmp_path, 1, 2)
+    for count in (1, 3):
+        with pytest.raises(UserError, match=f"started by 2 processes, not {count}; resume it"):
+            journal.share(tmp_path, 0, count)
