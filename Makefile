@@ -13,7 +13,7 @@ BENCH ?= aligner
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, on the embedded data set
+quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, on the built-in dataset
 	@$(python) launch/quickstart.py $(ARGS)
 
 test: lint  ## environment, lint, types, every test that needs no cluster

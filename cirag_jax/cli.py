@@ -12,14 +12,19 @@ A launch script is a few lines::
 Exit codes: 0 success, 1 a fault of ours (with a traceback), 2 bad input or a bad flag (one sentence
 on stderr), 130 interrupted from the keyboard. Standard output carries one JSON object, the result,
 and nothing else; whatever a library prints there meanwhile goes to standard error.
+
+One command at a time works in a workdir: a lock on it is held until the process ends, however it
+ends. Of several processes the first holds it for all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -31,7 +36,7 @@ import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -40,10 +45,15 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import say, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
+T = TypeVar("T")
+
+LOCK = ".lock"  # in a workdir: locked while a command works there
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _NULL_WORDS = ("null", "none", "None")
+_A_YEAR_MS = 1000 * 3600 * 24 * 365
+_meetings = itertools.count()  # of `together`: the same number in every process
 
 
 class Shown(dict[str, Any]):
@@ -57,6 +67,7 @@ def run(
     *,
     default_workdir: str | None = None,
     resumes: bool = False,
+    several_processes: bool = False,
 ) -> NoReturn:
     """Runs ``main(config, workdir)`` as a command and leaves the process.
 
@@ -68,7 +79,9 @@ def run(
         up in the current directory first, then in the repository.
       argv: the command line with the program's name first; ``sys.argv`` by default.
       default_workdir: used where ``--workdir`` is not given; without it the flag is required.
-      resumes: whether the same command goes on where an interrupted one was; its message says so.
+      resumes: whether the same command resumes an interrupted one; its message says so.
+      several_processes: whether the command shares its work among the processes of a run; others
+        refuse to be run in several.
 
     Raises:
       SystemExit: always, with the exit code of the module's docstring.
@@ -76,12 +89,12 @@ def run(
     argv = list(sys.argv if argv is None else argv)
     program = pathlib.Path(argv[0]).name
     try:
-        code = _run(main, default_config, argv, default_workdir)
+        code = _run(main, default_config, argv, default_workdir, several_processes)
     except UserError as error:
         say(f"{program}: {_one_line(str(error))}")
         code = 2
     except KeyboardInterrupt:
-        hint = "; what is recorded is kept, and the same command goes on from there"
+        hint = "; what is recorded is kept, and the same command resumes from there"
         say(f"{program}: interrupted{hint if resumes else ''}")
         code = 130
     except Exception:
@@ -90,7 +103,13 @@ def run(
     sys.exit(code)
 
 
-def _run(main: Main, default_config: str, argv: list[str], default_workdir: str | None) -> int:
+def _run(
+    main: Main,
+    default_config: str,
+    argv: list[str],
+    default_workdir: str | None,
+    several_processes: bool,
+) -> int:
     own, overrides = _parse_own_flags(argv, default_config, default_workdir)
     if own.help:
         print(_help_text(main, argv[0], own))
@@ -99,11 +118,15 @@ def _run(main: Main, default_config: str, argv: list[str], default_workdir: str 
     if own.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
     workdir = _make_workdir(own.workdir)
-    with _stdout_to_stderr() as stdout:
-        process_index, _ = setup_distributed(
+    with _stdout_to_stderr() as stdout, contextlib.ExitStack() as held:
+        process_index, process_count = setup_distributed(
             own.coordinator_address, own.num_processes, own.process_id
         )
+        if process_count > 1 and not several_processes:
+            raise UserError(f"this command runs in one process, not in {process_count}")
         enable_compilation_cache()
+        lock = _lock(workdir, pathlib.Path(argv[0]).name) if process_index == 0 else None
+        together(lambda: held.enter_context(lock) if lock else None)
         with _recorded(workdir, config, argv, process_index == 0) as take_back:
             found = main(config, workdir)
             if isinstance(found, Shown):
@@ -429,6 +452,44 @@ def setup_distributed(
     return jax.process_index(), jax.process_count()
 
 
+def together(work: Callable[[], T]) -> T:
+    """Runs ``work`` in every process of this run and waits for all; an error in one is one in all.
+
+    Args:
+      work: does what this process has to do.
+
+    Returns:
+      What this process's ``work`` returned.
+
+    Raises:
+      UserError: ``work`` failed in another process; the message says why.
+    """
+    import jax
+
+    if jax.process_count() == 1:
+        return work()
+    # JAX's coordination service: unlike a collective, it can wait for hours.
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client
+    place = f"cirag_jax/together/{next(_meetings)}"
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    text = "" if error is None else _one_line(str(error)) or type(error).__name__
+    client.key_value_set(f"{place}/{jax.process_index()}", f"={text}")
+    count = jax.process_count()
+    texts = [client.blocking_key_value_get(f"{place}/{i}", _A_YEAR_MS)[1:] for i in range(count)]
+    if error is not None:
+        raise error
+    for index, text in enumerate(texts):
+        if text:
+            raise UserError(f"process {index} of {count} failed: {text}")
+    return cast(T, result)
+
+
 def _int_or_env(value: int | None, name: str) -> int | None:
     text = os.environ.get(name)
     if value is not None or text is None:
@@ -516,6 +577,35 @@ def _make_workdir(name: str) -> pathlib.Path:
         reason = error.strerror or error
         raise UserError(f"--workdir={name}: cannot write there ({reason})") from None
     return workdir
+
+
+@contextlib.contextmanager
+def _lock(workdir: pathlib.Path, program: str) -> Iterator[None]:
+    """Holds a workdir's lock, which the kernel releases however the process dies.
+
+    Raises:
+      UserError: another command holds it.
+    """
+    with (workdir / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"--workdir={workdir} is in use by {file.read() or 'another command'}; wait for "
+                "its end or choose another --workdir"
+            ) from None
+        except OSError as error:
+            say(f"WARNING: {workdir} cannot be locked ({error.strerror}): run one command there")
+        file.truncate(0)
+        file.write(f"{program} (process {os.getpid()})")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open still
 
 
 @contextlib.contextmanager

@@ -5,17 +5,23 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
 
 # An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
 Config = Any
+
+# What reading a record from a file checks beside the type.
+Filled = Annotated[str, msgspec.Meta(pattern=r"\S")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passage:
     """A short document. ``sentences`` are the benchmark's own boundaries and never split again."""
 
-    id: str
+    id: Filled
     title: str
     text: str
     sentences: tuple[str, ...] | None = None
@@ -53,16 +59,16 @@ class Question:
     reasoning order (2WikiMultihopQA), ``decomposition`` the sub-questions (MuSiQue).
     """
 
-    id: str
-    question: str
+    id: Filled
+    question: Filled
     answers: tuple[str, ...]
     type: str | None = None
-    hops: int | None = None
+    hops: Count | None = None
     split: str | None = None
     fold: str | None = None
     setting: str | None = None
     supporting: tuple[str, ...] | None = None
-    supporting_sentences: tuple[tuple[str, int], ...] | None = None
+    supporting_sentences: tuple[tuple[str, Count], ...] | None = None
     context: tuple[str, ...] | None = None
     evidences: tuple[tuple[str, str, str], ...] | None = None
     decomposition: tuple[SubQuestion, ...] | None = None
@@ -83,8 +89,8 @@ class Dataset:
     triples: Mapping[str, tuple[Triple, ...]]
 
 
-Level = Literal["triple", "sentence", "passage", "default"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+Granularity = Literal["triple", "sentence", "passage", "default"]
+GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class Step:
 class Attempt:
     """One try to answer from evidence of one granularity; an empty pool is refused uncalled."""
 
-    level: Level
+    granularity: Granularity
     evidence: tuple[str, ...]
     response: str
     answer: str
@@ -123,23 +129,23 @@ class Prediction:
 
     Attributes:
         answer: The short answer.
-        level: Granularity that answered; ``default`` where every level refused.
+        granularity: Granularity that answered; ``default`` where every granularity refused.
         passages: Passage ids, best first.
         sentences: (passage id, sentence index), best first.
         triples: Best first.
         steps: The rounds of retrieval.
         attempts: The answering calls, in order.
-        problems: Malformed output of each kind -> how often it was met.
+        parse_errors: Malformed output of each kind -> how often it was met.
     """
 
     answer: str
-    level: Level
+    granularity: Granularity
     passages: tuple[str, ...] = ()
     sentences: tuple[tuple[str, int], ...] = ()
     triples: tuple[Triple, ...] = ()
     steps: tuple[Step, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class Trajectory:
             asked again what it had asked before, and that ends a run).
         solved: Whether core triples support every fact that the question needs (annotations), or
             the answer read from them is right (a language model); None where nobody looked.
-        problems: Malformed output of each kind -> how often it was met.
+        parse_errors: Malformed output of each kind -> how often it was met.
     """
 
     question_id: str
@@ -164,7 +170,7 @@ class Trajectory:
     steps: tuple[Step, ...]
     end: Literal["stopped", "max_steps", "repeat"]
     solved: bool | None = None
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 def data(split: str, units: str | None = "triple") -> Any:
     """``config.data``: which questions, over which corpus, in which units."""
     config: Any = ConfigDict()
-    config.dir = placeholder(str)  # A dataset folder (docs/data.md); null is the embedded dataset.
+    config.dir = placeholder(str)  # A dataset folder (docs/data.md); null is the built-in dataset.
     config.split = split
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.

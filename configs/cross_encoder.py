@@ -44,7 +44,7 @@ def base() -> Any:
     config.seed = 0
     config.data = common.data(split="train")
     config.kinds = ("passage", "triple")  # Which pairs: with passages, with triples.
-    config.form = "ascii"  # Of a triple's text: ascii | unicode, as in configs/methods.
+    config.normalization = "ascii"  # Of a triple's text: ascii | unicode, as in configs/methods.
     # The last `questions` of a seeded permutation of the training questions are not trained on and
     # choose the checkpoint.
     config.dev = ConfigDict()

@@ -51,7 +51,7 @@ def get_config() -> Any:
     config.base = ConfigDict()
     config.base.run = True  # Also score the model without the checkpoint.
 
-    config.form = "ascii"  # Normalisation before surfaces are compared: ascii | unicode.
+    config.normalization = "ascii"  # Normalisation before surfaces are compared: ascii | unicode.
     config.bootstrap_samples = 10_000
     config.in_flight = 256  # Passages under way together.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.

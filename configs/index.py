@@ -17,7 +17,7 @@ def get_config() -> Any:
     """Every passage of the corpus, embedded by MiniLM-L6, for exact search."""
     config: Any = ConfigDict()
     config.data = ConfigDict()
-    config.data.dir = placeholder(str)  # A dataset folder; null: the embedded dataset.
+    config.data.dir = placeholder(str)  # A dataset folder; null: the built-in dataset.
     config.encoder = retrievers.encoder()
     config.retriever = retrievers.retriever()
     del config.retriever.folder  # It is W/index.

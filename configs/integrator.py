@@ -20,7 +20,7 @@ same figures after 74 min. configs/integrator_eval.py has what the students are 
   Other T, before the adapter's dropout was made faster (200,000 tokens at most, one core):
   MuSiQue's 60 alone (commit a09a180): 80 steps, 135,848 tokens, two epochs, rows 83 % full; dev
 loss 1.42 -> 0.34; 48 min 26 s. It learned to keep nothing.
-  those 60 and 120 embedded (commit 7148867): 105 steps, 198,250 tokens, 1.28 epochs, rows 92 %
+  those 60 and 120 built-in (commit 7148867): 105 steps, 198,250 tokens, 1.28 epochs, rows 92 %
 full; dev loss 1.30 -> 0.24; 66 min 36 s. It stops too early.
   those 60 and 150 of 2Wiki, half of them of one round (commit a09a180): 99 steps, 199,217 tokens,
 1.56 epochs, rows 98 % full; dev loss 1.27 -> 0.23; 67 min 48 s. It stops too early, too.
@@ -99,9 +99,9 @@ def base() -> Any:
     config.dev = placeholder(object)  # Trajectories of other questions instead of dev_fraction.
     # How conversations are rendered, as in configs/methods/cirag.py, where the student must then be
     # asked alike; null: as they were made.
-    config.form = placeholder(str)  # ascii | unicode
-    config.rendering = placeholder(str)  # multi_turn | paper
-    config.example = placeholder(bool)  # Whether the worked example stands in front.
+    config.normalization = placeholder(str)  # ascii | unicode
+    config.prompt_format = placeholder(str)  # multi_turn | paper
+    config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
     return config
 
 

@@ -4,9 +4,9 @@
         --config.trajectories=T --workdir=E
 
 W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, T a workdir of
-launch/distill.py or a .jsonl file. The frozen base and the rule (keep the three best candidates,
-ask the question again) stand beside it, and keeping nothing. Without a checkpoint only these are
-scored.
+launch/distill.py or a .jsonl file. The frozen base and the top-k baseline (keep the three best
+candidates, ask the question again) stand beside it, and keeping nothing. Without a checkpoint
+only these are scored.
 
 Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2): T = 30
 trajectories (80 steps) of MuSiQue's test fold; the teacher kept nothing at 52 % of the steps. Core
@@ -15,25 +15,25 @@ triples, per cent with 95 % intervals; "student" is the first of configs/integra
                F1 (mean of steps)   F1 where any kept   micro F1   next query F1   stop   parsed
   student      38.4 [28.3, 48.0]    17.7                16.0       23.2            70.0   98.8
   base         12.3 [ 6.3, 19.1]    10.1                 7.0       28.3            62.5   20.0
-  rule         15.1 [10.0, 20.7]    31.8                18.2       33.8            65.0
+  top-k        15.1 [10.0, 20.7]    31.8                18.2       33.8            65.0
   nothing      52.5 [40.0, 64.1]     0.0                 0.0        0.0            35.0
   MuSiQue      50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
-  + embedded   34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
+  + built-in   34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
   + all 2Wiki  37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
-  student less rule: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
+  student less top-k: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
 The last three rows are the other students of configs/integrator.py: of MuSiQue's 60 trajectories
-alone, which keeps nothing at any step; and with embedded or short 2Wiki ones beside, which stop too
-early. Without those of one round it stops better than the rule; it picks fewer right triples than
-the rule finds among its three.
+alone, which keeps nothing at any step; and with built-in or short 2Wiki ones beside, which stop too
+early. Without those of one round it stops better than top-k; it picks fewer right triples than
+top-k finds among its three.
   The same for T = 30 trajectories (92 steps) of 2WikiMultihopQA's first 30 dev questions, over the
 triples of configs/extractor.py's model; the teacher kept nothing at 66 % of the steps (the base
 2026-11-23, two cores, tests beside it, commit 6e1523a: 16 min 13 s):
   student      46.2 [35.8, 56.1]    17.7                14.1       27.6            60.9   93.5
   base         22.8 [13.9, 32.6]    12.9                 5.6       22.1            65.2   23.9
-  rule         11.8 [ 7.4, 16.5]    35.1                15.0       23.2            72.8
+  top-k        11.8 [ 7.4, 16.5]    35.1                15.0       23.2            72.8
   nothing      66.3 [55.7, 76.6]     0.0                 0.0        0.0            27.2
-  student less rule: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop -12.0
-  [-27.1, +3.5].
+  student less top-k: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop
+  -12.0 [-27.1, +3.5].
 """
 
 from typing import Any
@@ -61,16 +61,16 @@ def get_config() -> Any:
     config.integrator = blocks.role(max_tokens=384)
     # How conversations are rendered, as in configs/methods/cirag.py; null: as the checkpoint was
     # trained, else as the trajectories were made.
-    config.form = placeholder(str)  # ascii | unicode
-    config.rendering = placeholder(str)  # multi_turn | paper
-    config.example = placeholder(bool)  # Whether the worked example stands in front.
-    config.guided = False  # Lead the student through the sections, too.
+    config.normalization = placeholder(str)  # ascii | unicode
+    config.prompt_format = placeholder(str)  # multi_turn | paper
+    config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
+    config.prefilled_headers = False  # Lead the student through the sections, too.
     config.match_cutoff = 0.8
     config.base = ConfigDict()
     config.base.run = True  # Also score the model without the checkpoint.
-    config.base.guided = True
-    config.base.example = placeholder(bool)
-    config.base.example = True  # null: as the student.
+    config.base.prefilled_headers = True
+    config.base.few_shot = placeholder(bool)
+    config.base.few_shot = True  # null: as the student.
 
     config.query_cosine = True  # Compare next queries by the encoder, too.
     config.encoder = retrievers.encoder()

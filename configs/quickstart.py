@@ -1,4 +1,4 @@
-"""The embedded job of ``make quickstart``: train, evaluate, export, answer; no download.
+"""The job of ``make quickstart``: train, evaluate, export, answer; no download.
 
 python launch/quickstart.py
 

@@ -12,7 +12,7 @@ Record (``annotations``; 2026-11-22, two CPU cores, jax 0.10.2, commit 82b4ef8):
   solved (every hop supported), 53 % stopped unsolved, 90 % of the gold passages retrieved; in 53 %
   of the rounds no candidate supported a hop that could be reached; 96 s.
   the same with fold=test: 30 trajectories, 2.67 rounds each, 40 % solved; 56 s.
-  --config.data.limit=250 (embedded): 250 trajectories, 1.95 rounds each, 99 % solved; 90 s.
+  --config.data.limit=250 (built-in): 250 trajectories, 1.95 rounds each, 99 % solved; 90 s.
   --config.data.dir=2wikimultihopqa --config.data.split=train --config.triples=G (G: the data set's
   evidences alone, by launch/extract.py --config.import_openie=gold_triples.jsonl) with
   --config.data.limit=150 (commit ebd761e): 150 trajectories, 1.73 rounds each, 4.6 candidates and
@@ -24,7 +24,7 @@ Record (``annotations``; 2026-11-22, two CPU cores, jax 0.10.2, commit 82b4ef8):
   see configs/extract.py): 30 trajectories, 3.07 rounds each, 20 % solved, 93 % of the gold passages
   retrieved; in 66 % of the rounds no candidate supported a hop: that extractor misses much; 33 s.
 Record (``llm``; commit 9604270): SmolLM2-135M as its own teacher, --config.data.limit=3
---config.cirag.max_steps=2 --config.cirag.example=true: all three dropped, for their turns do not
+--config.cirag.max_steps=2 --config.cirag.few_shot=true: all three dropped, for their turns do not
 parse; 45 s. ``mixture``: not yet run with a real model.
 """
 

@@ -28,7 +28,7 @@ def main(config, workdir):
     questions.mkdir(exist_ok=True)
     config.answer.reranker.model = str(checkpoint)
     answered = answer.answer(config.answer, questions)
-    trace.write_trace(questions, workdir / "trace.html", title="CIRAG on the embedded data set")
+    trace.write_trace(questions, workdir / "trace.html", title="CIRAG on the built-in dataset")
     return {
         **result,
         "training": trained,

@@ -40,4 +40,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/aligner.py")
+    cli.run(main, "configs/aligner.py", resumes=True, several_processes=True)

@@ -32,7 +32,7 @@ def arguments(folders, workdir, *more, method="cirag") -> list[str]:
     }  # fmt: skip
     if method == "cirag":
         values |= {
-            "cirag.max_steps": 2, "cirag.num_candidates": 4, "cirag.guided": True,
+            "cirag.max_steps": 2, "cirag.num_candidates": 4, "cirag.prefilled_headers": True,
             "cirag.decision_tokens": 5,
         }  # fmt: skip
     else:

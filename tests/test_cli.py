@@ -1,3 +1,4 @@
+import fcntl
 import json
 import math
 import os
@@ -242,7 +243,9 @@ def test_a_result_that_is_only_shown_leaves_the_workdir_alone(run, tmp_path):
         return cli.Shown(seconds=3)
 
     def contents():
-        return {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
+        files = {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
+        assert files.pop(cli.LOCK) == b""
+        return files
 
     done = run("--config.train.steps=8", main=shown)
     assert (done.code, json.loads(done.out), contents()) == (0, {"seconds": 3}, {})
@@ -289,7 +292,7 @@ def test_interrupt(run, resumes):
         raise KeyboardInterrupt
 
     done = run(main=main, resumes=resumes)
-    hint = "; what is recorded is kept, and the same command goes on from there" * resumes
+    hint = "; what is recorded is kept, and the same command resumes from there" * resumes
     assert (done.code, done.out, done.err) == (130, "", f"command.py: interrupted{hint}\n")
 
 
@@ -298,6 +301,28 @@ def test_a_result_that_is_no_mapping_is_a_fault_of_ours(run):
 
 
 # ----------------------------------------------------------------------------- real processes
+
+
+def test_a_second_command_in_the_same_workdir_is_refused(run, tmp_path):
+    inner = []
+
+    def main(config, workdir):
+        inner.append(run("--config.train.steps=9"))
+        return {"steps": config.train.steps}
+
+    assert run(main=main).code == 0
+    assert refused(inner[0], f"--workdir={tmp_path / 'work'} is in use by command.py (process ")
+    assert not inner[0].seen
+    # What the first left is its own, and the lock has gone with it, after an error too.
+    assert json.loads((tmp_path / "work" / "config.json").read_text())["train"]["steps"] == 5
+    for error in (UserError("no"), ValueError("a bug"), KeyboardInterrupt()):
+
+        def fails(config, workdir, error=error):
+            raise error
+
+        assert run(main=fails).code != 0
+        assert run().code == 0
+    assert run(main=main, workdir=tmp_path / "other").code == 0  # another folder is free
 
 
 @pytest.fixture
@@ -335,6 +360,23 @@ def start(script, *arguments, **environment):
     )
 
 
+def together(script, workdir):
+    """Runs a script in two processes; their exit codes, and what they wrote."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2"]
+    command += [f"--coordinator_address=127.0.0.1:{port}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, f"--process_id={i}"], **pipes) for i in range(2)]
+    try:
+        outputs = [process.communicate(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], outputs
+
+
 def test_noise_goes_to_stderr(script, tmp_path):
     done = start(script, f"--workdir={tmp_path / 'w'}")
     assert done.returncode == 0, done.stderr
@@ -364,10 +406,60 @@ def test_compilation_cache_is_filled(script, tmp_path):
     script.write_text(slow)
     cache = tmp_path / "cache"
     for _ in range(2):
-        done = start(script, f"--workdir={tmp_path / 'w'}", CIRAG_JAX_CACHE=str(cache))
+        done = start(
+            script,
+            f"--workdir={tmp_path / 'w'}",
+            CIRAG_JAX_CACHE=str(cache),
+            JAX_COMPILATION_CACHE_DIR="",
+        )
         assert done.returncode == 0, done.stderr
         assert done.stderr == "noise of a child\n"
     assert list(cache.glob("*/*"))
+
+
+def test_a_lock_dies_with_its_process(run, script, tmp_path):
+    script.write_text(
+        script.read_text().replace('print("noise of Python")', "os.write(2, b'in'); input()")
+    )
+    command = [sys.executable, str(script), f"--workdir={tmp_path / 'work'}"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stderr.read(2) == b"in"
+        assert refused(run(), f"in use by command.py (process {process.pid})")
+        process.kill()
+        process.wait()
+        assert run().code == 0
+
+
+def test_a_command_of_one_process_refuses_several(script, tmp_path):
+    codes, outputs = together(script, tmp_path / "w")
+    assert codes == [2, 2]
+    for _, err in outputs:
+        assert "command.py: this command runs in one process, not in 2" in err
+
+
+def test_an_error_in_one_process_ends_all(script, tmp_path):
+    """The workdir that is in use is known to the first process alone."""
+    several = script.read_text().replace("config.py')", "config.py', several_processes=True)")
+    script.write_text(several)
+    (tmp_path / "w").mkdir()
+    with (tmp_path / "w" / cli.LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        codes, outputs = together(script, tmp_path / "w")
+    assert codes == [2, 2]
+    assert "w is in use by another command" in outputs[0][1]
+    assert "process 0 of 2 failed: --workdir=" in outputs[1][1]
+    script.write_text(
+        several.replace(
+            'print("noise of Python")',
+            """import jax
+    assert cli.together(lambda: jax.process_index()) == jax.process_index()
+    cli.together(lambda: {}["no key"] if jax.process_index() else None)""",
+        )
+    )
+    codes, outputs = together(script, tmp_path / "w")
+    assert codes == [2, 1]
+    assert "process 1 of 2 failed: 'no key'" in outputs[0][1]
 
 
 def test_two_processes_give_one_result(script, tmp_path):
@@ -392,26 +484,10 @@ def test_two_processes_give_one_result(script, tmp_path):
 def main(""",
         )
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    workdir = tmp_path / "w"
-    command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2"]
-    command += [f"--coordinator_address=127.0.0.1:{port}"]
-    processes = [
-        subprocess.Popen(
-            [*command, f"--process_id={index}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    script.write_text(
+        script.read_text().replace("config.py')", "config.py', several_processes=True)")
+    )
+    codes, outputs = together(script, tmp_path / "w")
+    assert codes == [0, 0], outputs
     assert json.loads(outputs[0][0]) == {"sum": 3.0, "steps": 5}
     assert outputs[1][0] == ""

@@ -21,7 +21,7 @@ from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import LEVELS, Config, Dataset, Prediction, Question
+from cirag_jax.types import GRANULARITIES, Config, Dataset, Prediction, Question
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``em``, ``f1``, ``acc``, ``recall``, ``levels``, ``calls``, tokens, ``seconds`` and the other
-      fields of the command's contract.
+      ``em``, ``f1``, ``acc``, ``recall``, ``granularities``, ``calls``, tokens, ``seconds`` and
+      the other fields of the command's contract.
 
     Raises:
       UserError: the config, the data or a model cannot be used, or ``workdir`` was begun with other
@@ -109,7 +109,7 @@ def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]
     return {
         "id": question.id,
         "answer": outcome["answer"] if outcome else "",
-        "level": outcome["level"] if outcome else None,
+        "granularity": outcome["granularity"] if outcome else None,
         "passages": outcome["passages"] if outcome else [],
         "sentences": outcome["sentences"] if outcome else [],
         "triples": [triple[:3] for triple in outcome["triples"]] if outcome else [],
@@ -145,10 +145,12 @@ def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -
         **{name: scores[name] for name in ("em", "f1", "acc")},
         "profile": profile,
         "recall": evidence_recall(found, [q for q, _ in ended]),
-        "levels": _levels(found),
+        "granularities": _granularities(found),
         "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
         "steps": _mean(len(p.steps) for p in found if p),
-        "problems": dict(sum((collections.Counter(p.problems) for p in found if p), start=_EMPTY)),
+        "parse_errors": dict(
+            sum((collections.Counter(p.parse_errors) for p in found if p), start=_EMPTY)
+        ),
         "calls": dict(sum((collections.Counter(r.calls) for _, r in ended), start=_EMPTY)),
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
@@ -185,9 +187,9 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
     return {"extraction": extraction}
 
 
-def _levels(found: Iterable[Prediction | None]) -> dict[str, int]:
-    counts = collections.Counter(p.level for p in found if p)
-    return {level: counts[level] for level in LEVELS}
+def _granularities(found: Iterable[Prediction | None]) -> dict[str, int]:
+    counts = collections.Counter(p.granularity for p in found if p)
+    return {granularity: counts[granularity] for granularity in GRANULARITIES}
 
 
 def _mean(values: Iterable[float]) -> float | None:

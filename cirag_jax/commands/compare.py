@@ -16,10 +16,10 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
-from cirag_jax.types import LEVELS, Config
+from cirag_jax.types import GRANULARITIES, Config
 
 KS = (3, 5)
-LEVELS_FIGURE = "levels.png"
+GRANULARITIES_FIGURE = "granularities.png"
 
 
 class Run(NamedTuple):
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Scores every run and the lead of the first over each other one.
 
-    Leaves ``table.md`` and ``levels.png``, the share of questions answered at each granularity
+    Leaves ``table.md`` and ``granularities.png``, the share of questions answered at each one
     (CIRAG's Figures 3 and 5), in ``workdir``.
 
     Args:
@@ -50,7 +50,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``systems``: of each run ``em``, ``f1``, ``acc``, ``recall@3``, ``recall@5`` (of gold
-      passages) with intervals (questions resampled), ``levels``, ``failures``, ``calls`` and
+      passages) with intervals (questions resampled), ``granularities``, ``failures``, ``calls`` and
       ``generated_tokens`` a question, ``cost``; ``differences``: the first run less each other;
       ``num_questions``, ``num_annotated`` (with gold passages), ``settings``.
 
@@ -83,7 +83,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     table = table_of(result)
     (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
     print(table, file=sys.stderr)
-    _draw(result, workdir / LEVELS_FIGURE)
+    _draw(result, workdir / GRANULARITIES_FIGURE)
     return result
 
 
@@ -173,7 +173,10 @@ def _described(run: Run, ids: Sequence[str]) -> dict[str, Any]:
     found = [codec.decode_prediction(r.outcome) for r in records if r.outcome is not None]
     usage = sum((record.usage for record in records), start=Usage())
     return {
-        "levels": {level: sum(p.level == level for p in found) for level in LEVELS},
+        "granularities": {
+            granularity: sum(p.granularity == granularity for p in found)
+            for granularity in GRANULARITIES
+        },
         "failures": len(records) - len(found),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
         "generated_tokens": usage.generated_tokens / len(records),
@@ -187,16 +190,19 @@ def _described(run: Run, ids: Sequence[str]) -> dict[str, Any]:
 def table_of(result: Mapping[str, Any]) -> str:
     """The figures in per cent, one row a run, then the first run's leads in points."""
     names = ("f1", "em", "acc", "recall@3", "recall@5")
-    header = ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]", *LEVELS, "tokens"]
+    header = ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]", *GRANULARITIES, "tokens"]
     rows = []
     for name, system in result["systems"].items():
         row = [side_by_side.figure(system[n], bounds=n in ("f1", "recall@5")) for n in names]
-        total = max(sum(system["levels"].values()), 1)
-        shares = [f"{100 * system['levels'][level] / total:.0f} %" for level in LEVELS]
+        total = max(sum(system["granularities"].values()), 1)
+        shares = [
+            f"{100 * system['granularities'][granularity] / total:.0f} %"
+            for granularity in GRANULARITIES
+        ]
         rows.append([name, *row, *shares, f"{system['generated_tokens']:,.0f}"])
     for name, scores in result["differences"].items():
         leads = [side_by_side.lead(scores[n]) for n in names]
-        rows.append([name, *leads, *[""] * (len(LEVELS) + 1)])
+        rows.append([name, *leads, *[""] * (len(GRANULARITIES) + 1)])
     caption = (
         f"{result['num_questions']} questions, {result['num_annotated']} with gold passages; share "
         "of the answers read from triples, sentences, passages and by default; tokens written a "
@@ -215,15 +221,17 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     systems = result["systems"]
     figure, axes = plt.subplots(figsize=(7, 0.6 * len(systems) + 1.4), layout="constrained")
     left = np.zeros(len(systems))
-    for level in LEVELS:
-        totals = [max(sum(s["levels"].values()), 1) for s in systems.values()]
-        shares = [s["levels"][level] for s in systems.values()]
+    for granularity in GRANULARITIES:
+        totals = [max(sum(s["granularities"].values()), 1) for s in systems.values()]
+        shares = [s["granularities"][granularity] for s in systems.values()]
         width = 100 * np.array(shares) / np.array(totals)
-        axes.barh(list(systems), width, left=left, label=level)
+        axes.barh(list(systems), width, left=left, label=granularity)
         left += width
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("questions answered from, %")
-    axes.legend(ncols=len(LEVELS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.legend(
+        ncols=len(GRANULARITIES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -52,7 +52,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     settings = _check(config)
     dataset = load.load_dataset(config.data)
     selected, corpus = task.select(dataset, config.data, default_split="train")
-    golds = teachers.read_golds(config, dataset, selected, settings.form)
+    golds = teachers.read_golds(config, dataset, selected, settings.normalization)
     kind, share = config.teacher.kind, config.teacher.share
     teacher_of = {
         q.id: teachers.assign(q, q.id in golds, kind, share, config.seed) for q in selected
@@ -117,8 +117,10 @@ def _check(config: Config) -> CiragConfig:
     kind = config.teacher.kind
     if kind not in teachers.KINDS:
         raise UserError(f"config.teacher.kind={kind!r} must be one of {', '.join(teachers.KINDS)}.")
-    if settings.guided:
-        raise UserError("config.cirag.guided=true: a teacher writes its decision in one piece.")
+    if settings.prefilled_headers:
+        raise UserError(
+            "config.cirag.prefilled_headers=true: a teacher writes its decision in one piece."
+        )
     if settings.integrator != "model":
         raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
     if settings.max_steps < 1:
@@ -141,10 +143,10 @@ def _check(config: Config) -> CiragConfig:
             "known to be right by the answer that is read from it."
         )
     if kind != "llm":
-        if settings.rendering != "multi_turn":
+        if settings.prompt_format != "multi_turn":
             raise UserError(
-                f"config.cirag.rendering={settings.rendering!r}: the annotation teacher reads the "
-                "multi_turn rendering alone; a student may be trained on the other."
+                f"config.cirag.prompt_format={settings.prompt_format!r}: the annotation teacher "
+                "reads the multi_turn format alone; a student may be trained on the other."
             )
         if config.triples == ONLINE:
             raise UserError(
@@ -245,7 +247,9 @@ def _trajectory(
     name = teacher
     if teacher == "llm":
         name = backends.model_name(config.teacher.llm) or config.teacher.llm.backend
-    return Trajectory(question.id, question.question, name, steps, end, solved, prediction.problems)
+    return Trajectory(
+        question.id, question.question, name, steps, end, solved, prediction.parse_errors
+    )
 
 
 def _dropped(
@@ -282,9 +286,9 @@ def _sidecar(
 ) -> dict[str, Any]:
     """How trajectories were rendered, and of what they are."""
     return {
-        "form": settings.form,
-        "rendering": settings.rendering,
-        "example": settings.example,
+        "normalization": settings.normalization,
+        "prompt_format": settings.prompt_format,
+        "few_shot": settings.few_shot,
         "num_candidates": settings.num_candidates,
         "num_passages": settings.num_passages,
         "max_steps": settings.max_steps,

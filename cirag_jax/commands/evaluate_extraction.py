@@ -24,7 +24,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
-from cirag_jax.triples.normalization import Form
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.triples.store import content_hash
 from cirag_jax.types import Config, Passage, Triple
 
@@ -74,8 +74,11 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             raise UserError(f"config.{name} must be at least 1.")
     if config.limit < 0:
         raise UserError("config.limit must not be negative.")
-    if config.form not in get_args(Form):
-        raise UserError(f"config.form={config.form!r} must be one of {', '.join(get_args(Form))}.")
+    if config.normalization not in get_args(Normalization):
+        raise UserError(
+            f"config.normalization={config.normalization!r} must be one of "
+            f"{', '.join(get_args(Normalization))}."
+        )
     settings = ExtractionSettings(
         config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
     )
@@ -101,14 +104,16 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         if found is None:
             complete = False
             continue
-        scores[name] = score(references, found, form=config.form)
+        scores[name] = score(references, found, normalization=config.normalization)
         systems[name] = {
             **side_by_side.by_kind(intervals(scores[name], config.bootstrap_samples, config.seed)),
             **_outcomes(found),
             **usage,
             "seconds": seconds,
         }
-        rows += [_row(name, r, f, config.form) for r, f in zip(references, found, strict=True)]
+        rows += [
+            _row(name, r, f, config.normalization) for r, f in zip(references, found, strict=True)
+        ]
 
     # ---- Figures ---------------------------------------------------------------------------------
     result: dict[str, Any] = {"systems": systems, "differences": {}}
@@ -125,7 +130,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "data": config.data.dir,
             "split": config.data.split,
             "fold": config.data.fold,
-            "form": config.form,
+            "normalization": config.normalization,
             **dataclasses.asdict(settings),
         },
         "complete": complete,
@@ -245,7 +250,10 @@ def _run(
 
 
 def score(
-    references: Sequence[Reference], found: Sequence[Found], *, form: Form = "ascii"
+    references: Sequence[Reference],
+    found: Sequence[Found],
+    *,
+    normalization: Normalization = "ascii",
 ) -> dict[str, Ratio]:
     """``exact/...``, ``soft/...`` and ``entities/...``: the scores of `overlap_ratios`.
 
@@ -254,9 +262,9 @@ def score(
     """
     pairs = list(zip(references, found, strict=True))
     groups = range(len(pairs))  # the bootstrap draws passages
-    exact = [exact_overlap(f.triples, r.triples, form) for r, f in pairs]
-    soft = [soft_overlap(f.triples, r.triples, form) for r, f in pairs]
-    named = [entity_overlap(f.entities, r.entities, form) for r, f in pairs]
+    exact = [exact_overlap(f.triples, r.triples, normalization) for r, f in pairs]
+    soft = [soft_overlap(f.triples, r.triples, normalization) for r, f in pairs]
+    named = [entity_overlap(f.entities, r.entities, normalization) for r, f in pairs]
     kinds = {"exact": exact, "soft": soft, "entities": named}
     return {
         f"{kind}/{name}": ratio
@@ -280,7 +288,9 @@ def _outcomes(found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def _row(name: str, reference: Reference, found: Found, form: Form) -> dict[str, Any]:
+def _row(
+    name: str, reference: Reference, found: Found, normalization: Normalization
+) -> dict[str, Any]:
     return {
         "passage": reference.passage.id,
         "system": name,
@@ -288,9 +298,9 @@ def _row(name: str, reference: Reference, found: Found, form: Form) -> dict[str,
         "cause": found.cause,
         "triples": [[t.head, t.relation, t.tail] for t in found.triples],
         "entities": found.entities,
-        "exact_f1": exact_overlap(found.triples, reference.triples, form).f1,
-        "soft_f1": soft_overlap(found.triples, reference.triples, form).f1,
-        "entity_f1": entity_overlap(found.entities, reference.entities, form).f1,
+        "exact_f1": exact_overlap(found.triples, reference.triples, normalization).f1,
+        "soft_f1": soft_overlap(found.triples, reference.triples, normalization).f1,
+        "entity_f1": entity_overlap(found.entities, reference.entities, normalization).f1,
         "problems": found.problems,
     }
 
@@ -311,7 +321,8 @@ def table_of(result: Mapping[str, Any]) -> str:
         row = [name, side_by_side.lead(kinds["soft"]["f1"]), "", "", ""]
         row += [side_by_side.lead(kinds["exact"]["f1"]), "", ""]
         rows.append([*row, side_by_side.lead(kinds["entities"]["f1"]), "", ""])
-    caption = f"{result['num_passages']} passages of {result['settings']['data'] or 'embedded'}"
+    data = result["settings"]["data"] or "the built-in dataset"
+    caption = f"{result['num_passages']} passages of {data}"
     if not result["complete"]:
         caption += "; not complete, run the command again to go on"
     return f"{caption}\n\n{markdown([header, *rows])}"

@@ -20,17 +20,17 @@ from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Similarity
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals
 from cirag_jax.io import write_lines
-from cirag_jax.methods.cirag import RENDERING, CiragConfig
+from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.scheduler import progress_bar
-from cirag_jax.triples.normalization import Form
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
-RULE, NOTHING = "rule", "nothing"  # baselines that write no text
+TOP_K, NOTHING = "top_k", "nothing"  # baselines that write no text
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``systems``: of each model, of the rule and of keeping nothing at all the scores of
-      `decisions.score` with their intervals (questions resampled), problems, tokens and seconds;
-      ``differences``: the student less each other system; ``num_questions``, ``num_trained_on``
-      (of them, by the student; None: not known), ``num_steps``, ``teacher``, ``settings``,
-      ``complete``.
+      ``systems``: of each model, of the top-k baseline and of keeping nothing at all the scores of
+      `decisions.score` with their intervals (questions resampled), ``parse_errors``, tokens and
+      seconds; ``differences``: the student less each other system; ``num_questions``,
+      ``num_trained_on`` (of them, by the student; None: not known), ``num_steps``,
+      ``teacher``, ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the trajectories or a model cannot be used.
@@ -58,8 +58,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     models = side_by_side.models_of(config, "integrator")
     questions = {trajectory.question_id for trajectory in found}
     num_trained_on = side_by_side.count_seen(models, questions, "questions")
-    form: Form = _rendering(config, described, {})["form"]
-    gold = _gold(config, found, form)
+    normalization: Normalization = _prompt(config, described, {})["normalization"]
+    gold = _gold(config, found, normalization)
     until = side_by_side.deadline(config)
 
     # ---- Every model at every step ---------------------------------------------------------------
@@ -67,7 +67,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     spent: dict[str, dict[str, Any]] = {}
     settings: dict[str, Any] = {}
     for name, model in models.items():
-        how = _settings(config, name, _rendering(config, described, model.described))
+        how = _settings(config, name, _prompt(config, described, model.described))
         plain = {f"cirag.{key}": value for key, value in dataclasses.asdict(how).items()}
         bound = {**model.identity, **plain, "max_tokens": config.integrator.max_tokens}
         with Journal(workdir / f"{name}.sqlite", bound) as journal:
@@ -78,24 +78,28 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             spent[name] = {**side_by_side.usage_of(journal, programs), "seconds": seconds}
         if rows is not None:
             decided[name] = rows
-        settings[name] = {key: getattr(how, key) for key in (*RENDERING, "guided", "match_cutoff")}
+        settings[name] = {
+            key: getattr(how, key) for key in (*PROMPT_FIELDS, "prefilled_headers", "match_cutoff")
+        }
     complete = len(decided) == len(models)
-    decided[RULE], decided[NOTHING] = decisions.rule(found), decisions.nothing(found)
+    decided[TOP_K], decided[NOTHING] = decisions.top_k(found), decisions.nothing(found)
 
     # ---- Figures ---------------------------------------------------------------------------------
     similarity = _similarity(config) if config.query_cosine else None
     scores: dict[str, dict[str, Ratio]] = {
-        name: decisions.score(found, rows, form=form, gold=gold, similarity=similarity)
+        name: decisions.score(
+            found, rows, normalization=normalization, gold=gold, similarity=similarity
+        )
         for name, rows in decided.items()
     }
-    for name in (RULE, NOTHING):
+    for name in (TOP_K, NOTHING):
         del scores[name]["parse_rate"]  # there is nothing that could be parsed
     how_often = (config.bootstrap_samples, config.seed)
     result: dict[str, Any] = {
         "systems": {
             name: {
                 **side_by_side.by_kind(intervals(ratios, *how_often)),
-                "problems": decisions.problems(decided[name]),
+                "parse_errors": decisions.parse_errors(decided[name]),
                 **spent.get(name, {}),
             }
             for name, ratios in scores.items()
@@ -155,12 +159,12 @@ def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any
     return found, described
 
 
-def _rendering(
+def _prompt(
     config: Config, trajectories: Mapping[str, Any], checkpoint: Mapping[str, Any]
 ) -> dict[str, Any]:
     """How conversations are rendered: as asked for, else as trained on, else as they were made."""
     found, default = {}, CiragConfig()
-    for name in RENDERING:
+    for name in PROMPT_FIELDS:
         asked = (
             *(config[name], checkpoint.get(name), trajectories.get(name)),
             getattr(default, name),
@@ -169,19 +173,19 @@ def _rendering(
     return found
 
 
-def _settings(config: Config, name: str, rendering: Mapping[str, Any]) -> CiragConfig:
+def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
     """How one system is asked; the base may be led through the sections, with an example."""
-    own = dict(rendering)
-    guided = config.guided
+    own = dict(prompt)
+    prefilled_headers = config.prefilled_headers
     if name == side_by_side.BASE:
-        guided = config.base.guided
-        if config.base.example is not None:
-            own["example"] = config.base.example
-    return CiragConfig(**own, guided=guided, match_cutoff=config.match_cutoff)
+        prefilled_headers = config.base.prefilled_headers
+        if config.base.few_shot is not None:
+            own["few_shot"] = config.base.few_shot
+    return CiragConfig(**own, prefilled_headers=prefilled_headers, match_cutoff=config.match_cutoff)
 
 
 def _gold(
-    config: Config, found: Sequence[Trajectory], form: Form
+    config: Config, found: Sequence[Trajectory], normalization: Normalization
 ) -> list[list[Sequence[Triple] | None]]:
     """The annotated core triples of every step; None where nothing is annotated.
 
@@ -200,7 +204,7 @@ def _gold(
             gold.append([None] * len(trajectory.steps))
             continue
         triples = {**_candidates(trajectory), **dataset.triples}
-        known = oracle.gold_of(question, dataset.corpus, triples, form)
+        known = oracle.gold_of(question, dataset.corpus, triples, normalization)
         rounds: list[oracle.Round] = []
         row: list[Sequence[Triple] | None] = []
         for step in trajectory.steps:
@@ -300,11 +304,11 @@ def _rows(
                 "next_query": one.next_query,
                 "has_question": one.has_question,
             },
-            "problems": one.problems,
+            "parse_errors": one.parse_errors,
             "error": one.error,
         }
         for name, rows in decided.items()
-        if name not in (RULE, NOTHING)
+        if name not in (TOP_K, NOTHING)
         for trajectory, row in zip(found, rows, strict=True)
         for index, one in enumerate(row)
     ]

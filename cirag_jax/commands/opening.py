@@ -109,8 +109,8 @@ def open_handlers(
     if method.uses_triples:
         if config.triples != ONLINE:
             handlers[Extract] = _open_triples(config, dataset, corpus)
-        form = config[config.method].form
-        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), form)
+        normalization = config[config.method].normalization
+        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), normalization)
     extractions, spent = None, book.usage()
     if "extractor" in roles:
         extractions = _open_extractions(config, book.path.parent, stack)
@@ -138,7 +138,7 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         if role != "integrator":
             continue
         asked = config.get(config.get("method", ""), {})
-        trained_as = meta.get("rendering") or {}
+        trained_as = meta.get("prompt") or {}
         wrong = [name for name, value in trained_as.items() if asked.get(name, value) != value]
         if wrong:
             flags = [f"--config.{config.method}.{name}={trained_as[name]}" for name in wrong]

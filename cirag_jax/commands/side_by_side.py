@@ -59,7 +59,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     found, described, seen = {}, {}, None
     if is_training_workdir(spec):
         meta = workdir.check_role(spec, role)
-        described = meta.get("rendering") or {}
+        described = meta.get("prompt") or {}
         seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
         block.model = block.model or meta["model"]
     elif spec is not None and not (pathlib.Path(spec).expanduser() / CONFIG_FILE).is_file():

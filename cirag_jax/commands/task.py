@@ -29,7 +29,7 @@ def select(
     Args:
       dataset: of ``data``.
       data: ``config.data``.
-      default_split: of the embedded data set, where ``data.split`` is unset.
+      default_split: of the built-in dataset, where ``data.split`` is unset.
 
     Raises:
       UserError: no question is left, or the corpus policy does not fit.

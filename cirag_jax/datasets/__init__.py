@@ -1,1 +1,1 @@
-"""Questions and corpora: benchmarks, the JSONL folder, the embedded dataset, corpus policies."""
+"""Questions and corpora: benchmarks, the JSONL folder, the built-in dataset, corpus policies."""

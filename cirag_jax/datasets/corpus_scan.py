@@ -66,16 +66,7 @@ class CorpusScan:
         path = self._source / CORPUS
         if not path.is_file():
             raise UserError(f"{path} does not exist; extraction reads the passages from it.")
-        for row in read_lines(path):
-            yield (
-                row.place,
-                Passage(
-                    id=row.text("id", filled=True),
-                    title=row.text("title"),
-                    text=row.text("text"),
-                    sentences=row.texts("sentences"),
-                ),
-            )
+        yield from read_lines(path, Passage)
 
     def missing(self, passage_ids: Iterable[str]) -> Iterator[str]:
         """Those of ``passage_ids`` that the corpus lacks; after `check`."""
@@ -94,7 +85,7 @@ class CorpusScan:
 
 
 def open_corpus(folder: str | None, stack: contextlib.ExitStack) -> CorpusScan:
-    """The corpus of a dataset folder, or the embedded data set's where ``folder`` is None."""
+    """The corpus of a dataset folder, or the built-in dataset's where ``folder`` is None."""
     if folder is None:
         from cirag_jax.datasets import demo
 

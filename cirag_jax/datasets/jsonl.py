@@ -5,18 +5,20 @@ strict: whatever could silently change a result (a dangling passage id, a number
 due) stops with one sentence that names file, line and field.
 """
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from absl import logging
 
-from cirag_jax.datasets.records import Record, read_lines
+from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
-from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
+from cirag_jax.types import Count, Dataset, Filled, Passage, Question, Triple
 
 QUESTIONS = "questions.jsonl"
 CORPUS = "corpus.jsonl"
@@ -65,17 +67,10 @@ def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
     Raises:
         UserError: As `read_dataset`.
     """
-    path = Path(folder) / CORPUS
     corpus: dict[str, Passage] = {}
-    for row in read_lines(path):
-        passage = Passage(
-            id=row.text("id", filled=True),
-            title=row.text("title"),
-            text=row.text("text"),
-            sentences=row.texts("sentences"),
-        )
+    for place, passage in read_lines(Path(folder) / CORPUS, Passage):
         if passage.id in corpus:
-            raise row.error("id", f"repeats the id {passage.id!r} of an earlier line")
+            raise field_error(place, "id", f"repeats the id {passage.id!r} of an earlier line")
         corpus[passage.id] = passage
     return corpus
 
@@ -98,11 +93,11 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (QUESTIONS, OPENIE):
             (folder / name).unlink(missing_ok=True)
-        write_lines(folder / CORPUS, map(_passage_record, dataset.corpus.values()))
+        write_lines(folder / CORPUS, map(dataclasses.asdict, dataset.corpus.values()))
         if dataset.triples:
             rows = (_openie_record(key, value) for key, value in dataset.triples.items())
             write_lines(folder / OPENIE, rows)
-        write_lines(folder / QUESTIONS, map(_question_record, dataset.questions))
+        write_lines(folder / QUESTIONS, map(dataclasses.asdict, dataset.questions))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
@@ -110,32 +105,26 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
 # ---------------------------------------------------------------------------------- the three files
 
 
+class OpenIE(msgspec.Struct):
+    """A line of ``openie.jsonl``, without its ``entities``; ``triples`` None: never extracted."""
+
+    passage_id: Filled
+    triples: list[Any] | None = None
+    triple_sentences: list[Count | None] | None = None
+
+
 def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question, ...]:
     questions: dict[str, Question] = {}
     out_of_range = 0
-    for row in read_lines(path):
-        pairs = _pairs(row, "supporting_sentences", corpus)
+    for place, question in read_lines(path, Question):
+        _check_passages(place, question, corpus)
+        pairs = question.supporting_sentences
         if pairs is not None:
             kept = tuple(p for p in pairs if p[1] < len(sentences_of(corpus[p[0]])))
             out_of_range += len(pairs) - len(kept)
-            pairs = kept
-        question = Question(
-            id=row.text("id", filled=True),
-            question=row.text("question", filled=True),
-            answers=row.texts("answers", required=True) or (),
-            type=row.maybe_text("type"),
-            hops=row.maybe_count("hops"),
-            split=row.maybe_text("split"),
-            fold=row.maybe_text("fold"),
-            setting=row.maybe_text("setting"),
-            supporting=_passage_ids(row, "supporting", corpus),
-            supporting_sentences=pairs,
-            context=_passage_ids(row, "context", corpus),
-            evidences=row.triples("evidences"),
-            decomposition=_decomposition(row, "decomposition", corpus),
-        )
+            question = dataclasses.replace(question, supporting_sentences=kept)
         if question.id in questions:
-            raise row.error("id", f"repeats the id {question.id!r} of an earlier line")
+            raise field_error(place, "id", f"repeats the id {question.id!r} of an earlier line")
         questions[question.id] = question
     if out_of_range:
         logging.warning(
@@ -144,30 +133,44 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question
     return tuple(questions.values())
 
 
+def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage]) -> None:
+    """Raises UserError where a question names a passage that the corpus lacks."""
+    named = {
+        **{f"supporting[{i}]": pid for i, pid in enumerate(question.supporting or ())},
+        **{
+            f"supporting_sentences[{i}][0]": pair[0]
+            for i, pair in enumerate(question.supporting_sentences or ())
+        },
+        **{f"context[{i}]": pid for i, pid in enumerate(question.context or ())},
+        **{
+            f"decomposition[{i}].supporting": step.supporting
+            for i, step in enumerate(question.decomposition or ())
+            if step.supporting is not None
+        },
+    }
+    for field, passage_id in named.items():
+        _check_known(place, field, passage_id, corpus)
+
+
+def _check_known(place: str, field: str, passage_id: str, corpus: Mapping[str, Passage]) -> None:
+    if passage_id not in corpus:
+        problem = f"names passage {passage_id!r}, which {CORPUS} does not have"
+        raise field_error(place, field, problem)
+
+
 def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[Triple, ...]]:
     triples: dict[str, tuple[Triple, ...]] = {}
     malformed = merged = 0
-    for row in read_lines(path):
-        passage_id = row.text("passage_id", filled=True)
-        _check_known(row, "passage_id", passage_id, corpus)
-        parts = row.maybe("triples", list)
-        if parts is None:  # unknown, so this passage counts as never extracted
+    for place, row in read_lines(path, OpenIE):
+        _check_known(place, "passage_id", row.passage_id, corpus)
+        if row.triples is None:
             continue
-        places = _triple_sentences(row, "triple_sentences", len(parts))
-        found = []
-        for index, part in enumerate(parts):
-            if not _is_triple(part):
-                malformed += 1
-                continue
-            head, relation, tail = part
-            place = places[index] if places else None
-            if place is None:
-                place = source_sentence(head, relation, tail, sentences_of(corpus[passage_id]))
-            found.append(Triple(head, relation, tail, passage_id, place))
-        if passage_id in triples:  # one passage extracted twice, as happens across runs
+        found, bad = triples_of(place, row, corpus[row.passage_id])
+        malformed += bad
+        if row.passage_id in triples:  # one passage extracted twice, as happens across runs
             merged += 1
-            found = dict.fromkeys((*triples[passage_id], *found))
-        triples[passage_id] = tuple(found)
+            found = dict.fromkeys((*triples[row.passage_id], *found))
+        triples[row.passage_id] = tuple(found)
     if merged:
         logging.warning("%s: merged %d lines into an earlier one of their passage.", path, merged)
     if malformed:
@@ -175,6 +178,29 @@ def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[T
             "%s: dropped %d triples that are not three non-empty strings.", path, malformed
         )
     return triples
+
+
+def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Triple], int]:
+    """The triples of a line, each with its sentence, and how many were malformed.
+
+    Raises:
+        UserError: ``triple_sentences`` has not one entry a triple.
+    """
+    if row.triples is None:
+        return (), 0
+    parts = row.triples
+    sentences = [None] * len(parts) if row.triple_sentences is None else row.triple_sentences
+    if len(sentences) != len(parts):
+        wanted = f"must have one entry per triple ({len(parts)}), not {len(sentences)}"
+        raise field_error(place, "triple_sentences", wanted)
+    found = []
+    for part, sentence in zip(parts, sentences, strict=True):
+        if _is_triple(part):
+            head, relation, tail = part
+            if sentence is None:
+                sentence = source_sentence(head, relation, tail, sentences_of(passage))
+            found.append(Triple(head, relation, tail, passage.id, sentence))
+    return found, len(parts) - len(found)
 
 
 def _is_triple(value: object) -> bool:
@@ -185,91 +211,7 @@ def _is_triple(value: object) -> bool:
     )
 
 
-# ----------------------------------------------------------------------------- fields of one record
-
-
-def _check_known(row: Record, field: str, passage_id: str, corpus: Mapping[str, Passage]) -> None:
-    if passage_id not in corpus:
-        raise row.error(field, f"names passage {passage_id!r}, which {CORPUS} does not have")
-
-
-def _passage_ids(row: Record, field: str, corpus: Mapping[str, Passage]) -> tuple[str, ...] | None:
-    ids = row.texts(field)
-    for i, passage_id in enumerate(ids or ()):
-        _check_known(row, f"{field}[{i}]", passage_id, corpus)
-    return ids
-
-
-def _pairs(
-    row: Record, field: str, corpus: Mapping[str, Passage]
-) -> tuple[tuple[str, int], ...] | None:
-    pairs = row.text_index_pairs(field)
-    for i, (passage_id, _) in enumerate(pairs or ()):
-        _check_known(row, f"{field}[{i}][0]", passage_id, corpus)
-    return pairs
-
-
-def _decomposition(
-    row: Record, field: str, corpus: Mapping[str, Passage]
-) -> tuple[SubQuestion, ...] | None:
-    parts = row.parts(field)
-    if parts is None:
-        return None
-    steps = []
-    for part in parts:
-        supporting = part.maybe_text("supporting")
-        if supporting is not None:
-            _check_known(part, "supporting", supporting, corpus)
-        steps.append(SubQuestion(part.text("question"), part.text("answer"), supporting))
-    return tuple(steps)
-
-
-def _triple_sentences(row: Record, field: str, count: int) -> list[int | None] | None:
-    values = row.maybe(field, list)
-    if values is None:
-        return None
-    if len(values) != count:
-        raise row.error(field, f"must have one entry per triple ({count}), not {len(values)}")
-    for i, value in enumerate(values):
-        if value is not None:
-            row.check_index(f"{field}[{i}]", value)
-    return values
-
-
 # ---------------------------------------------------------------------------------------- writing
-
-
-def _passage_record(passage: Passage) -> dict[str, Any]:
-    return {
-        "id": passage.id,
-        "title": passage.title,
-        "text": passage.text,
-        "sentences": passage.sentences,
-    }
-
-
-def _question_record(question: Question) -> dict[str, Any]:
-    steps = question.decomposition
-    return {
-        "id": question.id,
-        "question": question.question,
-        "answers": question.answers,
-        "type": question.type,
-        "hops": question.hops,
-        "split": question.split,
-        "fold": question.fold,
-        "setting": question.setting,
-        "supporting": question.supporting,
-        "supporting_sentences": question.supporting_sentences,
-        "context": question.context,
-        "evidences": question.evidences,
-        "decomposition": None
-        if steps is None
-        else [
-            {"question": step.question, "answer": step.answer, "supporting": step.supporting}
-            for step in steps
-        ],
-    }
 
 
 def _openie_record(passage_id: str, triples: tuple[Triple, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from cirag_jax.types import Config, Dataset, Question
 
 
 def load_dataset(data: Config) -> Dataset:
-    """The dataset folder ``data.dir``, or the embedded dataset where it is null."""
+    """The dataset folder ``data.dir``, or the built-in dataset where it is null."""
     if data.dir:
         return jsonl.read_dataset(pathlib.Path(data.dir))
     return demo.build()

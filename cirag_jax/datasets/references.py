@@ -5,13 +5,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from cirag_jax.datasets import load
 from cirag_jax.datasets.jsonl import OPENIE
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.errors import UserError
-from cirag_jax.types import Config, Dataset, Passage, Question, Triple
+from cirag_jax.types import Config, Dataset, Filled, Passage, Question, Triple
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Reference:
     passage: Passage
     entities: tuple[str, ...]
     triples: tuple[Triple, ...]
+
+
+class _Entities(msgspec.Struct):
+    passage_id: Filled
+    entities: tuple[str, ...] | None = None
 
 
 def select_references(
@@ -98,9 +104,9 @@ def _entities(data: Config) -> dict[str, tuple[str, ...]]:
     if not data.dir or not (Path(data.dir) / OPENIE).is_file():
         return {}
     found: dict[str, tuple[str, ...]] = {}
-    for row in read_lines(Path(data.dir) / OPENIE):
-        name = row.text("passage_id", filled=True)
-        found[name] = tuple(dict.fromkeys((*found.get(name, ()), *(row.texts("entities") or ()))))
+    for _, row in read_lines(Path(data.dir) / OPENIE, _Entities):
+        known = (*found.get(row.passage_id, ()), *(row.entities or ()))
+        found[row.passage_id] = tuple(dict.fromkeys(known))
     return found
 
 

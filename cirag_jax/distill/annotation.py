@@ -73,7 +73,7 @@ class Support:
 def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
     """The hops of a question, in annotation order; empty where nothing is annotated.
 
-    2WikiMultihopQA and the embedded dataset annotate triples, MuSiQue sub-questions, HotpotQA
+    2WikiMultihopQA and the built-in dataset annotate triples, MuSiQue sub-questions, HotpotQA
     sentences; where only gold passages are known, each is a hop.
     """
     if question.evidences and question.supporting:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cirag_jax.distill.annotation import Hop, Support, fill, hops_of, reachable, supports_of
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.triples.normalization import Form, normalise
+from cirag_jax.triples.normalization import Normalization, normalise
 from cirag_jax.types import Passage, Question, Step, Triple
 
 _FOUND = (
@@ -57,18 +57,18 @@ class Gold:
       hops: the facts it needs; empty where nothing is annotated.
       statements: key of a triple (`fact_key`) -> its statements in the question's gold passages.
       titles: id of a gold passage -> its title.
-      form: normalisation by which triples are equal.
+      normalization: normalisation by which triples are equal.
     """
 
     question: Question
     hops: tuple[Hop, ...]
     statements: Mapping[str, tuple[Triple, ...]]
     titles: Mapping[str, str]
-    form: Form
+    normalization: Normalization
 
     def facts(self, triples: Sequence[Triple]) -> list[tuple[Triple, ...]]:
         """Each triple with its statements in gold passages, itself where it has none."""
-        return [self.statements.get(fact_key(t, self.form), (t,)) for t in triples]
+        return [self.statements.get(fact_key(t, self.normalization), (t,)) for t in triples]
 
     def supports(
         self, triples: Sequence[Triple], known: Mapping[int, str] | None = None
@@ -97,7 +97,7 @@ def gold_of(
     question: Question,
     corpus: Mapping[str, Passage],
     triples: Mapping[str, Sequence[Triple] | None],
-    form: Form,
+    normalization: Normalization,
 ) -> Gold:
     """Gathers what a question's annotations say.
 
@@ -105,21 +105,21 @@ def gold_of(
       question: the question.
       corpus: with its gold passages.
       triples: of these passages, by id; a passage without any may be left out.
-      form: normalisation by which triples are equal.
+      normalization: normalisation by which triples are equal.
     """
     ids = [i for i in question.supporting or () if i in corpus]
     statements: dict[str, tuple[Triple, ...]] = {}
     for passage_id in ids:
         for triple in triples.get(passage_id) or ():
-            key = fact_key(triple, form)
+            key = fact_key(triple, normalization)
             statements[key] = (*statements.get(key, ()), triple)
     titles = {i: corpus[i].title for i in ids}
-    return Gold(question, hops_of(question, corpus), statements, titles, form)
+    return Gold(question, hops_of(question, corpus), statements, titles, normalization)
 
 
-def fact_key(triple: Triple, form: Form) -> str:
+def fact_key(triple: Triple, normalization: Normalization) -> str:
     """A triple as a prompt shows it: equal for those that a model cannot tell apart."""
-    return prompts.render_facts((triple,), form)
+    return prompts.render_facts((triple,), normalization)
 
 
 def decide(
@@ -138,9 +138,9 @@ def decide(
       The step with thought, kept and next query; ``kept`` holds candidates.
     """
     before = gold.known([triple for past in rounds for triple in past.kept])
-    shown = {fact_key(triple, gold.form): triple for triple in reversed(candidates)}
+    shown = {fact_key(triple, gold.normalization): triple for triple in reversed(candidates)}
     supports = gold.supports(candidates, before)
-    kept = [shown[fact_key(s.triple, gold.form)] for s in supports]
+    kept = [shown[fact_key(s.triple, gold.normalization)] for s in supports]
     known = {**before, **_values(supports)}
     said = [gold.question.question, *known.values()]
     said += [f"{t.head} {t.relation} {t.tail}" for past in rounds for t in past.kept]

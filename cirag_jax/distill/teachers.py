@@ -15,7 +15,7 @@ from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.requests import Generate, Generated
 from cirag_jax.runtime.scheduler import Call, Done, Handler
-from cirag_jax.triples.normalization import Form
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question, Triple
 
@@ -53,19 +53,19 @@ class AnnotationTeacher:
 
     def respond(self, gold: Gold, messages: Sequence[Message]) -> str:
         """The decision after a conversation that `integration_messages` rendered as multi_turn."""
-        rounds, query, candidates = read_conversation(messages, gold.form)
+        rounds, query, candidates = read_conversation(messages, gold.normalization)
         step = decide(gold, rounds, query, candidates, self._retries)
-        return prompts.render_decision(step, gold.form)
+        return prompts.render_decision(step, gold.normalization)
 
 
 def read_conversation(
-    messages: Sequence[Message], form: Form
+    messages: Sequence[Message], normalization: Normalization
 ) -> tuple[list[Round], str, tuple[Triple, ...]]:
     """The rounds decided so far, this round's query and its candidates, as they were shown.
 
     Args:
-      messages: of the rendering multi_turn; a worked example in front is passed over.
-      form: normalisation of the facts in it.
+      messages: in the format multi_turn; a worked example in front is passed over.
+      normalization: normalisation of the facts in it.
     """
     start = max(i for i, message in enumerate(messages) if _QUERY in message.text)
     query = messages[start].text.split(_QUERY, 1)[1].partition(f"\n\n{_FACTS}")[0]
@@ -76,7 +76,7 @@ def read_conversation(
             facts = json.loads(message.text.rpartition(_FACTS)[2])["fact"]
             candidates = tuple(Triple(*fact) for fact in facts)
         else:
-            decision = prompts.parse_decision(message.text, candidates, form=form)
+            decision = prompts.parse_decision(message.text, candidates, normalization=normalization)
             rounds.append(Round(query, decision.kept))
             query = decision.next_query or ""
     return rounds, query, candidates
@@ -123,7 +123,7 @@ def assign(question: Question, has_gold: bool, kind: str, share: float, seed: in
 
 
 def read_golds(
-    config: Config, dataset: Dataset, questions: Sequence[Question], form: Form
+    config: Config, dataset: Dataset, questions: Sequence[Question], normalization: Normalization
 ) -> dict[str, Gold]:
     """The annotations of those questions that have any, with the triples of gold passages.
 
@@ -132,7 +132,7 @@ def read_golds(
         only what a candidate itself says is known.
       dataset: with the corpus.
       questions: the questions.
-      form: normalisation of triples.
+      normalization: normalisation of triples.
 
     Raises:
       UserError: ``config.triples`` is no store.
@@ -144,5 +144,5 @@ def read_golds(
     elif config.triples is not None:
         with TripleStore.open(config.triples) as store:
             triples = store.triples(list(ids))
-    golds = {q.id: gold_of(q, dataset.corpus, triples, form) for q in questions}
+    golds = {q.id: gold_of(q, dataset.corpus, triples, normalization) for q in questions}
     return {question_id: gold for question_id, gold in golds.items() if gold.hops}

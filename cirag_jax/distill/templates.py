@@ -1,6 +1,6 @@
 """Annotated relations as sub-questions, and as noun phrases for a rationale.
 
-Benchmarks name relations as Wikidata does ("place of birth"), the embedded dataset as sentences do
+Benchmarks name relations as Wikidata does ("place of birth"), the built-in dataset as sentences do
 ("directed by"). A relation that is not listed is worded by its form.
 """
 

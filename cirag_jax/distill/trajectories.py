@@ -8,23 +8,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cirag_jax.datasets.records import Record, read_lines
+import msgspec
+
+from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
-from cirag_jax.prompts.cirag import PROBLEMS
+from cirag_jax.prompts.cirag import PARSE_ERRORS
 from cirag_jax.runtime import codec
-from cirag_jax.types import Step, Trajectory, Triple
+from cirag_jax.types import Count, Filled, Step, Trajectory, Triple
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
 KEEPS = ("all", "parsed", "correct_only")
 ENDS = ("stopped", "max_steps", "repeat")
-# Problems of a teacher's own turns; the others are those of retrieval and extraction.
-_TURN_PROBLEMS = PROBLEMS | {"asked_again"}
+# Parse errors of a teacher's own turns; the others are those of retrieval and extraction.
+_TURN_ERRORS = PARSE_ERRORS | {"asked_again"}
 
 
 # -------------------------------------------------------------------------------- write and read
+
+# Head, relation, tail, passage id, sentence.
+_Row = tuple[str, str, str, str | None, Count | None]
+
+
+class _Step(msgspec.Struct):
+    query: str
+    passages: tuple[str, ...]
+    candidates: list[_Row]
+    scores: tuple[float, ...]
+    thought: str
+    kept: list[_Row]
+    response: str
+    next_query: str | None = None
+
+
+class _Trajectory(msgspec.Struct):
+    question_id: Filled
+    question: Filled
+    teacher: str
+    steps: list[_Step]
+    end: str
+    parse_errors: dict[str, Count]
+    solved: bool | None = None
 
 
 def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
@@ -44,10 +70,10 @@ def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
     """
     file = trajectory_file(path)
     found: dict[str, Trajectory] = {}
-    for record in read_lines(file):
-        trajectory = _decode(record)
+    for place, row in read_lines(file, _Trajectory):
+        trajectory = _decode(place, row)
         if trajectory.question_id in found:
-            raise record.error("question_id", f"repeats {trajectory.question_id!r}")
+            raise field_error(place, "question_id", f"repeats {trajectory.question_id!r}")
         found[trajectory.question_id] = trajectory
     return tuple(found.values())
 
@@ -65,6 +91,11 @@ def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read: {error}.") from None
     if not isinstance(value, dict):
         raise UserError(f"{file} must hold a JSON object.")
+    if "rendering" in value:
+        raise UserError(
+            f"{file} was written by an earlier version of this program, which described prompts by "
+            "other names; run launch/distill.py again."
+        )
     return value
 
 
@@ -89,62 +120,35 @@ def _encode(trajectory: Trajectory) -> dict[str, Any]:
         "steps": [codec.encode_step(step) for step in trajectory.steps],
         "end": trajectory.end,
         "solved": trajectory.solved,
-        "problems": dict(sorted(trajectory.problems.items())),
+        "parse_errors": dict(sorted(trajectory.parse_errors.items())),
     }
 
 
-def _decode(record: Record) -> Trajectory:
-    steps = tuple(map(_step, record.parts("steps", required=True) or ()))
-    if not steps:
-        raise record.error("steps", "is empty")
-    end = record.text("end")
-    if end not in ENDS:
-        raise record.error("end", f"must be one of {', '.join(ENDS)}")
-    problems = record.required("problems", dict)
+def _decode(place: str, row: _Trajectory) -> Trajectory:
+    if not row.steps:
+        raise field_error(place, "steps", "is empty")
+    if row.end not in ENDS:
+        raise field_error(place, "end", f"must be one of {', '.join(ENDS)}")
+    steps = tuple(_decode_step(place, f"steps[{i}]", step) for i, step in enumerate(row.steps))
     return Trajectory(
-        record.text("question_id", filled=True),
-        record.text("question", filled=True),
-        record.text("teacher"),
+        row.question_id,
+        row.question,
+        row.teacher,
         steps,
-        end,  # pyright: ignore[reportArgumentType]
-        record.maybe("solved", bool),
-        {kind: record.check_index(f"problems.{kind}", problems[kind]) for kind in problems},
+        row.end,  # pyright: ignore[reportArgumentType]
+        row.solved,
+        row.parse_errors,
     )
 
 
-def _step(record: Record) -> Step:
-    candidates = _triples(record, "candidates")
-    scores = record.check_each("scores", record.required("scores", list), float)
-    if len(scores) != len(candidates):
-        raise record.error("scores", "must be as many as the candidates")
-    kept = _triples(record, "kept")
+def _decode_step(place: str, field: str, row: _Step) -> Step:
+    candidates, kept = (tuple(Triple(*t) for t in rows) for rows in (row.candidates, row.kept))
+    if len(row.scores) != len(candidates):
+        raise field_error(place, f"{field}.scores", "must be as many as the candidates")
     if not set(kept) <= set(candidates):
-        raise record.error("kept", "holds a triple that is no candidate")
-    return Step(
-        query=record.text("query"),
-        passages=record.texts("passages", required=True) or (),
-        candidates=candidates,
-        scores=scores,
-        thought=record.text("thought"),
-        kept=kept,
-        next_query=record.maybe_text("next_query"),
-        response=record.text("response"),
-    )
-
-
-def _triples(record: Record, field: str) -> tuple[Triple, ...]:
-    triples = []
-    for index, row in enumerate(record.required(field, list)):
-        name = f"{field}[{index}]"
-        if len(record.check(name, row, list)) != 5:
-            raise record.error(name, "must be [head, relation, tail, passage id, sentence]")
-        record.check_each(name, row[:3], str)
-        if row[3] is not None:
-            record.check(f"{name}[3]", row[3], str)
-        if row[4] is not None:
-            record.check_index(f"{name}[4]", row[4])
-        triples.append(codec.decode_triple(row))
-    return tuple(triples)
+        raise field_error(place, f"{field}.kept", "holds a triple that is no candidate")
+    fields: dict[str, Any] = msgspec.structs.asdict(row)
+    return Step(**{**fields, "candidates": candidates, "kept": kept})
 
 
 # ----------------------------------------------------------------------------------------- filter
@@ -161,7 +165,7 @@ def select(
 
     Args:
       trajectories: of ended programs.
-      keep: ``all``; ``parsed``: those without any problem in a teacher's turn; ``correct_only``:
+      keep: ``all``; ``parsed``: those without a parse error in a teacher's turn; ``correct_only``:
         those of them that are known to be solved.
       seed: of the draw; a smaller draw with the same seed is part of a larger one.
       limit: most trajectories, drawn at random; 0: no limit.
@@ -193,7 +197,7 @@ def check_keep(keep: str) -> None:
 
 
 def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
-    """Why the filter drops a trajectory: ``short``, ``problems``, ``not_solved``, ``unknown``.
+    """Why the filter drops a trajectory: ``short``, ``parse_errors``, ``not_solved``, ``unknown``.
 
     None: it does not.
     """
@@ -201,8 +205,8 @@ def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | 
         return "short"
     if keep == "all":
         return None
-    if any(trajectory.problems.get(kind) for kind in _TURN_PROBLEMS):
-        return "problems"
+    if any(trajectory.parse_errors.get(kind) for kind in _TURN_ERRORS):
+        return "parse_errors"
     if keep == "correct_only" and not trajectory.solved:
         return "unknown" if trajectory.solved is None else "not_solved"
     return None
@@ -227,16 +231,16 @@ def statistics(
       round; ``solved``: share of those where it is known; ``early_stops``: share of those
       that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
       any hop that could be reached; ``gold_retrieved``: mean share of gold passages that some round
-      retrieved; ``problems``: sums.
+      retrieved; ``parse_errors``: sums.
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]
     solved = [t.solved for t in trajectories if t.solved is not None]
     misses = [m for t in trajectories if t.question_id in golds for m in _misses(t, golds)]
     recalls = [r for t in trajectories if (r := _recall(t, golds)) is not None]
-    problems: collections.Counter[str] = collections.Counter()
+    parse_errors: collections.Counter[str] = collections.Counter()
     for trajectory in trajectories:
-        problems.update(trajectory.problems)
+        parse_errors.update(trajectory.parse_errors)
     return {
         "trajectories": len(trajectories),
         "teachers": _counts(t.teacher for t in trajectories),
@@ -254,7 +258,7 @@ def statistics(
         ),
         "retrieval_misses": _mean(misses),
         "gold_retrieved": _mean(recalls),
-        "problems": dict(sorted(problems.items())),
+        "parse_errors": dict(sorted(parse_errors.items())),
     }
 
 

@@ -3,8 +3,8 @@
 At every step of every trajectory the model gets what the teacher had: the question, the teacher's
 own decisions so far and the candidates that retrieval really gave. So a step is scored by itself,
 and all steps of all trajectories decode together. The steps are programs of the runtime: batches,
-resumption and isolated failures are the scheduler's and the journal's, and the prompt, the guided
-sections and the parser are `cirag.integrate`'s own.
+resumption and isolated failures are the scheduler's and the journal's, and the prompt, the
+prefilled headers and the parser are `cirag.integrate`'s own.
 """
 
 import collections
@@ -22,7 +22,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
-from cirag_jax.triples.normalization import Form, triple_key
+from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Step, Trajectory, Triple
 
 # Cosine of each pair of queries: float64 [N].
@@ -38,7 +38,7 @@ class Decided:
       kept: the candidates it keeps.
       next_query: what it asks next; None to end, or where ``has_question`` is False.
       has_question: whether it says what to ask next, or that nothing is to be asked.
-      problems: kinds of malformed output, as `prompts.cirag.parse_decision` names them.
+      parse_errors: kinds of malformed output, as `prompts.cirag.parse_decision` names them.
       response: its text.
       error: why there is no decision, else None.
     """
@@ -47,7 +47,7 @@ class Decided:
     kept: tuple[Triple, ...] = ()
     next_query: str | None = None
     has_question: bool = True
-    problems: tuple[str, ...] = ()
+    parse_errors: tuple[str, ...] = ()
     response: str = ""
     error: str | None = None
 
@@ -135,14 +135,14 @@ def _decide(
     question: str, steps: Sequence[Step], candidates: Sequence[Triple], settings: CiragConfig
 ) -> Program[dict[str, Any]]:
     """One integration call, as the journal holds its outcome."""
-    problems: collections.Counter[str] = collections.Counter()
-    decision, text = yield from cirag.integrate(question, steps, candidates, settings, problems)
+    parse_errors: collections.Counter[str] = collections.Counter()
+    decision, text = yield from cirag.integrate(question, steps, candidates, settings, parse_errors)
     return {
         "thought": decision.thought,
         "kept": [codec.encode_triple(triple) for triple in decision.kept],
         "next_query": decision.next_query,
         "has_question": decision.has_question,
-        "problems": list(decision.problems),
+        "parse_errors": list(decision.parse_errors),
         "response": text,
     }
 
@@ -155,14 +155,14 @@ def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
         tuple(codec.decode_triple(triple) for triple in outcome["kept"]),
         outcome["next_query"],
         outcome["has_question"],
-        tuple(outcome["problems"]),
+        tuple(outcome["parse_errors"]),
         outcome["response"],
     )
 
 
-def rule(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
-    """The baseline without a model, `methods.cirag.rule`."""
-    made = [[cirag.rule(t.question, s.candidates) for s in t.steps] for t in trajectories]
+def top_k(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
+    """The baseline without a model, `methods.cirag.top_k`."""
+    made = [[cirag.top_k(t.question, s.candidates) for s in t.steps] for t in trajectories]
     return [[Decided(d.thought, d.kept, d.next_query) for d in row] for row in made]
 
 
@@ -178,7 +178,7 @@ def score(
     trajectories: Sequence[Trajectory],
     decisions: Decisions,
     *,
-    form: Form = "ascii",
+    normalization: Normalization = "ascii",
     gold: Sequence[Sequence[Sequence[Triple] | None]] | None = None,
     similarity: Similarity | None = None,
 ) -> dict[str, Ratio]:
@@ -190,7 +190,7 @@ def score(
     Args:
       trajectories: the teacher's.
       decisions: of the model, one a step.
-      form: normalisation by which triples are equal.
+      normalization: normalisation by which triples are equal.
       gold: the annotated core triples of every step, None where there are none; not scored without.
       similarity: of two queries; ``query_cosine`` is left out without.
 
@@ -212,12 +212,12 @@ def score(
     def over(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> Ratio:
         return ratio(tops, bottoms or [1.0] * len(pairs), groups, len(index))
 
-    kept = [_overlap(decided, step.kept, form) for step, decided in pairs]
+    kept = [_overlap(decided, step.kept, normalization) for step, decided in pairs]
     found = _prefixed("teacher/", overlap_ratios(kept, groups, len(index)))
     if gold is not None:
         wanted = [triples for row in gold for triples in row]
         kept = [
-            None if triples is None else _overlap(decided, triples, form)
+            None if triples is None else _overlap(decided, triples, normalization)
             for triples, (_, decided) in zip(wanted, pairs, strict=True)
         ]
         if any(overlap is not None for overlap in kept):
@@ -230,7 +230,7 @@ def score(
         float(decided.has_question and decided.stops == (step.next_query is None))
         for step, decided in pairs
     ]
-    parsed = [float(not decided.problems and decided.error is None) for _, decided in pairs]
+    parsed = [float(not decided.parse_errors and decided.error is None) for _, decided in pairs]
     return {
         **found,
         "stop_accuracy": over(right),
@@ -240,11 +240,11 @@ def score(
     }
 
 
-def _overlap(decided: Decided, wanted: Sequence[Triple], form: Form) -> Overlap:
-    gold = {triple_key(triple, form) for triple in wanted}
+def _overlap(decided: Decided, wanted: Sequence[Triple], normalization: Normalization) -> Overlap:
+    gold = {triple_key(triple, normalization) for triple in wanted}
     if decided.error is not None:
         return Overlap(0, 0, max(len(gold), 1))  # nothing was decided: not even to keep nothing
-    mine = {triple_key(triple, form) for triple in decided.kept}
+    mine = {triple_key(triple, normalization) for triple in decided.kept}
     return Overlap(len(mine & gold), len(mine), len(gold))
 
 
@@ -274,9 +274,11 @@ def _prefixed(prefix: str, ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
     return {prefix + name: found for name, found in ratios.items()}
 
 
-def problems(decisions: Decisions) -> dict[str, int]:
+def parse_errors(decisions: Decisions) -> dict[str, int]:
     """How often each kind of malformed output was met, and ``failed`` requests."""
     counts: collections.Counter[str] = collections.Counter()
     for decided in (decided for row in decisions for decided in row):
-        counts.update(set(decided.problems) | ({"failed"} if decided.error is not None else set()))
+        counts.update(
+            set(decided.parse_errors) | ({"failed"} if decided.error is not None else set())
+        )
     return dict(sorted(counts.items()))

@@ -15,25 +15,25 @@ import numpy as np
 from scipy import optimize
 
 from cirag_jax.evaluation.overlap import Overlap
-from cirag_jax.triples.normalization import Form, normalise, triple_key
+from cirag_jax.triples.normalization import Normalization, normalise, triple_key
 from cirag_jax.types import Triple
 
 Key = tuple[str, str, str]
 
 
 def exact_overlap(
-    predicted: Iterable[Triple], reference: Iterable[Triple], form: Form = "ascii"
+    predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
     """Triples that are equal after normalisation; each counts once."""
-    mine, gold = set(_keys(predicted, form)), set(_keys(reference, form))
+    mine, gold = set(_keys(predicted, normalization)), set(_keys(reference, normalization))
     return Overlap(len(mine & gold), len(mine), len(gold))
 
 
 def soft_overlap(
-    predicted: Iterable[Triple], reference: Iterable[Triple], form: Form = "ascii"
+    predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
     """The best one-to-one matching by token F1, see the module; ``matched`` is its sum."""
-    mine, gold = _keys(predicted, form), _keys(reference, form)
+    mine, gold = _keys(predicted, normalization), _keys(reference, normalization)
     if not mine or not gold:
         return Overlap(0.0, len(mine), len(gold))
     similarity_PR = similarities([" ".join(k) for k in mine], [" ".join(k) for k in gold])
@@ -55,17 +55,20 @@ def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarr
 
 
 def entity_overlap(
-    predicted: Iterable[str], reference: Iterable[str], form: Form = "ascii"
+    predicted: Iterable[str], reference: Iterable[str], normalization: Normalization = "ascii"
 ) -> Overlap:
     """Names that are equal after normalisation; each counts once."""
-    mine, gold = _names(predicted, form), _names(reference, form)
+    mine, gold = _names(predicted, normalization), _names(reference, normalization)
     return Overlap(len(mine & gold), len(mine), len(gold))
 
 
-def _keys(triples: Iterable[Triple], form: Form) -> list[Key]:
-    return list(dict.fromkeys(triple_key(triple, form) for triple in triples))
+def _keys(triples: Iterable[Triple], normalization: Normalization) -> list[Key]:
+    return list(dict.fromkeys(triple_key(triple, normalization) for triple in triples))
 
 
-def _names(names: Iterable[str], form: Form) -> set[str]:
-    found = (normalise(name, form) or normalise(name, "unicode") or name.strip() for name in names)
+def _names(names: Iterable[str], normalization: Normalization) -> set[str]:
+    found = (
+        normalise(name, normalization) or normalise(name, "unicode") or name.strip()
+        for name in names
+    )
     return {name for name in found if name}

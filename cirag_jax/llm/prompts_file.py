@@ -1,29 +1,46 @@
 """The prompts file: one conversation a line, read strictly (docs/generation.md)."""
 
-import difflib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cirag_jax.datasets.records import Record, read_lines
+import msgspec
+from msgspec import Meta
+
+from cirag_jax.datasets.records import convert, field_error, read_lines
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
+from cirag_jax.types import Filled
 
 ROLES = ("system", "user", "assistant")
-_REQUEST_FIELDS = (
-    "id",
-    "messages",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "json_schema",
-    "continue_final",
-)
-_MESSAGE_FIELDS = ("role", "content", "observation")
+
+
+class _Sampling(msgspec.Struct, kw_only=True):
+    """What a line and the config may both set."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
+    stop: str | tuple[str, ...] | None = None
+
+
+class _Defaults(_Sampling, kw_only=True):
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
+    observation: str | None = None
+
+
+class _Line(_Sampling, kw_only=True, forbid_unknown_fields=True):
+    id: Filled
+    messages: list[_Message]
+    json_schema: dict[str, Any] | None = None
+    continue_final: bool | None = None
 
 
 def read_prompts(
@@ -43,95 +60,49 @@ def read_prompts(
     check_defaults(defaults)
     requests: dict[str, Generate] = {}
     checked: set[str] = set()
-    for row in read_lines(path):
-        name, request = row.text("id", filled=True), _request(row, defaults)
-        if name in requests:
-            raise row.error("id", f"repeats the id {name!r} of an earlier line")
+    for place, line in read_lines(path, _Line):
+        request = _request(place, line, defaults)
+        if line.id in requests:
+            raise field_error(place, "id", f"repeats the id {line.id!r} of an earlier line")
         if check_schemas and request.json_schema is not None:
-            _check_schema(row, request.json_schema, checked)
-        requests[name] = request
+            _check_schema(place, request.json_schema, checked)
+        requests[line.id] = request
     return requests
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:
     """Raises `UserError` where a field of the config is out of range."""
-    record = Record("config", dict(defaults))
-    _sampling(record)
-    if record.check_index("top_logprobs", defaults.get("top_logprobs", 0)) > 20:
-        raise record.error("top_logprobs", "must be at most 20")
+    _stop("config", convert("config", dict(defaults), _Defaults).stop)
 
 
-def _request(row: Record, defaults: Mapping[str, Any]) -> Generate:
-    _refuse_unknown(row, _REQUEST_FIELDS)
-    messages = tuple(_message(part) for part in row.parts("messages", required=True) or ())
-    if not messages:
-        raise row.error("messages", "is empty")
-    own = {"messages": messages, **_sampling(row)}
-    schema = row.maybe("json_schema", dict)
-    if schema is not None:
-        own["json_schema"] = schema
-    own["continue_final"] = bool(row.maybe("continue_final", bool))
-    if own["continue_final"] and messages[-1].role != "assistant":
-        raise row.error("continue_final", "needs a last message with the role 'assistant'")
-    return Generate(**{**defaults, **own})
+def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Generate:
+    if not line.messages:
+        raise field_error(place, "messages", "is empty")
+    for i, message in enumerate(line.messages):
+        if message.role not in ROLES:
+            problem = f"must be one of {', '.join(ROLES)}, not {message.role!r}"
+            raise field_error(place, f"messages[{i}].role", problem)
+    if line.continue_final and line.messages[-1].role != "assistant":
+        problem = "needs a last message with the role 'assistant'"
+        raise field_error(place, "continue_final", problem)
+    own = msgspec.structs.asdict(line) | {
+        "messages": tuple(Message(m.role, m.content, m.observation or "") for m in line.messages),
+        "stop": _stop(place, line.stop),
+    }
+    del own["id"]
+    given = {name: value for name, value in own.items() if value is not None}
+    return Generate(**{**defaults, **given})
 
 
-def _message(part: Record) -> Message:
-    _refuse_unknown(part, _MESSAGE_FIELDS)
-    role = part.text("role")
-    if role not in ROLES:
-        raise part.error("role", f"must be one of {', '.join(ROLES)}, not {role!r}")
-    return Message(role, part.text("content"), part.maybe_text("observation") or "")
+def _stop(place: str, stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """A single string stands for a list of one."""
+    stop = (stop,) if isinstance(stop, str) else stop
+    if stop is not None and not all(stop):
+        raise field_error(place, "stop", "must not hold an empty string")
+    return stop
 
 
-def _sampling(row: Record) -> dict[str, Any]:
-    """The fields about decoding that are there, checked."""
-    found: dict[str, Any] = {}
-    if (count := row.maybe_count("max_tokens")) is not None:
-        if not count:
-            raise row.error("max_tokens", "must be at least 1")
-        found["max_tokens"] = count
-    if (seed := row.maybe_count("seed")) is not None:
-        if seed >= 1 << 32:
-            raise row.error("seed", "must be less than 2**32")
-        found["seed"] = seed
-    if (temperature := _number(row, "temperature")) is not None:
-        if not 0 <= temperature <= 100:
-            raise row.error("temperature", f"must be from 0 to 100, but is {temperature}")
-        found["temperature"] = temperature
-    if (top_p := _number(row, "top_p")) is not None:
-        if not 0 < top_p <= 1:
-            raise row.error("top_p", f"must be above 0 and at most 1, but is {top_p}")
-        found["top_p"] = top_p
-    stop = row.value.get("stop")
-    if stop is not None:
-        stop = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, tuple) else stop
-        found["stop"] = row.check_each("stop", row.check("stop", stop, list), str)
-        if not all(found["stop"]):
-            raise row.error("stop", "must not hold an empty string")
-    return found
-
-
-def _number(row: Record, field: str) -> float | None:
-    value = row.value.get(field)
-    if value is None:
-        return None
-    if type(value) is not int:
-        value = row.check(field, value, float)
-    if not math.isfinite(value):
-        raise row.error(field, "must be finite")
-    return float(value)
-
-
-def _refuse_unknown(row: Record, fields: tuple[str, ...]) -> None:
-    for name in row.value:
-        if name not in fields:
-            close = difflib.get_close_matches(name, fields, 1)
-            hint = f"; did you mean '{close[0]}'?" if close else f": there are {', '.join(fields)}"
-            raise UserError(f"{row.place}: field '{row.prefix}{name}' is unknown{hint}")
-
-
-def _check_schema(row: Record, schema: Mapping[str, Any], checked: set[str]) -> None:
+def _check_schema(place: str, schema: Mapping[str, Any], checked: set[str]) -> None:
     from cirag_jax.llm.grammar import check_schema
 
     key = json.dumps(schema)
@@ -139,5 +110,5 @@ def _check_schema(row: Record, schema: Mapping[str, Any], checked: set[str]) -> 
         try:
             check_schema(schema)
         except UserError as error:
-            raise UserError(f"{row.place}: field 'json_schema': {error}") from None
+            raise UserError(f"{place}: field 'json_schema': {error}") from None
         checked.add(key)

@@ -23,13 +23,13 @@ from cirag_jax.runtime.requests import (
     Retrieve,
     Retrieved,
 )
-from cirag_jax.triples.normalization import Form, merge_sources, triple_key
-from cirag_jax.types import Attempt, Level, Passage, Prediction, Step, Triple
+from cirag_jax.triples.normalization import Normalization, merge_sources, triple_key
+from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Step, Triple
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
-RENDERING = ("form", "rendering", "example")
-LEVELS: tuple[Level, ...] = ("triple", "sentence", "passage")
-RULE_FACTS = 3
+PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
+GRANULARITIES: tuple[Granularity, ...] = ("triple", "sentence", "passage")
+TOP_K = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +41,21 @@ class CiragConfig:
       num_passages: K, passages retrieved a round.
       num_candidates: N, candidate triples a round.
       use_reranker: without it all triples are candidates, in passage order.
-      levels: granularities of the cascade, any subset of triple, sentence, passage, in this order.
-      force_answer: where every level refuses, ask the last one again without letting it refuse
-        (the passages, where its pool is empty).
+      granularities: steps of the cascade, any subset of triple, sentence, passage, in this order.
+      force_answer: where every granularity refuses, ask the last one again without letting it
+        refuse (the passages, where its pool is empty).
       wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
-      rendering: multi_turn, or paper (one turn, history last).
-      form: normalisation of triples: ascii (the paper's case study) or unicode.
+      prompt_format: multi_turn, or paper (one turn, history last).
+      normalization: normalisation of triples: ascii (the paper's case study) or unicode.
       match_cutoff: least similarity at which a fact that is no candidate is taken for one.
       retry: ask once more for a missing question section.
       stop_on_repeat: end when a query was asked before.
-      guided: write the headers for the integrator and have it fill the sections one by one; small
-        models then keep the format. A server must support continuing an assistant's turn.
-      example: show the integrator a worked example, which the paper's prompt has not.
-      integrator: model, or rule: in every round keep the three best candidates and ask the question
-        again, which is what a trained integrator must beat; it asks no language model.
+      prefilled_headers: write the headers for the integrator and have it fill the sections one
+        by one; small models then keep the format. A server must support continuing an
+        assistant's turn.
+      few_shot: show the integrator a worked example, which the paper's prompt has not.
+      integrator: model, or top_k: in every round keep the three best candidates and ask the
+        question again, which is what a trained integrator must beat; it asks no language model.
       decision_tokens: most tokens of an integration response; 0: the role's.
       answer_tokens: most tokens of an answer; 0: the role's.
     """
@@ -63,55 +64,58 @@ class CiragConfig:
     num_passages: int = 10
     num_candidates: int = 30
     use_reranker: bool = True
-    levels: tuple[str, ...] = LEVELS
+    granularities: tuple[str, ...] = GRANULARITIES
     force_answer: bool = False
     wide_refusal: bool = False
-    rendering: str = "multi_turn"
-    form: Form = "ascii"
+    prompt_format: str = "multi_turn"
+    normalization: Normalization = "ascii"
     match_cutoff: float = 0.8
     retry: bool = True
     stop_on_repeat: bool = False
-    guided: bool = False
-    example: bool = False
+    prefilled_headers: bool = False
+    few_shot: bool = False
     integrator: str = "model"
     decision_tokens: int = 0
     answer_tokens: int = 0
 
     def __post_init__(self):
-        if not self.levels or list(self.levels) != [v for v in LEVELS if v in self.levels]:
+        if not self.granularities or list(self.granularities) != [
+            v for v in GRANULARITIES if v in self.granularities
+        ]:
             raise UserError(
-                f"levels={self.levels!r} must be some of {', '.join(LEVELS)}, in this order."
+                f"granularities={self.granularities!r} must be some of {', '.join(GRANULARITIES)}, "
+                "in this order."
             )
         if not 0.0 <= self.match_cutoff <= 1.0:
             raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
-        if self.rendering not in ("multi_turn", "paper"):
-            raise UserError(f"rendering={self.rendering!r} must be multi_turn or paper.")
-        if self.integrator not in ("model", "rule"):
-            raise UserError(f"integrator={self.integrator!r} must be model or rule.")
-        if self.form not in ("ascii", "unicode"):
-            raise UserError(f"form={self.form!r} must be ascii or unicode.")
+        if self.prompt_format not in ("multi_turn", "paper"):
+            raise UserError(f"prompt_format={self.prompt_format!r} must be multi_turn or paper.")
+        if self.integrator not in ("model", "top_k"):
+            raise UserError(f"integrator={self.integrator!r} must be model or top_k.")
+        if self.normalization not in ("ascii", "unicode"):
+            raise UserError(f"normalization={self.normalization!r} must be ascii or unicode.")
         if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
             raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
 
 
 def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
     """Answers x: integrates facts round by round, then reads them at rising granularity."""
-    evidence, steps, problems = Evidence(config.form), [], collections.Counter[str]()
-    yield from collect(question, evidence, steps, config, problems)
+    evidence, steps, parse_errors = Evidence(config.normalization), [], collections.Counter[str]()
+    yield from collect(question, evidence, steps, config, parse_errors)
     if not steps:
         found: Retrieved = yield Retrieve(question, config.num_passages)
         evidence.see(found.passages)
         steps.append(Step(question, tuple(p.id for p in found.passages)))
     first = evidence.seen[: len(steps[0].passages)]
-    attempts = yield from cascade(question, evidence, first, config, problems)
-    return _prediction(steps, attempts, problems, config)
+    attempts = yield from cascade(question, evidence, first, config, parse_errors)
+    return _prediction(steps, attempts, parse_errors, config)
 
 
 def construct_and_integrate(question: str, config: CiragConfig) -> Program[Prediction]:
     """The first module alone, which distillation imitates: steps, and no answer."""
-    evidence, steps, problems = Evidence(config.form), [], collections.Counter[str]()
-    yield from collect(question, evidence, steps, config, problems)
-    return _prediction(steps, (), problems, config)
+    evidence, steps, parse_errors = Evidence(config.normalization), [], collections.Counter[str]()
+    yield from collect(question, evidence, steps, config, parse_errors)
+    return _prediction(steps, (), parse_errors, config)
 
 
 def collect(
@@ -119,15 +123,19 @@ def collect(
     evidence: Evidence,
     steps: list[Step],
     config: CiragConfig,
-    problems: collections.Counter[str],
+    parse_errors: collections.Counter[str],
 ) -> Program[None]:
     """Rounds of construction and integration, appended to ``steps``, until a_{t+1} is none."""
     query, asked = question, {question}
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         evidence.see(found.passages)
-        candidates: RankedTriples = yield from construct(query, found.passages, config, problems)
-        decision, text = yield from integrate(question, steps, candidates.triples, config, problems)
+        candidates: RankedTriples = yield from construct(
+            query, found.passages, config, parse_errors
+        )
+        decision, text = yield from integrate(
+            question, steps, candidates.triples, config, parse_errors
+        )
         steps.append(_step(query, found, candidates, decision, text))
         evidence.keep(decision.kept)
         if decision.next_query is None:
@@ -145,16 +153,16 @@ def construct(
     query: str,
     passages: Sequence[Passage],
     config: CiragConfig,
-    problems: collections.Counter[str],
+    parse_errors: collections.Counter[str],
 ) -> Program[RankedTriples]:
     """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
     extracted: Extracted = yield Extract(tuple(passages))
-    problems["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
-    problems["passage_not_extracted"] += sum(1 for t in extracted.triples if t is None)
+    parse_errors["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
+    parse_errors["passage_not_extracted"] += sum(1 for t in extracted.triples if t is None)
     found = (triple for triples in extracted.triples for triple in triples or ())
-    stated = (triple for triple in found if any(triple_key(triple, config.form)))
+    stated = (triple for triple in found if any(triple_key(triple, config.normalization)))
     # In the order of the passages, so that the first statement of each is the best ranked one.
-    triples = tuple(fact.triple for fact in merge_sources(stated, config.form))
+    triples = tuple(fact.triple for fact in merge_sources(stated, config.normalization))
     if not config.use_reranker or not triples:
         return RankedTriples(triples, tuple(0.0 for _ in triples))
     return (yield RankTriples(query, triples, config.num_candidates))
@@ -168,21 +176,21 @@ def integrate(
     steps: Sequence[Step],
     candidates: Sequence[Triple],
     config: CiragConfig,
-    problems: collections.Counter[str],
+    parse_errors: collections.Counter[str],
 ) -> Program[tuple[prompts.Decision, str]]:
     """K_D(x, T^, I, H): thought, core triples T~_t and the next query a_{t+1}."""
-    if config.integrator == "rule":
-        return rule(question, candidates), ""
+    if config.integrator == "top_k":
+        return top_k(question, candidates), ""
     messages = prompts.integration_messages(
         question,
         steps,
         candidates,
-        form=config.form,
-        rendering=config.rendering,
-        example=config.example,
+        normalization=config.normalization,
+        prompt_format=config.prompt_format,
+        few_shot=config.few_shot,
     )
-    if config.guided:
-        text, was_cut = yield from _fill_sections(messages, config)
+    if config.prefilled_headers:
+        text, truncated = yield from _fill_sections(messages, config)
     else:
         response: Generated = yield Generate(
             messages,
@@ -190,9 +198,13 @@ def integrate(
             max_tokens=config.decision_tokens,
             stop=prompts.INTEGRATION_STOP,
         )
-        text, was_cut = response.text, response.finish_reason == "length"
+        text, truncated = response.text, response.finish_reason == "length"
     decision = prompts.parse_decision(
-        text, candidates, form=config.form, cutoff=config.match_cutoff, was_cut=was_cut
+        text,
+        candidates,
+        normalization=config.normalization,
+        cutoff=config.match_cutoff,
+        truncated=truncated,
     )
     if not decision.has_question and text.strip() and config.retry:
         again: Generated = yield Generate(
@@ -201,19 +213,19 @@ def integrate(
         decision = dataclasses.replace(
             decision, next_query=prompts.parse_decision(again.text, ()).next_query
         )
-        problems["asked_again"] += 1
-    problems.update(decision.problems)
+        parse_errors["asked_again"] += 1
+    parse_errors.update(decision.parse_errors)
     return decision, text
 
 
-def rule(question: str, candidates: Sequence[Triple]) -> prompts.Decision:
-    """What the rule decides, given candidates by falling score."""
-    return prompts.Decision("", tuple(candidates[:RULE_FACTS]), question, True, ())
+def top_k(question: str, candidates: Sequence[Triple]) -> prompts.Decision:
+    """What the top-k baseline decides, given candidates by falling score."""
+    return prompts.Decision("", tuple(candidates[:TOP_K]), question, True, ())
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
     """An integration response written section by section, and whether a section was cut off."""
-    text, was_cut = "", False
+    text, truncated = "", False
     for section in prompts.SECTIONS:
         text += section.opening
         response: Generated = yield Generate(
@@ -224,8 +236,8 @@ def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Progra
             continue_final=True,
         )
         text += response.text.rstrip() + section.closing
-        was_cut |= response.finish_reason == "length"
-    return text, was_cut
+        truncated |= response.finish_reason == "length"
+    return text, truncated
 
 
 def _step(
@@ -255,65 +267,69 @@ def cascade(
     evidence: Evidence,
     first: Sequence[Passage],
     config: CiragConfig,
-    problems: collections.Counter[str],
+    parse_errors: collections.Counter[str],
 ) -> Program[list[Attempt]]:
-    """Triples, then sentences, then passages: the first level whose answer is no refusal.
+    """Triples, then sentences, then passages: the first granularity whose answer is no refusal.
 
     An empty pool is refused without a call, except that of the passages, which the first round's
     documents D_1 then fill.
     """
     attempts: list[Attempt] = []
-    for level in LEVELS:
-        if level not in config.levels:
+    for granularity in GRANULARITIES:
+        if granularity not in config.granularities:
             continue
-        pool = _pool(level, evidence, first)
+        pool = _pool(granularity, evidence, first)
         if not pool:
-            attempts.append(Attempt(level, (), "", "", False))
+            attempts.append(Attempt(granularity, (), "", "", False))
             continue
-        attempts.append((yield from _read(question, level, pool, config, problems)))
+        attempts.append((yield from _read(question, granularity, pool, config, parse_errors)))
         if attempts[-1].sufficient:
             return attempts
     if config.force_answer:
-        level, pool = attempts[-1].level, attempts[-1].evidence
+        granularity, pool = attempts[-1].granularity, attempts[-1].evidence
         if not pool:
-            level, pool = "passage", _pool("passage", evidence, first)
-        attempts.append((yield from _read(question, level, pool, config, problems, False)))
+            granularity, pool = "passage", _pool("passage", evidence, first)
+        attempts.append(
+            (yield from _read(question, granularity, pool, config, parse_errors, False))
+        )
     return attempts
 
 
-def _pool(level: Level, evidence: Evidence, first: Sequence[Passage]) -> tuple[str, ...]:
+def _pool(
+    granularity: Granularity, evidence: Evidence, first: Sequence[Passage]
+) -> tuple[str, ...]:
     """C, S or D as the reader sees it."""
-    if level == "triple":
-        return tuple(repr(triple_key(t, evidence.form)) for t in evidence.triples)
-    if level == "sentence":
+    if granularity == "triple":
+        return tuple(repr(triple_key(t, evidence.normalization)) for t in evidence.triples)
+    if granularity == "sentence":
         return tuple(evidence.sentence(place) for place in evidence.sentences)
     return tuple(f"{p.title}\n{p.text}" for p in evidence.passages or first)
 
 
 def _read(
     question: str,
-    level: Level,
+    granularity: Granularity,
     pool: tuple[str, ...],
     config: CiragConfig,
-    problems: collections.Counter[str],
+    parse_errors: collections.Counter[str],
     may_refuse: bool = True,
 ) -> Program[Attempt]:
     """M_R reads one pool; Suf is 0 where its answer is the refusal."""
     response: Generated = yield Generate(
-        prompts.answer_messages(question, level, pool, may_refuse=may_refuse),
+        prompts.answer_messages(question, granularity, pool, may_refuse=may_refuse),
         "reader",
         max_tokens=config.answer_tokens,
     )
     answer, sufficient, problem = prompts.parse_answer(response.text, wide=config.wide_refusal)
     if problem is not None:
-        problems[f"answer_{problem}"] += 1
-    return Attempt(level, pool, response.text, answer, sufficient)
+        parse_errors[f"answer_{problem}"] += 1
+    return Attempt(granularity, pool, response.text, answer, sufficient)
 
 
 def _prediction(
     steps: Sequence[Step],
     attempts: Sequence[Attempt],
-    problems: collections.Counter[str],
+    parse_errors: collections.Counter[str],
     config: CiragConfig,
 ) -> Prediction:
     """The last attempt's answer; where all refuse, that output stands, in the default bucket.
@@ -321,15 +337,15 @@ def _prediction(
     So do an answer that was forced and, where nobody read, the empty one.
     """
     last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
-    by_itself = last.sufficient and len(attempts) <= len(config.levels)
-    ranked = rank_triples(steps, config.form)
+    by_itself = last.sufficient and len(attempts) <= len(config.granularities)
+    ranked = rank_triples(steps, config.normalization)
     return Prediction(
         answer=last.answer,
-        level=last.level if by_itself else "default",
+        granularity=last.granularity if by_itself else "default",
         passages=rank_passages(ranked, steps),
         sentences=rank_sentences(ranked),
         triples=ranked,
         steps=tuple(steps),
         attempts=tuple(attempts),
-        problems={kind: count for kind, count in sorted(problems.items()) if count},
+        parse_errors={kind: count for kind, count in sorted(parse_errors.items()) if count},
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.triples.normalization import Form, triple_key
+from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Passage, Step, Triple
 
 
@@ -11,11 +11,11 @@ class Evidence:
     """The pools of the cascade: core triples, sentences and passages, in order, each once.
 
     Args:
-      form: normalisation by which triples are equal.
+      normalization: normalisation by which triples are equal.
     """
 
-    def __init__(self, form: Form):
-        self.form: Form = form
+    def __init__(self, normalization: Normalization):
+        self.normalization: Normalization = normalization
         self._triples: dict[tuple[str, str, str], Triple] = {}
         self._seen: dict[str, Passage] = {}
 
@@ -27,7 +27,7 @@ class Evidence:
     def keep(self, triples: Iterable[Triple]) -> None:
         """Adds core triples."""
         for triple in triples:
-            self._triples.setdefault(triple_key(triple, self.form), triple)
+            self._triples.setdefault(triple_key(triple, self.normalization), triple)
 
     @property
     def triples(self) -> tuple[Triple, ...]:
@@ -63,7 +63,7 @@ class Evidence:
         return f"{passage.title}: {sentences_of(passage)[place[1]].strip()}"
 
 
-def rank_triples(steps: Sequence[Step], form: Form) -> tuple[Triple, ...]:
+def rank_triples(steps: Sequence[Step], normalization: Normalization) -> tuple[Triple, ...]:
     """Core triples by round, then by the ranker's score; then the other candidates by best score.
 
     The paper's Table 5 does not say how triples are ranked; this is the rule of our specification.
@@ -72,10 +72,10 @@ def rank_triples(steps: Sequence[Step], form: Form) -> tuple[Triple, ...]:
     for step in steps:
         score = dict(zip(step.candidates, step.scores, strict=True))
         for triple in sorted(step.kept, key=lambda t: -score.get(t, float("-inf"))):
-            ranked.setdefault(triple_key(triple, form), triple)
+            ranked.setdefault(triple_key(triple, normalization), triple)
     rest = [pair for step in steps for pair in zip(step.candidates, step.scores, strict=True)]
     for triple, _ in sorted(rest, key=lambda pair: -pair[1]):
-        ranked.setdefault(triple_key(triple, form), triple)
+        ranked.setdefault(triple_key(triple, normalization), triple)
     return tuple(ranked.values())
 
 

@@ -45,5 +45,5 @@ def native_rag(question: str, config: NativeRagConfig) -> Program[Prediction]:
         passages=ids,
         steps=(Step(question, ids),),
         attempts=(Attempt("passage", texts, response.text, answer, bool(answer)),),
-        problems={} if answer else {"answer_empty": 1},
+        parse_errors={} if answer else {"answer_empty": 1},
     )

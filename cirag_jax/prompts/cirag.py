@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts.tolerant_json import find_json
-from cirag_jax.triples.normalization import Form, normalise, triple_key
+from cirag_jax.triples.normalization import Normalization, normalise, triple_key
 from cirag_jax.types import Step, Triple
 
 NO_QUESTION = "<no question>"
@@ -48,9 +48,9 @@ Facts = Sequence[Triple]
 
 MAX_FACTS = 500  # of one response that are looked at; each may cost a search for the closest
 # Every kind of malformed output that `parse_decision` names.
-PROBLEMS = frozenset(
+PARSE_ERRORS = frozenset(
     {
-        *("empty", "cut_off", "no_header", "no_facts", "no_question", "repeated_header"),
+        *("empty", "truncated", "no_header", "no_facts", "no_question", "repeated_header"),
         *("facts_no_json", "facts_broken_json", "facts_loose_json", "facts_cut"),
         *("facts_wrong_shape", "too_many_facts", "not_a_triple", "not_a_candidate"),
     }
@@ -65,9 +65,9 @@ def integration_messages(
     steps: Sequence[Step],
     candidates: Facts,
     *,
-    form: Form = "ascii",
-    rendering: str = "multi_turn",
-    example: bool = False,
+    normalization: Normalization = "ascii",
+    prompt_format: str = "multi_turn",
+    few_shot: bool = False,
 ) -> tuple[Message, ...]:
     """The integrator's conversation before it decides on ``candidates``.
 
@@ -75,62 +75,63 @@ def integration_messages(
       question: the original query x.
       steps: the rounds so far, with their candidates and decisions.
       candidates: the current candidate triples, best first.
-      form: normalisation of the facts' surface.
-      rendering: ``multi_turn`` alternates observations and decisions, so that a step extends the
-        last one's prompt; ``paper`` is the single turn of Fig. 11, the history last.
-      example: put a worked example in front (the paper has none).
+      normalization: normalisation of the facts' surface.
+      prompt_format: ``multi_turn`` alternates observations and decisions, so that a step extends
+        the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last.
+      few_shot: put a worked example in front (the paper has none).
     """
-    shown = _example(rendering, form) if example else ()
-    if rendering == "paper":
-        return (*shown, *_single_turn(question, steps, candidates, form)[bool(shown) :])
-    return (*shown, *_turns(question, steps, candidates, form)[bool(shown) :])
+    shown = _example(prompt_format, normalization) if few_shot else ()
+    if prompt_format == "paper":
+        return (*shown, *_single_turn(question, steps, candidates, normalization)[bool(shown) :])
+    return (*shown, *_turns(question, steps, candidates, normalization)[bool(shown) :])
 
 
 def _turns(
-    question: str, steps: Sequence[Step], candidates: Facts, form: Form
+    question: str, steps: Sequence[Step], candidates: Facts, normalization: Normalization
 ) -> tuple[Message, ...]:
     messages = [Message("system", _INSTRUCTION)]
     for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
         head = f"[[## Original Query ##]]\n{question}\n\n" if index == 0 else ""
-        observation = f"[[## fact_before_filter ##]]\n{render_facts(facts, form)}"
+        observation = f"[[## fact_before_filter ##]]\n{render_facts(facts, normalization)}"
         messages.append(Message("user", head, observation))
         if index < len(steps):
-            messages.append(Message("assistant", render_decision(steps[index], form)))
+            messages.append(Message("assistant", render_decision(steps[index], normalization)))
     return tuple(messages)
 
 
 def _single_turn(
-    question: str, steps: Sequence[Step], candidates: Facts, form: Form
+    question: str, steps: Sequence[Step], candidates: Facts, normalization: Normalization
 ) -> tuple[Message, ...]:
     query = f"[[## Original Query ##]]\n{question}\n\n"
-    facts = f"[[## fact_before_filter ##]]\n{render_facts(candidates, form)}\n\n"
-    past = "\n\n".join(render_decision(step, form) for step in steps) or "none"
+    facts = f"[[## fact_before_filter ##]]\n{render_facts(candidates, normalization)}\n\n"
+    past = "\n\n".join(render_decision(step, normalization) for step in steps) or "none"
     history = f"[[## historical_context ##]]\n{past}"
     # Truncation may drop an observation: the current facts and the history, never the query.
     return (Message("system", _INSTRUCTION), Message("user", query, facts + history))
 
 
-def _example(rendering: str, form: Form) -> tuple[Message, ...]:
+def _example(prompt_format: str, normalization: Normalization) -> tuple[Message, ...]:
     """The conversation about `_EXAMPLE_QUERY`, from the instruction to its last decision."""
     first, last = _EXAMPLE_STEPS
-    if rendering == "paper":
-        turns = _single_turn(_EXAMPLE_QUERY, [first], last.candidates, form)
+    if prompt_format == "paper":
+        turns = _single_turn(_EXAMPLE_QUERY, [first], last.candidates, normalization)
     else:
-        turns = _turns(_EXAMPLE_QUERY, [first], last.candidates, form)
-    return (*turns, Message("assistant", render_decision(last, form)))
+        turns = _turns(_EXAMPLE_QUERY, [first], last.candidates, normalization)
+    return (*turns, Message("assistant", render_decision(last, normalization)))
 
 
-def render_facts(triples: Iterable[Triple], form: Form) -> str:
+def render_facts(triples: Iterable[Triple], normalization: Normalization) -> str:
     """Triples as the JSON that the model copies from; normalised text needs no escaping twice."""
     rows = ", ".join(
-        "[" + ", ".join(f'"{part}"' for part in _shown(triple, form)) + "]" for triple in triples
+        "[" + ", ".join(f'"{part}"' for part in _shown(triple, normalization)) + "]"
+        for triple in triples
     )
     return f'{{"fact": [{rows}]}}'
 
 
-def _shown(triple: Triple, form: Form) -> tuple[str, str, str]:
+def _shown(triple: Triple, normalization: Normalization) -> tuple[str, str, str]:
     """A triple as the model sees it and copies it; what it copies is brought to the same form."""
-    head, relation, tail = triple_key(triple, form)
+    head, relation, tail = triple_key(triple, normalization)
     return _inert(head), _inert(relation), _inert(tail)
 
 
@@ -140,12 +141,12 @@ def _inert(text: str) -> str:
     return " ".join(text.split())
 
 
-def render_decision(step: Step, form: Form) -> str:
+def render_decision(step: Step, normalization: Normalization) -> str:
     """A round's decision y_t = (thought, core triples, next query) in the format asked for."""
     question = NO_QUESTION if step.next_query is None else step.next_query
     return (
         f"[[## thought ##]]\n{step.thought}\n\n"
-        f"[[## fact_after_filter ##]]\n{render_facts(step.kept, form)}\n\n"
+        f"[[## fact_after_filter ##]]\n{render_facts(step.kept, normalization)}\n\n"
         f"[[## question ##]]\n{question}"
     )
 
@@ -192,23 +193,23 @@ class Decision:
       kept: the candidates it names, in its order, each once.
       next_query: what to retrieve for, or None to end; meaningless unless ``has_question``.
       has_question: whether there is a question section at all.
-      problems: kinds of malformed output met, one entry each time.
+      parse_errors: kinds of malformed output met, one entry each time.
     """
 
     thought: str
     kept: tuple[Triple, ...]
     next_query: str | None
     has_question: bool
-    problems: tuple[str, ...]
+    parse_errors: tuple[str, ...]
 
 
 def parse_decision(
     text: str,
     candidates: Facts,
     *,
-    form: Form = "ascii",
+    normalization: Normalization = "ascii",
     cutoff: float = 0.8,
-    was_cut: bool = False,
+    truncated: bool = False,
 ) -> Decision:
     """Reads an integration response; never fails.
 
@@ -219,37 +220,38 @@ def parse_decision(
     Args:
       text: the response.
       candidates: what the model could choose from.
-      form: normalisation for the comparison.
+      normalization: normalisation for the comparison.
       cutoff: least similarity in [0, 1].
-      was_cut: whether generation ended at its token limit.
+      truncated: whether generation ended at its token limit.
 
     Returns:
-      The decision. Kinds of problems, all in `PROBLEMS`: ``empty``, ``no_header``, ``no_facts``,
-      ``no_question``, ``repeated_header``, ``not_a_triple`` and ``not_a_candidate`` (one each),
-      ``cut_off``, ``too_many_facts``, and those of `find_json`, prefixed by ``facts_``.
+      The decision. Kinds of parse errors, all in `PARSE_ERRORS`: ``empty``, ``no_header``,
+      ``no_facts``, ``no_question``, ``repeated_header``, ``not_a_triple`` and
+      ``not_a_candidate`` (one each), ``truncated``, ``too_many_facts``, and those of `find_json`,
+      prefixed by ``facts_``.
     """
-    problems = ["cut_off"] if was_cut else []
+    parse_errors = ["truncated"] if truncated else []
     if not text.strip():
-        return Decision("", (), None, False, (*problems, "empty"))
+        return Decision("", (), None, False, (*parse_errors, "empty"))
     sections, repeated = _sections(text)
-    problems += ["repeated_header"] * repeated
+    parse_errors += ["repeated_header"] * repeated
     if not sections:
-        problems.append("no_header")
+        parse_errors.append("no_header")
     kept: tuple[Triple, ...] = ()
     if "fact_after_filter" in sections or not sections:
         body = sections.get("fact_after_filter", text)
-        kept, wrong = _facts(body, candidates, form, cutoff, was_cut)
-        problems += wrong
+        kept, wrong = _facts(body, candidates, normalization, cutoff, truncated)
+        parse_errors += wrong
     else:
-        problems.append("no_facts")
+        parse_errors.append("no_facts")
     if "question" not in sections:
-        problems.append("no_question")
+        parse_errors.append("no_question")
     return Decision(
         sections.get("thought", "").strip(),
         kept,
         parse_question(sections.get("question", "")),
         "question" in sections,
-        tuple(problems),
+        tuple(parse_errors),
     )
 
 
@@ -278,36 +280,36 @@ def _sections(text: str) -> tuple[dict[str, str], int]:
 
 
 def _facts(
-    text: str, candidates: Facts, form: Form, cutoff: float, was_cut: bool
+    text: str, candidates: Facts, normalization: Normalization, cutoff: float, truncated: bool
 ) -> tuple[tuple[Triple, ...], list[str]]:
-    value, problem = find_json(text, "fact", cut=was_cut)
+    value, problem = find_json(text, "fact", cut=truncated)
     rows = value["fact"] if isinstance(value, dict) else None
     if value is None:  # the list alone, without the object around it
-        bare, flaw = find_json(text, cut=was_cut)
+        bare, flaw = find_json(text, cut=truncated)
         if isinstance(bare, list):
             rows, problem = bare, flaw
-    problems = [] if problem is None else [f"facts_{problem}"]
+    parse_errors = [] if problem is None else [f"facts_{problem}"]
     if not isinstance(rows, list):
-        return (), problems or ["facts_wrong_shape"]
+        return (), parse_errors or ["facts_wrong_shape"]
     if len(rows) == 3 and all(isinstance(part, str) for part in rows):
         rows = [rows]  # one fact without the list around it
-    by_key = {_shown(triple, form): triple for triple in reversed(candidates)}
+    by_key = {_shown(triple, normalization): triple for triple in reversed(candidates)}
     kept: dict[Triple, None] = {}
     if len(rows) > MAX_FACTS:
-        problems.append("too_many_facts")
+        parse_errors.append("too_many_facts")
     for row in rows[:MAX_FACTS]:
         if not (isinstance(row, (list, tuple)) and len(row) == 3):
-            problems.append("not_a_triple")
+            parse_errors.append("not_a_triple")
             continue
         head, relation, tail = (_inert(str(part)) for part in row)
         triple = by_key.get((head, relation, tail))  # copied as it was shown
         if triple is None:
-            triple = _closest(_shown(Triple(head, relation, tail), form), by_key, cutoff)
+            triple = _closest(_shown(Triple(head, relation, tail), normalization), by_key, cutoff)
         if triple is None:
-            problems.append("not_a_candidate")
+            parse_errors.append("not_a_candidate")
         else:
             kept[triple] = None
-    return tuple(kept), problems
+    return tuple(kept), parse_errors
 
 
 def _closest(
@@ -389,21 +391,21 @@ _WIDE_REFUSAL = re.compile(
 
 
 def answer_messages(
-    question: str, level: str, evidence: Sequence[str], *, may_refuse: bool = True
+    question: str, granularity: str, evidence: Sequence[str], *, may_refuse: bool = True
 ) -> tuple[Message, ...]:
     """The reader's conversation at one granularity, with one worked example.
 
     Args:
       question: the query.
-      level: ``triple``, ``sentence`` or ``passage``.
+      granularity: ``triple``, ``sentence`` or ``passage``.
       evidence: rendered triples, sentences or passages.
       may_refuse: without it the sufficiency instruction is left out (``force_answer``).
     """
-    noun = _NOUNS[level]
+    noun = _NOUNS[granularity]
     instruction = (_READING + (_REFUSAL if may_refuse else "")).format(noun=noun)
     return (
         Message("system", instruction),
-        Message("user", *_reading_turn(_EXAMPLE_QUERY, noun, _EXAMPLE_EVIDENCE[level])),
+        Message("user", *_reading_turn(_EXAMPLE_QUERY, noun, _EXAMPLE_EVIDENCE[granularity])),
         Message("assistant", _EXAMPLE_ANSWER),
         Message("user", *_reading_turn(question, noun, evidence)),
     )

@@ -31,9 +31,9 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
     lines += _evidence(prediction, passages) or ["  (none)"]
     for number, step in enumerate(prediction.steps, 1):
         lines += ["", *_step(number, step, passages)]
-    if prediction.problems:
-        counts = ", ".join(f"{kind} {count}" for kind, count in prediction.problems.items())
-        lines += ["", *_paragraph("Problems: ", counts)]
+    if prediction.parse_errors:
+        counts = ", ".join(f"{kind} {count}" for kind, count in prediction.parse_errors.items())
+        lines += ["", *_paragraph("Parse errors: ", counts)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -54,11 +54,12 @@ def _visible(char: str) -> str:
 
 
 def _origin(prediction: Prediction) -> str:
-    tried = [attempt.level for attempt in prediction.attempts]
-    if prediction.level == "default":
-        return f"        every level refused ({', '.join(tried) or 'none'}): the last output stands"
+    tried = [attempt.granularity for attempt in prediction.attempts]
+    if prediction.granularity == "default":
+        refused = ", ".join(tried) or "none"
+        return f"        every granularity refused ({refused}): the last output stands"
     refused = f", after {' and '.join(tried[:-1])} evidence did not suffice" if tried[1:] else ""
-    return f"        from {prediction.level} evidence{refused}"
+    return f"        from {prediction.granularity} evidence{refused}"
 
 
 def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[str]:

@@ -5,7 +5,7 @@
 
 const $ = (id) => document.getElementById(id);
 const VERDICTS = ["right", "wrong", "unscored", "failed", "unfinished"];
-const LEVELS = ["triple", "sentence", "passage", "default"];
+const GRANULARITIES = ["triple", "sentence", "passage", "default"];
 const BATCH = 60; // list entries drawn at a time
 
 // Characters that would hide, reorder or fake text are spelt out; halves of surrogate pairs too.
@@ -183,11 +183,11 @@ function drawAttempt(attempt) {
   const state = attempt.sufficient ? "sufficient" : uncalled ? "no evidence, not asked" : "refused";
   return el("div", attempt.sufficient ? "try sufficient" : "try",
     el("div", "head",
-      el("span", "level", attempt.level),
+      el("span", "granularity", attempt.granularity),
       el("span", "said", text(attempt.answer)),
       el("span", attempt.sufficient ? "pill sufficient" : "pill", state)),
     el("div", "more",
-      attempt.evidence.length > 0 && folded(plural(attempt.evidence.length, attempt.level) + " read",
+      attempt.evidence.length > 0 && folded(plural(attempt.evidence.length, attempt.granularity) + " read",
         () => el("ol", "small", attempt.evidence.map((item) => el("li", "", text(item))))),
       attempt.response !== "" && folded("Model's response", () => el("pre", "raw text", attempt.response))));
 }
@@ -225,7 +225,7 @@ function drawQuestion(index) {
   shown = q;
   origin = null;
   const kind = [q.id, q.type, q.hops && plural(q.hops, "hop")].filter(Boolean).join(" · ");
-  const problems = Object.entries(q.problems).map(([name, n]) => `${name.replaceAll("_", " ")} × ${n}`).join(", ");
+  const parseErrors = Object.entries(q.parse_errors).map(([name, n]) => `${name.replaceAll("_", " ")} × ${n}`).join(", ");
   const back = el("a", "back", "← all questions");
   back.href = "#";
   const reasoning = q.verdict === "unfinished"
@@ -239,13 +239,13 @@ function drawQuestion(index) {
     el("h1", "ask text", q.question),
     el("section", "verdict", el("dl", "",
       q.error !== null && [el("dt", "", "Failed"), el("dd", "", text(q.error))],
-      q.level !== null && [el("dt", "", "Answer"), el("dd", "",
+      q.granularity !== null && [el("dt", "", "Answer"), el("dd", "",
         text(q.answer === "" ? "(empty)" : q.answer, "answer"), " ",
         el("span", "pill " + q.verdict, q.verdict), " ",
-        el("span", "pill", q.level === "default" ? "every level refused" : "from " + q.level + "s"))],
+        el("span", "pill", q.granularity === "default" ? "every granularity refused" : "from " + q.granularity + "s"))],
       q.answers.length > 0 && [el("dt", "", "Gold"), el("dd", "", text(q.answers.join("  |  ")))]),
       drawFigures(q),
-      problems !== "" && el("div", "small soft", "Malformed or missing: ", text(problems))),
+      parseErrors !== "" && el("div", "small soft", "Malformed or missing: ", text(parseErrors))),
     ...reasoning, ...drawAnnotation(q));
   drawPassages(q);
   $("main").scrollTop = 0;
@@ -254,7 +254,7 @@ function drawQuestion(index) {
 // ------------------------------------------------------------------------------------ the list
 
 const { questions } = data("index");
-const state = { verdict: null, level: null, words: [] };
+const state = { verdict: null, granularity: null, words: [] };
 let matching = [];
 let current = null;
 let haystacks = null;
@@ -272,7 +272,7 @@ function filter() {
   matching = [];
   questions.forEach((q, index) => {
     if (state.verdict !== null && q.verdict !== state.verdict) return;
-    if (state.level !== null && q.level !== state.level) return;
+    if (state.granularity !== null && q.granularity !== state.granularity) return;
     if (state.words.every((word) => haystacks[index].includes(word))) matching.push(index);
   });
   $("list").replaceChildren();
@@ -290,7 +290,7 @@ function more(least = 0) { // draws the next entries, as many as are needed
 
 function drawItem(index) {
   const q = questions[index];
-  const answer = q.level === null ? q.verdict : q.answer || "(empty)";
+  const answer = q.granularity === null ? q.verdict : q.answer || "(empty)";
   const link = el("a", "item", el("span", "q text", q.question),
     el("span", "a", el("span", "dot " + q.verdict), text(answer)));
   link.href = "#" + (index + 1);
@@ -398,6 +398,6 @@ $("list").addEventListener("scroll", () => {
 });
 addEventListener("hashchange", route);
 drawChips($("verdicts"), "verdict", VERDICTS);
-drawChips($("levels"), "level", LEVELS);
+drawChips($("granularities"), "granularity", GRANULARITIES);
 search();
 route();

@@ -125,7 +125,7 @@ def write_page(
 # ------------------------------------------------------------------------------------- the data
 
 # What the list of questions shows and searches.
-_LISTED = ("id", "question", "verdict", "level", "answer", "answers", "f1", "em")
+_LISTED = ("id", "question", "verdict", "granularity", "answer", "answers", "f1", "em")
 
 
 def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
         "hops": given.get("hops"),
         "answers": golds,
         "answer": outcome.answer if outcome else "",
-        "level": outcome.level if outcome else None,
+        "granularity": outcome.granularity if outcome else None,
         "verdict": _verdict(record, em),
         "em": em,
         "f1": answers.f1(outcome.answer, golds, profile) if outcome and scored else None,
@@ -167,7 +167,7 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
         "decomposition": given.get("decomposition") or [],
         "steps": [_step(s, number, pairs) for s in (outcome.steps if outcome else ())],
         "attempts": [dataclasses.asdict(a) for a in (outcome.attempts if outcome else ())],
-        "problems": dict(outcome.problems) if outcome else {},
+        "parse_errors": dict(outcome.parse_errors) if outcome else {},
         "calls": {kind: count for kind, count in record.calls.items() if count},
         "usage": dataclasses.asdict(record.usage),
         "seconds": record.seconds,

@@ -178,13 +178,13 @@ def encode_prediction(prediction: Prediction) -> dict[str, Any]:
     """A prediction as JSON holds it, field by field; triples as in `encode_triple`."""
     return {
         "answer": prediction.answer,
-        "level": prediction.level,
+        "granularity": prediction.granularity,
         "passages": list(prediction.passages),
         "sentences": [list(pair) for pair in prediction.sentences],
         "triples": [encode_triple(triple) for triple in prediction.triples],
         "steps": [encode_step(step) for step in prediction.steps],
         "attempts": [dataclasses.asdict(attempt) for attempt in prediction.attempts],
-        "problems": dict(prediction.problems),
+        "parse_errors": dict(prediction.parse_errors),
     }
 
 
@@ -192,7 +192,7 @@ def decode_prediction(data: Mapping[str, Any]) -> Prediction:
     """The prediction that `encode_prediction` wrote."""
     return Prediction(
         answer=data["answer"],
-        level=data["level"],
+        granularity=data["granularity"],
         passages=tuple(data["passages"]),
         sentences=tuple((pair[0], pair[1]) for pair in data["sentences"]),
         triples=tuple(map(decode_triple, data["triples"])),
@@ -201,5 +201,5 @@ def decode_prediction(data: Mapping[str, Any]) -> Prediction:
             Attempt(**{**attempt, "evidence": tuple(attempt["evidence"])})
             for attempt in data["attempts"]
         ),
-        problems=data["problems"],
+        parse_errors=data["parse_errors"],
     )

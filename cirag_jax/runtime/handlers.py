@@ -26,7 +26,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
-from cirag_jax.triples.normalization import Form, triple_key
+from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Passage, Triple
 
 # Finds rows for texts: (queries, k, rows each may find) -> row_QK, score_QK.
@@ -95,9 +95,9 @@ class ExtractHandler:
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
-def tuple_text(triple: Triple, form: Form) -> str:
+def tuple_text(triple: Triple, normalization: Normalization) -> str:
     """A triple as the rankers read it: the tuple of its normalised parts (HippoRAG's form)."""
-    return repr(triple_key(triple, form))
+    return repr(triple_key(triple, normalization))
 
 
 class RankHandler:
@@ -105,20 +105,22 @@ class RankHandler:
 
     Args:
       reranker: scores texts against queries.
-      form: normalisation of the triples' text.
+      normalization: normalisation of the triples' text.
     """
 
     is_slow = False
     is_exhausted = False
 
-    def __init__(self, reranker: Reranker, form: Form):
+    def __init__(self, reranker: Reranker, normalization: Normalization):
         self._reranker = reranker
-        self._form: Form = form
+        self._normalization: Normalization = normalization
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
         requests: list[RankTriples] = [call.request for call in calls]
-        texts = [[tuple_text(triple, self._form) for triple in r.triples] for r in requests]
+        texts = [
+            [tuple_text(triple, self._normalization) for triple in r.triples] for r in requests
+        ]
         scored = self._reranker.score([request.query for request in requests], texts)
         for index, (request, scores) in enumerate(zip(requests, scored, strict=True)):
             order = np.argsort(-np.asarray(scores), kind="stable")[: request.n or None]

@@ -21,7 +21,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
 
-FORMAT = 1
+FORMAT = 2
 FILE = "journal.sqlite"
 
 _SCHEMA = """
@@ -67,6 +67,26 @@ class Record:
     seconds: float
     usage: Usage
     calls: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+    """What a journal has recorded since it was started, forgotten programs included.
+
+    Attributes:
+      programs: that ended.
+      calls: responses of language models.
+      usage: of these, by role.
+    """
+
+    programs: int = 0
+    calls: int = 0
+    usage: Mapping[str, Usage] = dataclasses.field(default_factory=dict)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        roles = (*self.usage, *other.usage)
+        usage = {r: self.usage.get(r, Usage()) + other.usage.get(r, Usage()) for r in roles}
+        return Totals(self.programs + other.programs, self.calls + other.calls, usage)
 
 
 class Journal:
@@ -176,22 +196,21 @@ class Journal:
         with self._named_errors():
             yield from _records(self._db)
 
-    def usage(self) -> dict[str, Usage]:
-        """Tokens and cost of all recorded responses, by the role that gave them."""
-        found: dict[str, Usage] = collections.defaultdict(Usage)
+    def usage(self) -> Mapping[str, Usage]:
+        """Tokens and cost of all responses, by the role that gave them; see `totals`."""
+        return self.totals().usage
+
+    def totals(self) -> Totals:
+        """What all programs took so far, those that were forgotten included."""
         with self._named_errors():
-            rows = self._db.execute(
-                "SELECT json_extract(request, '$.role'), response FROM responses "
-                "WHERE json_extract(request, '$.kind') IN ('generate', 'score')"
-            )
-            for role, response in rows:
-                found[role] += Usage(**json.loads(response).get("usage", {}))
-        return dict(found)
+            return _forgotten(self._db) + _totals(self._db)
 
     def forget(self, programs: Sequence[str]) -> None:
-        """Drops programs whose results are kept elsewhere by now."""
+        """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
         rows = [(program,) for program in programs]
         with self._named_errors(), self._transaction():
+            dropped = _totals(self._db, programs)
+            self._set("forgotten", codec.dump(dataclasses.asdict(_forgotten(self._db) + dropped)))
             self._db.executemany("DELETE FROM responses WHERE program = ?", rows)
             self._db.executemany("DELETE FROM programs WHERE id = ?", rows)
 
@@ -315,6 +334,13 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
         return json.loads(_read_meta(db, Path(path))["settings"])
 
 
+def read_totals(path: str | os.PathLike[str]) -> tuple[Totals, float]:
+    """`Journal.totals`, and the seconds that `Journal.add_seconds` added up; as `read_records`."""
+    with _reading(Path(path)) as db:
+        seconds = db.execute("SELECT value FROM meta WHERE key = 'seconds'").fetchone()
+        return _forgotten(db) + _totals(db), float(seconds[0]) if seconds else 0.0
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection; SQLite's own errors become one sentence."""
@@ -338,7 +364,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
     meta = dict(db.execute("SELECT key, value FROM meta"))
     if meta.get("format") != str(FORMAT):
-        raise UserError(f"{path} has format {meta.get('format')}, this program reads {FORMAT}.")
+        raise UserError(
+            f"{path} was written by another version of this program (format {meta.get('format')}, "
+            f"not {FORMAT}); use another --workdir."
+        )
     return meta
 
 
@@ -358,6 +387,36 @@ def _records(db: sqlite3.Connection) -> Iterator[Record]:
                 usage += Usage(**json.loads(response).get("usage", {}))
         result = None if outcome is None else json.loads(outcome)
         yield Record(program, json.loads(given), result, error, seconds, usage, calls)
+
+
+def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> Totals:
+    """Of ``programs``, None: of all that stand in the journal."""
+    chosen = "" if programs is None else " AND {} IN (SELECT value FROM json_each(?))"
+    values = () if programs is None else (codec.dump(programs),)
+    ended = db.execute(
+        "SELECT COUNT(*) FROM programs WHERE (outcome IS NOT NULL OR error IS NOT NULL)"
+        + chosen.format("id"),
+        values,
+    )
+    rows = db.execute(
+        "SELECT json_extract(request, '$.role'), response FROM responses "
+        "WHERE json_extract(request, '$.kind') IN ('generate', 'score')" + chosen.format("program"),
+        values,
+    )
+    calls, usage = 0, collections.defaultdict[str, Usage](Usage)
+    for role, response in rows:
+        calls += 1
+        usage[role] += Usage(**json.loads(response).get("usage", {}))
+    return Totals(ended.fetchone()[0], calls, dict(usage))
+
+
+def _forgotten(db: sqlite3.Connection) -> Totals:
+    row = db.execute("SELECT value FROM meta WHERE key = 'forgotten'").fetchone()
+    if row is None:
+        return Totals()
+    held = json.loads(row[0])
+    usage = {role: Usage(**values) for role, values in held["usage"].items()}
+    return Totals(held["programs"], held["calls"], usage)
 
 
 def _passages(db: sqlite3.Connection) -> dict[str, Passage]:

@@ -104,7 +104,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "model": resume.absolute(spec),
         "lora": lora_description(lora_config),
         "length": layout.length,
-        "rendering": data.described,
+        "prompt": data.described,
         "trained_on": data.trained_on,
         "num_candidates": data.num_candidates,
         "run": {**resume.fingerprint(config, _FREE), resume.EXAMPLES: data.digest()},

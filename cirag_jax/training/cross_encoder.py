@@ -279,7 +279,7 @@ def make_targets(
             found += data_lib.mine(targets, everything, bi_encoder, depth, bar.update)
     if "triple" in config.kinds:
         usable = [q for q in questions if data_lib.may_train_triples(dataset, q)]
-        targets = data_lib.triple_targets(dataset, usable, config.form)
+        targets = data_lib.triple_targets(dataset, usable, config.normalization)
         everything = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
         with _bar("mining triples", len(everything)) as bar:
             found += data_lib.mine(targets, everything, bi_encoder, depth, bar.update)
@@ -375,21 +375,23 @@ def compare(
         problems = reranking.passage_problems(dataset, chosen, index, config.evaluate.retrieved)
         result["passages"] = reranking.compare(problems, score, baseline, **settings)
     folded = [q for q in dataset.questions if q.fold == "test" and q.id not in names]
-    problems = triple_problems(dataset, (folded or held_out)[:limit], config.form)
+    problems = triple_problems(dataset, (folded or held_out)[:limit], config.normalization)
     if problems:
         result["triples"] = reranking.compare(problems, score, baseline, **settings)
     return result
 
 
 def triple_problems(
-    dataset: Dataset, questions: Sequence[Question], form: Any
+    dataset: Dataset, questions: Sequence[Question], normalization: Any
 ) -> list[reranking.Reranking]:
     """Each question with the extracted triples of its own context; those of its chain are gold."""
     problems = []
     for question in questions:
         pool = [t for pid in question.context or () for t in dataset.triples.get(pid, ())]
-        texts = tuple(dict.fromkeys(tuple_text(triple, form) for triple in pool))
-        gold = {tuple_text(triple, form) for triple in data_lib.gold_triples(dataset, question)}
+        texts = tuple(dict.fromkeys(tuple_text(triple, normalization) for triple in pool))
+        gold = {
+            tuple_text(triple, normalization) for triple in data_lib.gold_triples(dataset, question)
+        }
         relevant = tuple(place for place, text in enumerate(texts) if text in gold)
         if relevant:
             problems.append(reranking.Reranking(question.question, texts, relevant))

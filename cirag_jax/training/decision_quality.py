@@ -35,7 +35,7 @@ class DecisionQuality:
       engine: over the frozen base.
       lora_config: of the adapter.
       trajectories: of questions that are not trained on, at least one.
-      rendering: ``form``, ``rendering`` and ``example``, as the student is trained.
+      prompt: ``normalization``, ``prompt_format`` and ``few_shot``, as the student is trained.
       max_tokens: most tokens of a decision.
     """
 
@@ -44,14 +44,14 @@ class DecisionQuality:
         engine: Engine,
         lora_config: LoraConfig,
         trajectories: Sequence[Trajectory],
-        rendering: Mapping[str, Any],
+        prompt: Mapping[str, Any],
         max_tokens: int,
     ):
         self._engine = engine
         self._options = lora.lora_options(lora_config, train=False)
         self._trajectories = trajectories
         self._steps = sum(len(trajectory.steps) for trajectory in trajectories)
-        self._settings = CiragConfig(**rendering)
+        self._settings = CiragConfig(**prompt)
         self._handler = GenerateHandler(engine, {"integrator": max_tokens})
 
     def __call__(self, adapter: nnx.State) -> dict[str, float]:
@@ -67,6 +67,8 @@ class DecisionQuality:
             )
         self._engine.set_adapter(None)  # Its memory is the trainer's again.
         assert found is not None  # Neither budget nor deadline is set.
-        scores = decisions.score(self._trajectories, found, form=self._settings.form)
+        scores = decisions.score(
+            self._trajectories, found, normalization=self._settings.normalization
+        )
         values = {metric: scores[name].value for metric, name in SCORES.items()}
         return {metric: value for metric, value in values.items() if value == value}

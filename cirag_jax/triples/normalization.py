@@ -8,17 +8,17 @@ from typing import Literal
 
 from cirag_jax.types import Triple
 
-Form = Literal["ascii", "unicode"]
+Normalization = Literal["ascii", "unicode"]
 
 _NOT_ASCII_WORD = re.compile("[^a-z0-9]+")
 
 
-def normalise(text: str, form: Form = "ascii") -> str:
-    """The form in which surfaces are compared; applying it twice changes nothing.
+def normalise(text: str, normalization: Normalization = "ascii") -> str:
+    """The normal form in which surfaces are compared; applying it twice changes nothing.
 
     Args:
         text: A surface, as the model or the passage spells it.
-        form: ``ascii`` is the form of CIRAG's case study (Table 9): lower case, everything but
+        normalization: ``ascii`` is that of CIRAG's case study (Table 9): lower case, everything but
             ``a-z``, ``0-9`` and space is a space ("br k" for "bråk"). ``unicode`` keeps the
             letters, digits and marks of every script, after compatibility normalisation (NFKC)
             and case folding.
@@ -26,7 +26,7 @@ def normalise(text: str, form: Form = "ascii") -> str:
     Returns:
         Words separated by single spaces; empty where nothing is left.
     """
-    if form == "ascii":
+    if normalization == "ascii":
         return _NOT_ASCII_WORD.sub(" ", text.lower()).strip()
     if text.isascii():  # the same, and faster
         return _NOT_ASCII_WORD.sub(" ", text.lower()).strip()
@@ -41,21 +41,21 @@ def _folded(text: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def triple_key(triple: Triple, form: Form = "ascii") -> tuple[str, str, str]:
+def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[str, str, str]:
     """What two triples have in common that say the same in the same words.
 
     A part of which the ASCII form leaves nothing (Greek, Chinese) is taken in its Unicode form, and
     one of which that leaves nothing either as it stands: different names never share the key "".
     """
     return (
-        _part_key(triple.head, form),
-        _part_key(triple.relation, form),
-        _part_key(triple.tail, form),
+        _part_key(triple.head, normalization),
+        _part_key(triple.relation, normalization),
+        _part_key(triple.tail, normalization),
     )
 
 
-def _part_key(text: str, form: Form) -> str:
-    return normalise(text, form) or normalise(text, "unicode") or text.strip()
+def _part_key(text: str, normalization: Normalization) -> str:
+    return normalise(text, normalization) or normalise(text, "unicode") or text.strip()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,12 +71,14 @@ class SourcedTriple:
     sources: tuple[tuple[str | None, int | None], ...]
 
 
-def merge_sources(triples: Iterable[Triple], form: Form = "ascii") -> tuple[SourcedTriple, ...]:
+def merge_sources(
+    triples: Iterable[Triple], normalization: Normalization = "ascii"
+) -> tuple[SourcedTriple, ...]:
     """Joins triples with the same `triple_key`, in the order of their first statements."""
     first: dict[tuple[str, str, str], Triple] = {}
     sources: dict[tuple[str, str, str], dict[tuple[str | None, int | None], None]] = {}
     for triple in triples:
-        key = triple_key(triple, form)
+        key = triple_key(triple, normalization)
         first.setdefault(key, triple)
         sources.setdefault(key, {})[triple.passage_id, triple.sentence] = None
     return tuple(SourcedTriple(triple, tuple(sources[key])) for key, triple in first.items())

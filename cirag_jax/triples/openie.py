@@ -1,7 +1,6 @@
 """Triples that exist already: ``openie.jsonl`` into a store."""
 
 import hashlib
-import json
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,9 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from cirag_jax.datasets.corpus_scan import CorpusScan
-from cirag_jax.datasets.records import Record as Line
-from cirag_jax.datasets.records import read_lines
-from cirag_jax.datasets.sentences import sentences_of, source_sentence
+from cirag_jax.datasets.jsonl import OpenIE, triples_of
+from cirag_jax.datasets.records import decode, read_lines
 from cirag_jax.errors import UserError
 from cirag_jax.triples.store import batches, content_hash
 from cirag_jax.triples.store_writer import Record, StoreWriter
@@ -90,56 +88,24 @@ def _records(
                 yield record
 
 
-def _line(lines: "_Lines", file: IO[bytes], place: tuple[int, int]) -> Line:
+def _line(lines: "_Lines", file: IO[bytes], place: tuple[int, int]) -> tuple[str, OpenIE]:
     offset, number = place
     file.seek(offset)
-    return Line(f"{lines.path}:{number}", json.loads(file.readline().decode("utf-8-sig")))
+    where = f"{lines.path}:{number}"
+    return where, decode(where, file.readline(), OpenIE, first=number == 1)
 
 
 def _record(
-    passage: Passage, digest: bytes, found: Sequence[Line], counts: dict[str, int]
+    passage: Passage, digest: bytes, found: Sequence[tuple[str, OpenIE]], counts: dict[str, int]
 ) -> Record | None:
     triples: dict[Triple, None] = {}
-    is_known = False
-    for line in found:
-        parts = line.maybe("triples", list)
-        if parts is None:  # unknown: never extracted
-            continue
-        is_known = True
-        places = _sentences(line, len(parts))
-        for part, place in zip(parts, places, strict=True):
-            if not _is_triple(part):
-                counts["malformed"] += 1
-                continue
-            head, relation, tail = part
-            if place is None:
-                place = source_sentence(head, relation, tail, sentences_of(passage))
-            triples[Triple(head, relation, tail, passage.id, place)] = None
-    if not is_known:
+    for place, line in found:
+        more, malformed = triples_of(place, line, passage)
+        triples.update(dict.fromkeys(more))
+        counts["malformed"] += malformed
+    if all(line.triples is None for _, line in found):
         return None
     return Record(passage.id, digest, "ok" if triples else "empty", tuple(triples))
-
-
-def _sentences(line: Line, count: int) -> list[int | None]:
-    places = line.maybe("triple_sentences", list)
-    if places is None:
-        return [None] * count
-    if len(places) != count:
-        raise line.error(
-            "triple_sentences", f"must have one entry per triple ({count}), not {len(places)}"
-        )
-    for i, place in enumerate(places):
-        if place is not None:
-            line.check_index(f"triple_sentences[{i}]", place)
-    return places
-
-
-def _is_triple(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(isinstance(part, str) and part.strip() for part in value)
-    )
 
 
 class _Lines:
@@ -155,9 +121,9 @@ class _Lines:
         )
         starts = self._starts()
         self._db.execute("BEGIN")
-        for line in read_lines(path):  # strict, and the first complaint names its line
-            number = int(line.place.rpartition(":")[2])
-            values = (line.text("passage_id", filled=True), number, starts[number])
+        for place, line in read_lines(path, OpenIE):  # the first complaint names its line
+            number = int(place.rpartition(":")[2])
+            values = (line.passage_id, number, starts[number])
             self._db.execute("INSERT INTO lines VALUES (?, ?, ?)", values)
         self._db.execute("COMMIT")
 

@@ -29,7 +29,7 @@ def method(name: str) -> Any:
     # CIRAG's corpus: the union of the selected questions' contexts; a question of your own
     # searches everything.
     config.data = common.data(split="")
-    config.data.split = placeholder(str)  # null: all; of the embedded data set: test.
+    config.data.split = placeholder(str)  # null: all; of the built-in dataset: test.
     config.data.corpus = "selected_questions"
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
 

@@ -32,7 +32,7 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.cirag.max_steps = 2
         config.cirag.num_candidates = 15
-        config.cirag.guided = config.cirag.example = True
+        config.cirag.prefilled_headers = config.cirag.few_shot = True
         config.reader.max_tokens = 96
         # 64 conversations of two rounds: each goes on from what is kept of it (3 GB in fp32).
         config.integrator.prefix_tokens = config.reader.prefix_tokens = 65536

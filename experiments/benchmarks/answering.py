@@ -56,7 +56,7 @@ SERIAL = ("transformers", "one at a time")
 
 
 def config_of(side: str, questions: int, split: str) -> Any:
-    """The small preset on the embedded data set's first questions."""
+    """The small preset on the built-in dataset's first questions."""
     from cirag_jax import cli
 
     settings = dict(SIDES[side])

@@ -162,7 +162,7 @@ def conversations(flags: argparse.Namespace) -> Work:
     tokenizer = ChatTokenizer.load(resolve_decoder(flags.model))
     found = trajectories_lib.read_trajectories(flags.trajectories)[: flags.examples]
     made = trajectories_lib.read_sidecar(flags.trajectories)
-    how: Any = {name: made[name] for name in ("form", "rendering", "example")}
+    how: Any = {name: made[name] for name in ("normalization", "prompt_format", "few_shot")}
     examples = [
         example
         for trajectory in found

@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/workload.py    # writes generation_workload.jsonl beside this file
 
-Each of 64 conversations is a question of the embedded dataset with three steps. A step shows 31 to
+Each of 64 conversations is a question of the built-in dataset with three steps. A step shows 31 to
 37 candidate facts, so that its length is that of a real one (30 triples of the MuSiQue extractions
 are 465 to 711 tokens of SmolLM2, median 535; here 427 to 759, median 522), and is followed by a
 fixed reply (thought, kept facts, next query), so that every system reads the same tokens whatever

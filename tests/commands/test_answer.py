@@ -51,17 +51,17 @@ def test_the_result_and_the_files_of_a_run(runs):
     assert run.status == 0, run.err
     result = run.result
     contract = {
-        "em", "f1", "acc", "recall", "levels", "calls", "prompt_tokens", "cached_tokens",
+        "em", "f1", "acc", "recall", "granularities", "calls", "prompt_tokens", "cached_tokens",
         "generated_tokens", "seconds", "num_questions", "failures", "complete",
     }  # fmt: skip
     assert contract <= result.keys()
     assert (result["num_questions"], result["answered"], result["failures"]) == (8, 8, 0)
     assert result["complete"] is True and result["errors"] == {}
-    assert set(result["levels"]) == {"triple", "sentence", "passage", "default"}
-    assert sum(result["levels"].values()) == 8 and 1 <= result["steps"] <= 2
-    for level in ("passage", "sentence", "triple"):
-        assert set(result["recall"][level]) == {"recall@3", "recall@5", "num_questions"}
-        assert result["recall"][level]["num_questions"] == 8
+    assert set(result["granularities"]) == {"triple", "sentence", "passage", "default"}
+    assert sum(result["granularities"].values()) == 8 and 1 <= result["steps"] <= 2
+    for granularity in ("passage", "sentence", "triple"):
+        assert set(result["recall"][granularity]) == {"recall@3", "recall@5", "num_questions"}
+        assert result["recall"][granularity]["num_questions"] == 8
     assert json.loads((root / "whole" / "result.json").read_text())["calls"] == result["calls"]
 
     rows = lines(root / "whole" / "predictions.jsonl")
@@ -69,7 +69,7 @@ def test_the_result_and_the_files_of_a_run(runs):
     fields = [
         "id",
         "answer",
-        "level",
+        "granularity",
         "passages",
         "sentences",
         "triples",
@@ -116,7 +116,7 @@ def test_the_second_method_answers_the_same_questions(runs):
     root, (*_, run) = runs
     assert run.status == 0, run.err
     assert run.result["calls"] == {"retrieve": 8, "generate": 8}
-    assert run.result["num_questions"] == 8 and run.result["levels"]["passage"] == 8
+    assert run.result["num_questions"] == 8 and run.result["granularities"]["passage"] == 8
     rows = lines(root / "native" / "predictions.jsonl")
     assert [row["id"] for row in rows] == [f"q{i}" for i in range(8)]
     assert all(len(row["passages"]) == 3 and not row["triples"] for row in rows)
@@ -204,8 +204,11 @@ def fails(capsys, argv) -> str:
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.max_steps=-1", "max_steps must be >= 0"),
         ("cirag.num_candidates=0", "num_candidates >= 1"),
-        ("cirag.levels=('page',)", "levels=('page',) must be some of triple, sentence, passage"),
-        ("cirag.rendering=xml", "rendering='xml' must be multi_turn or paper"),
+        (
+            "cirag.granularities=('page',)",
+            "granularities=('page',) must be some of triple, sentence, passage",
+        ),
+        ("cirag.prompt_format=xml", "prompt_format='xml' must be multi_turn or paper"),
         ("cirag.beams=2", "unknown config key 'cirag.beams'"),
         ("data.limit=-1", "config.data.limit must not be negative"),
         ("data.split=autumn", "config.data.split=autumn leaves no question"),
@@ -260,7 +263,7 @@ def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
     ("override", "words"),
     [
         ("cirag.num_candidates=5", "was begun with cirag.num_candidates=4, not 5"),
-        ("cirag.levels=('passage',)", "was begun with cirag.levels="),
+        ("cirag.granularities=('passage',)", "was begun with cirag.granularities="),
         ("seed=1", "was begun with seed=0, not 1"),
         ("reader.max_tokens=7", "was begun with reader.max_tokens=192, not 7"),
         ("data.limit=2", "was begun with passages="),
@@ -311,4 +314,4 @@ def test_what_is_not_answered_yet_says_so(folders, tmp_path, capsys):
     capsys.readouterr()
     rows = lines(tmp_path / "predictions.jsonl")
     assert [row["error"] for row in rows] == ["not answered yet"] * 8
-    assert all(row["answer"] == "" and row["level"] is None for row in rows)
+    assert all(row["answer"] == "" and row["granularity"] is None for row in rows)

@@ -35,8 +35,8 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path):
     assert extraction["passages"] == extraction["failures"] == len(seen) > 4
     assert extraction["prompt_tokens"] > 0 and extraction["generated_tokens"] > 0
     assert result["calls"]["extract"] >= 3 and "rank_triples" not in result["calls"]
-    assert result["problems"]["passage_not_extracted"] >= len(seen)
-    assert "passage_without_triples" not in result["problems"]
+    assert result["parse_errors"]["passage_not_extracted"] >= len(seen)
+    assert "passage_without_triples" not in result["parse_errors"]
     assert (result["answered"], result["complete"]) == (3, True)
     # Each passage was extracted once, by two calls, whoever asked for it.
     assert len(extracted) == 2 * len(seen)

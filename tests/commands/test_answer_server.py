@@ -92,13 +92,17 @@ def texts(server):
     return [text for _, text in server.asked]
 
 
-def test_embedded_questions_are_answered_and_a_server_that_dies_costs_nothing(answer):
+def test_built_in_questions_are_answered_and_a_server_that_dies_costs_nothing(answer):
     with model_server.model_server(rules) as server:
         whole, rows = answer(server, "whole")
         asked = texts(server)
         assert answer(server, "whole") == (whole, rows) and texts(server) == asked
     assert (whole["answered"], whole["failures"], whole["complete"]) == (3, 0, True)
-    assert whole["steps"] == 2 and whole["levels"]["triple"] == 3 and whole["problems"] == {}
+    assert (
+        whole["steps"] == 2
+        and whole["granularities"]["triple"] == 3
+        and whole["parse_errors"] == {}
+    )
     assert whole["calls"]["generate"] == len(asked) == len(set(asked)) == 9
     assert whole["generated_tokens"] == 7 * 9 and whole["cached_tokens"] == 2 * 9
     assert all(row["answer"] and row["triples"] and row["error"] is None for row in rows)
@@ -135,7 +139,7 @@ def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
     assert whole["generated_tokens"] == 7 * (len(asked) - len(extracting))
     calls = {"retrieve": 3, "extract": 3, "rank_triples": 3, "generate": 6}
     assert {kind: n for kind, n in whole["calls"].items() if n} == calls
-    assert whole["levels"]["triple"] == 3 and all(row["triples"] for row in rows)
+    assert whole["granularities"]["triple"] == 3 and all(row["triples"] for row in rows)
     found = {tuple(triple[:3]) for row in rows for triple in row["triples"]}
     records = list(read_records(tmp_path / "whole" / "extractions.sqlite"))
     assert found <= {tuple(t[:3]) for r in records for t in r.outcome["triples"]}

@@ -40,7 +40,7 @@ def test_scores_leads_and_levels(tmp_path, capsys):
             else dataclasses.replace(
                 PREDICTION,
                 answer="Orlin County" if i == 0 else "Orlin Bay",
-                level="triple" if i < 4 else "passage",
+                granularity="triple" if i < 4 else "passage",
                 passages=("p-other", "p-bay", "p-ferry", "p-varga"),
             )
         ),
@@ -58,8 +58,8 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     assert mine["recall@3"]["value"] == mine["recall@5"]["value"] == pytest.approx(3 / 4)
     assert theirs["recall@3"]["value"] == pytest.approx(5 / 6 * 1 / 4)
     assert theirs["recall@5"]["value"] == pytest.approx(5 / 6 * 2 / 4)
-    assert mine["levels"] == {"triple": 0, "sentence": 4, "passage": 0, "default": 2}
-    assert theirs["levels"] == {"triple": 3, "sentence": 0, "passage": 2, "default": 0}
+    assert mine["granularities"] == {"triple": 0, "sentence": 4, "passage": 0, "default": 2}
+    assert theirs["granularities"] == {"triple": 3, "sentence": 0, "passage": 2, "default": 0}
     assert (mine["failures"], theirs["failures"]) == (0, 1)
     assert mine["generated_tokens"] == 31 and mine["calls"] == 2
     lead = result["differences"]["student-b"]["em"]
@@ -69,7 +69,7 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     table = (tmp_path / "c" / "table.md").read_text()
     assert "| student " in table and "+50.0 [" in table and "67 %" in table and "33 %" in table
     assert table.strip() in capsys.readouterr().err
-    assert (tmp_path / "c" / "levels.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "c" / "granularities.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_folder_may_be_named_with_an_equals_sign(tmp_path):

@@ -82,7 +82,7 @@ def test_the_files_and_the_result(whole):
     workdir, result = whole
     found = trajectories.read_trajectories(workdir)
     assert [t.question_id for t in found] == [f"q{i}" for i in range(8)]  # of the split train
-    assert {t.teacher for t in found} == {"annotations"} and not any(t.problems for t in found)
+    assert {t.teacher for t in found} == {"annotations"} and not any(t.parse_errors for t in found)
     assert {t.end for t in found} <= {"stopped", "max_steps"}
     for name, value in trajectories.statistics(found).items():
         assert result[name] == value or value is None, name
@@ -90,8 +90,8 @@ def test_the_files_and_the_result(whole):
     assert result["dropped"] == {} and result["failures"] == 0
     assert 0 < result["solved"] <= 1 and result["retrieval_misses"] is not None
     sidecar = trajectories.read_sidecar(workdir)
-    assert sidecar["form"] == "ascii" and sidecar["rendering"] == "multi_turn"
-    assert sidecar["example"] is False and sidecar["num_candidates"] == 6
+    assert sidecar["normalization"] == "ascii" and sidecar["prompt_format"] == "multi_turn"
+    assert sidecar["few_shot"] is False and sidecar["num_candidates"] == 6
     assert sidecar["dataset"] == "data" and sidecar["teachers"] == ["annotations"]
     assert sidecar["held_out"] == {} and sidecar["trajectories"] == 8
 
@@ -251,7 +251,7 @@ def tutor(monkeypatch):
 def test_unparsable_turns_are_counted_and_dropped(tutor, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, "teacher.llm.model=a/tutor", teacher="llm")
     result, _ = execute(capsys, argv)
-    assert result["dropped"] == {"problems": 1} and result["trajectories"] == 7
+    assert result["dropped"] == {"parse_errors": 1} and result["trajectories"] == 7
     assert result["teachers"] == {"a/tutor": 7} and result["solved"] is None
     assert result["generated_tokens"] == 3 * len(tutor.asked)
     assert "q1" not in {t.question_id for t in trajectories.read_trajectories(tmp_path)}
@@ -259,7 +259,7 @@ def test_unparsable_turns_are_counted_and_dropped(tutor, folders, tmp_path, caps
     before = len(tutor.asked)
     result, _ = execute(capsys, [*argv, "--config.keep=all"])
     assert result["trajectories"] == 8 and len(tutor.asked) == before
-    assert result["problems"]["no_header"] >= 1 and result["problems"]["asked_again"] >= 1
+    assert result["parse_errors"]["no_header"] >= 1 and result["parse_errors"]["asked_again"] >= 1
 
 
 def test_answers_say_which_trajectories_are_right(tutor, folders, tmp_path, capsys):
@@ -269,7 +269,7 @@ def test_answers_say_which_trajectories_are_right(tutor, folders, tmp_path, caps
     golds = {q.id: q.answers for q in tiny.dataset().questions if q.split == "train"}
     right = [i for i, answers in golds.items() if answers == ("saint sailor",)]
     assert [t.question_id for t in found] == right and len(right) == 2
-    assert result["dropped"] == {"not_solved": 5, "problems": 1} and result["solved"] == 1
+    assert result["dropped"] == {"not_solved": 5, "parse_errors": 1} and result["solved"] == 1
 
 
 def test_a_budget_that_ends_is_no_trajectory_cut_short(tutor, folders, tmp_path, capsys):
@@ -315,10 +315,10 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
         ("keep=good", "config.keep='good' must be one of all, parsed, correct_only"),
         ("limit=-1", "config.limit must not be negative"),
         ("profile=squad", "config.profile='squad' is no profile"),
-        ("cirag.guided=true", "config.cirag.guided=true: a teacher writes"),
-        ("cirag.integrator=rule", "config.cirag.integrator=rule: config.teacher decides"),
+        ("cirag.prefilled_headers=true", "config.cirag.prefilled_headers=true: a teacher writes"),
+        ("cirag.integrator=top_k", "config.cirag.integrator=top_k: config.teacher decides"),
         ("cirag.max_steps=0", "config.cirag.max_steps must be at least 1"),
-        ("cirag.rendering=paper", "the annotation teacher reads the multi_turn rendering alone"),
+        ("cirag.prompt_format=paper", "the annotation teacher reads the multi_turn format alone"),
         ("triples=online", "extract them first (launch/extract.py)"),
         ("data.split=autumn", "config.data.split=autumn leaves no question"),
         ("in_flight=0", "config.in_flight must be at least 1"),

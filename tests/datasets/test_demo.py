@@ -1,4 +1,4 @@
-"""The embedded dataset: counts, provenance, chains that are needed whole, splits that are apart."""
+"""The built-in dataset: counts, provenance, chains that are needed whole, splits that are apart."""
 
 import collections
 import hashlib
@@ -28,10 +28,10 @@ PINNED = {
     "us": "4.0.0",
 }
 # Update after a deliberate change of facts, phrasings or package versions, and with it the counts
-# and measurements in docs/demo.md. A change without one means a source of disorder crept in.
+# and measurements in docs/demo_dataset.md. A change without one means a source of disorder.
 FINGERPRINT = "39eebfea86ebe54a"
 PRINT_FINGERPRINT = (
-    "import tests.datasets.test_embedded as t; from cirag_jax.datasets import embedded;"
+    "import tests.datasets.test_demo as t; from cirag_jax.datasets import demo;"
     "print(t.fingerprint(demo.build()))"
 )
 
@@ -228,8 +228,8 @@ def test_it_is_the_dataset_that_was_measured(dataset: Dataset) -> None:
     if sources.versions() != PINNED:
         pytest.skip(f"other versions than the measured ones: {sources.versions()}")
     assert fingerprint(dataset) == FINGERPRINT, (
-        "The embedded dataset changed. If that was meant, set FINGERPRINT to the new value, run "
-        "`python -m cirag_jax.datasets.demo` and bring docs/demo.md up to date."
+        "The built-in dataset changed. If that was meant, set FINGERPRINT to the new value, run "
+        "`python -m cirag_jax.datasets.demo` and bring docs/demo_dataset.md up to date."
     )
 
 

@@ -190,15 +190,16 @@ def test_a_bad_field_is_named_with_file_and_line(folder, name, row, problem):
     [
         (b'{"id": "caf\xe9"}', ":2: byte 12 is not valid UTF-8."),
         (b'{"id": "x", "te', ":2: invalid or truncated JSON"),
-        (b'{"id": "x"} {"id": "y"}', ":2: invalid or truncated JSON"),
+        (b"FIRST {}", ":2: invalid or truncated JSON (trailing characters"),
         (b'["id"]', ":2: must be a JSON object, not a list."),
-        (b'{"id": "\\ud800"}', ":2: unusable JSON (UnicodeEncodeError)."),
-        (b"[" * 100_000, ":2: unusable JSON (RecursionError)."),
+        (b'{"id": "\\ud800"}', ":2: invalid or truncated JSON"),
+        (b'{"x": ' + b"[" * 100_000, ":2: unusable JSON (RecursionError)."),
     ],
 )
 def test_a_bad_line_is_named(folder, name, line, problem):
     path = folder / f"{name}.jsonl"
-    path.write_bytes(path.read_bytes().splitlines()[0] + b"\n" + line + b"\n")
+    first = path.read_bytes().splitlines()[0]
+    path.write_bytes(first + b"\n" + line.replace(b"FIRST", first) + b"\n")
     with pytest.raises(UserError) as error:
         read_dataset(folder)
     assert str(error.value).startswith(f"{path}{problem}")

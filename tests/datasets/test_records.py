@@ -1,24 +1,45 @@
+import msgspec
 import pytest
 
-from cirag_jax.datasets.records import Record, read_lines
+from cirag_jax.datasets.records import convert, read_lines
 from cirag_jax.errors import UserError
+from cirag_jax.types import Count
 
 
-def test_a_boolean_is_no_index():
-    with pytest.raises(UserError, match="field 'n' must be an integer, not a boolean"):
-        Record("f:1", {"n": True}).maybe_count("n")
+class Part(msgspec.Struct):
+    a: str
 
 
-def test_a_nested_field_is_named_in_full():
-    part = (Record("f:3", {"steps": [{}, {"a": 1}]}).parts("steps") or [])[1]
-    with pytest.raises(UserError, match=r"f:3: field 'steps\[1\]\.a' must be a string"):
-        part.text("a")
+class Row(msgspec.Struct, forbid_unknown_fields=True):
+    a: int = 0
+    n: Count | None = None
+    steps: list[Part] | None = None
+    counts: dict[str, Count] = {}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"n": True}, "field 'n' must be an integer, not a boolean"),
+        ({"n": -1}, "field 'n' must not be negative"),
+        ({"n": 1.5}, "field 'n' must be an integer, not a number"),
+        ({"steps": [{"a": ""}, {"a": 1}]}, "field 'steps[1].a' must be a string, not an integer"),
+        ({"steps": [{}]}, "field 'steps[0].a' is missing"),
+        ({"counts": {"x": "1"}}, "field 'counts.*' must be an integer, not a string"),
+        ({"stepps": []}, "field 'stepps' is unknown; did you mean 'steps'?"),
+        (["a"], "must be a JSON object, not a list"),
+    ],
+)
+def test_a_misfit_is_named_in_full(value, problem):
+    with pytest.raises(UserError) as error:
+        convert("f:3", value, Row)
+    assert str(error.value) == f"f:3: {problem}."
 
 
 def test_blank_lines_keep_the_line_numbers(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('\ufeff{"a": 1}\n\n{"a": 2}\r\n', encoding="utf-8")
-    assert [(r.place, r.value["a"]) for r in read_lines(path)] == [
+    assert [(place, row.a) for place, row in read_lines(path, Row)] == [
         (f"{path}:1", 1),
         (f"{path}:3", 2),
     ]

@@ -210,7 +210,7 @@ def dataset():
 
 
 def test_no_answer_is_used_before_a_kept_candidate_states_it(dataset):
-    """A third of the embedded dataset's questions; what is retrieved is drawn at random."""
+    """A third of the built-in dataset's questions; what is retrieved is drawn at random."""
     rng, solved, rounds_of = random.Random(5), 0, []
     for question in dataset.questions[::3]:
         known = gold_of(question, dataset.corpus, dataset.triples, "ascii")
@@ -261,19 +261,21 @@ def test_the_response_is_what_was_decided_whatever_the_facts_look_like():
     messages = prompts.integration_messages(question.question, [], (NOVEL, hostile))
     text = AnnotationTeacher({}, 1).respond(known, messages)
     decision = prompts.parse_decision(text, (NOVEL, hostile))
-    assert decision.problems == () and decision.kept == (hostile,)
+    assert decision.parse_errors == () and decision.kept == (hostile,)
     assert decision.next_query is None and steps
 
 
-@pytest.mark.parametrize("example", [False, True])
-def test_the_conversation_is_read_back(example):
+@pytest.mark.parametrize("few_shot", [False, True])
+def test_the_conversation_is_read_back(few_shot):
     one = decide(gold(), [], QUESTION.question, (SINGS, NOVEL), 1)
     two = decide(gold(), [Round(QUESTION.question, one.kept)], one.next_query or "", (LIVED,), 1)
     steps = [
         dataclasses.replace(one, candidates=(SINGS, NOVEL)),
         dataclasses.replace(two, candidates=(LIVED,)),
     ]
-    messages = prompts.integration_messages(QUESTION.question, steps, (BORN, LIES), example=example)
+    messages = prompts.integration_messages(
+        QUESTION.question, steps, (BORN, LIES), few_shot=few_shot
+    )
     rounds, query, candidates = read_conversation(messages, "ascii")
     assert [r.query for r in rounds] == [QUESTION.question, "Where was Ola Brandt born?"]
     assert query == "Ola Brandt born" == two.next_query

@@ -19,8 +19,8 @@ STEPS = (
     Step("Vik lies in", ("v",), (LIES, NOISE), (1.0, 0.0), "Done.", (LIES,), None, ""),
 )
 WHOLE = Trajectory("a", "q?", "annotations", STEPS, "stopped", True, {"passage_not_extracted": 1})
-CUT = Trajectory("b", "r?", "tutor", STEPS[:2], "max_steps", None, {"cut_off": 1})
-WRONG = dataclasses.replace(CUT, question_id="c", problems={}, solved=False, end="stopped")
+CUT = Trajectory("b", "r?", "tutor", STEPS[:2], "max_steps", None, {"truncated": 1})
+WRONG = dataclasses.replace(CUT, question_id="c", parse_errors={}, solved=False, end="stopped")
 ALL = (WHOLE, CUT, WRONG)
 
 
@@ -30,8 +30,11 @@ def test_written_trajectories_are_read_back(tmp_path):
     assert trajectories.read_trajectories(str(tmp_path / trajectories.FILE)) == ALL
     with pytest.raises(UserError, match=r"trajectories\.json cannot be read"):
         trajectories.read_sidecar(tmp_path)
-    (tmp_path / trajectories.SIDECAR).write_text('{"form": "ascii"}')
-    assert trajectories.read_sidecar(tmp_path) == {"form": "ascii"}
+    (tmp_path / trajectories.SIDECAR).write_text('{"normalization": "ascii"}')
+    assert trajectories.read_sidecar(tmp_path) == {"normalization": "ascii"}
+    (tmp_path / trajectories.SIDECAR).write_text('{"form": "ascii", "rendering": "paper"}')
+    with pytest.raises(UserError, match="by an earlier version of this program"):
+        trajectories.read_sidecar(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +44,15 @@ def test_written_trajectories_are_read_back(tmp_path):
         (lambda row: row.update(end="early"), "field 'end' must be one of stopped"),
         (lambda row: row.update(steps=[]), "field 'steps' is empty"),
         (lambda row: row.update(solved="yes"), "field 'solved' must be a boolean, not a string"),
-        (lambda row: row.update(problems={"x": "1"}), "field 'problems.x' must be an integer"),
+        (
+            lambda row: row.update(parse_errors={"x": "1"}),
+            "field 'parse_errors.*' must be an integer",
+        ),
         (lambda row: row.update(question_id="a"), "field 'question_id' repeats 'a'"),
-        (lambda row: row["steps"][0]["scores"].__setitem__(0, 10**400), "is an integer too large"),
+        (
+            lambda row: row["steps"][0]["scores"].__setitem__(0, 10**400),
+            "scores[0]' cannot be used: number out",
+        ),
         (lambda row: row["steps"][0]["scores"].pop(), "field 'steps[0].scores' must be as many"),
         (lambda row: row["steps"][1].update(next_query=3), "'steps[1].next_query' must be a str"),
         (lambda row: row["steps"][0]["candidates"][0].pop(), "'steps[0].candidates[0]' must be"),
@@ -85,11 +94,11 @@ def test_the_filters_nest():
     assert kept("parsed") == ["a", "c"]  # retrieval's problems are not the teacher's
     assert kept("correct_only") == ["a"]
     reasons = [trajectories.dropped_for(t, "correct_only") for t in ALL]
-    assert reasons == [None, "problems", "not_solved"]
+    assert reasons == [None, "parse_errors", "not_solved"]
     unknown = dataclasses.replace(WRONG, solved=None)
     assert trajectories.dropped_for(unknown, "correct_only") == "unknown"
-    assert trajectories.dropped_for(dataclasses.replace(CUT, problems={"asked_again": 1}),
-                                    "parsed") == "problems"  # fmt: skip
+    assert trajectories.dropped_for(dataclasses.replace(CUT, parse_errors={"asked_again": 1}),
+                                    "parsed") == "parse_errors"  # fmt: skip
     rounds = {t.question_id: len(t.steps) for t in ALL}
     longest = max(rounds.values())
     assert min(rounds.values()) < longest
@@ -136,7 +145,7 @@ def test_statistics_of_three_trajectories_counted_by_hand():
     longer = dataclasses.replace(WHOLE, steps=(*STEPS, STEPS[1]))
     assert trajectories.statistics([longer], {"a": gold})["retrieval_misses"] == 1 / 3
     assert found["gold_retrieved"] == 2 / 3
-    assert found["problems"] == {"cut_off": 1, "passage_not_extracted": 1}
+    assert found["parse_errors"] == {"truncated": 1, "passage_not_extracted": 1}
     text = trajectories.table(found)
     assert "2.33" in text and "33.3 %" in text and "66.7 %" in text
 

@@ -14,7 +14,7 @@ from cirag_jax.commands import evaluate_integrator, side_by_side
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Decided, decode, rule, score
+from cirag_jax.evaluation.decisions import Decided, decode, score, top_k
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora
@@ -93,18 +93,18 @@ def test_every_step_is_asked_at_once_with_the_teachers_history():
             Decided("Hm.", (B,), "Why?", response=texts["q1#1"]),
             Decided("Hm.", (D,), None, response=texts["q1#2"]),
         ],
-        [Decided(has_question=False, problems=found[1][0].problems, response="garbage")],
+        [Decided(has_question=False, parse_errors=found[1][0].parse_errors, response="garbage")],
     ]
-    assert {"no_header", "no_question"} <= set(found[1][0].problems)
+    assert {"no_header", "no_question"} <= set(found[1][0].parse_errors)
     assert [one.stops for row in found for one in row] == [False, True, False]
 
 
 def test_settings_reach_prompt_and_parser_and_nothing_is_asked_twice():
     model = Canned({name: "[[## question ##]] Why?" for name in ("q1#1", "q1#2", "q2#1")})
-    run(model, rendering="paper", example=True, decision_tokens=9)
+    run(model, prompt_format="paper", few_shot=True, decision_tokens=9)
     request = model.batches[0][1].request
     assert request.messages == integration_messages(
-        "Where?", (FIRST,), LAST.candidates, rendering="paper", example=True
+        "Where?", (FIRST,), LAST.candidates, prompt_format="paper", few_shot=True
     )
     assert request.max_tokens == 9
     silent = Canned({"q1#1": "no question", "q1#2": "", "q2#1": "x"})
@@ -120,11 +120,11 @@ def test_guided_sections_are_written_for_the_model():
         return '["a", "lies in", "aland"' if written.endswith('{"fact": [') else "Why?"
 
     model = Canned(dict.fromkeys(("q1#1", "q1#2", "q2#1"), answer))
-    found = run(model, guided=True)
+    found = run(model, prefilled_headers=True)
     assert [len(batch) for batch in model.batches] == [3, 3, 3]
     assert all(r.request.continue_final for batch in model.batches for r in batch)
     assert found[0][0].thought == "I see." and found[0][0].next_query == "Why?"
-    assert found[0][0].kept == (A,) and not found[0][0].problems
+    assert found[0][0].kept == (A,) and not found[0][0].parse_errors
 
 
 def test_a_failed_request_fails_alone_and_a_rerun_asks_for_it_alone(tmp_path):
@@ -153,7 +153,9 @@ def test_scores_by_hand():
             Decided("", (A, B), "And then what now?"),
             Decided("", (), None),  # keeps nothing where D is wanted; stops rightly
         ],
-        [Decided("", (), None, problems=("no_facts", "no_facts"))],  # rightly nothing; too early
+        [
+            Decided("", (), None, parse_errors=("no_facts", "no_facts"))
+        ],  # rightly nothing; too early
     ]
     got = {name: ratio.value for name, ratio in score(BOTH, found).items()}
     assert got["teacher/precision"] == pytest.approx((0.5 + 0 + 1) / 3)
@@ -170,16 +172,16 @@ def test_scores_by_hand():
     assert got["parse_rate"] == pytest.approx(2 / 3)
     assert "query_cosine" not in got and "gold/f1" not in got
     np.testing.assert_allclose(score(BOTH, found)["teacher/f1"].top_Q, [0.5, 1.0])
-    assert decisions.problems(found) == {"no_facts": 1}
+    assert decisions.parse_errors(found) == {"no_facts": 1}
 
 
 def test_failures_and_missing_questions_earn_nothing():
     failed = Decided(has_question=False, error="too long")
-    mute = Decided("", (D,), None, has_question=False, problems=("no_question",))
+    mute = Decided("", (D,), None, has_question=False, parse_errors=("no_question",))
     got = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
     assert got["teacher/f1"] == pytest.approx((0 + 1 + 0) / 3)  # nothing decided is not "nothing"
     assert got["stop_accuracy"] == 0 and got["query_f1"] == 0 and got["parse_rate"] == 0
-    assert decisions.problems([[failed, mute]]) == {"failed": 1, "no_question": 1}
+    assert decisions.parse_errors([[failed, mute]]) == {"failed": 1, "no_question": 1}
 
 
 def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
@@ -196,7 +198,7 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     teachers = [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
     perfect = score(BOTH, teachers, similarity=lambda pairs: np.ones(len(pairs)))
     assert {name: ratio.value for name, ratio in perfect.items()} == dict.fromkeys(perfect, 1.0)
-    ruled = rule(BOTH)
+    ruled = top_k(BOTH)
     assert [one.kept for row in ruled for one in row] == [(A, B, C), (D, B), (B,)]
     assert {one.next_query for one in ruled[0]} == {"Where?"}
     got = {name: ratio.value for name, ratio in score(BOTH, ruled).items()}
@@ -226,7 +228,7 @@ def trajectories(tmp_path):
     folder = tmp_path / "t"
     folder.mkdir()
     write_trajectories(folder / "trajectories.jsonl", BOTH)
-    sidecar = {"form": "ascii", "rendering": "multi_turn", "example": False}
+    sidecar = {"normalization": "ascii", "prompt_format": "multi_turn", "few_shot": False}
     (folder / "trajectories.json").write_text(json.dumps(sidecar))
     return folder
 
@@ -267,7 +269,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     monkeypatch.setattr(side_by_side, "open_model", opened)
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
-    settings = {"checkpoint": str(tmp_path / "peft"), "base.guided": False}
+    settings = {"checkpoint": str(tmp_path / "peft"), "base.prefilled_headers": False}
     of = side_by_side.models_of
 
     def models_of(config, role):  # as if a workdir had said what it was trained on
@@ -284,12 +286,12 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert student["stop_accuracy"]["value"] == student["parse_rate"]["value"] == 1
     assert student["query_f1"]["value"] == pytest.approx(0.5)
     assert (student["prompt_tokens"], student["generated_tokens"]) == (21, 9)
-    assert base["parse_rate"]["value"] == 0 and base["problems"]["no_header"] == 3
+    assert base["parse_rate"]["value"] == 0 and base["parse_errors"]["no_header"] == 3
     assert base["teacher"]["f1"]["value"] == pytest.approx(1 / 3)
     difference = result["differences"]["student-base"]["teacher"]["f1"]
     assert difference["difference"] == pytest.approx(2 / 3)
     assert difference["low"] <= difference["difference"] <= difference["high"]
-    assert "student-rule" in result["differences"] and result["complete"]
+    assert "student-top_k" in result["differences"] and result["complete"]
     # It agrees at the one step of three at which the teacher kept nothing.
     nothing = result["systems"]["nothing"]["teacher"]
     assert nothing["f1"]["value"] == pytest.approx(1 / 3) and nothing["nonempty_f1"]["value"] == 0
@@ -298,7 +300,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert result["teacher"] == {
         "teachers": {"annotations": 2}, "empty_core": 1 / 3, "stops": 1 / 3
     }  # fmt: skip
-    assert result["settings"]["base"]["example"] and not result["settings"]["student"]["example"]
+    assert result["settings"]["base"]["few_shot"] and not result["settings"]["student"]["few_shot"]
     json.dumps(result)
     said = capsys.readouterr()
     assert said.out == "" and "student-base" in said.err and "100.0" in said.err
@@ -306,7 +308,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     rows = read_rows(tmp_path)
     assert len(rows) == 6 and rows[1]["question"] == "q1" and rows[1]["step"] == 2
     assert rows[1]["parsed"]["kept"] == [["d", "lies in", "dland", "d", 0]]
-    assert rows[3]["response"] == "what?" and "no_header" in rows[3]["problems"]
+    assert rows[3]["response"] == "what?" and "no_header" in rows[3]["parse_errors"]
     # Again: everything is in the journals, nothing is opened.
     before = (tmp_path / "e" / "decisions.jsonl").read_bytes()
     evaluate(trajectories, tmp_path / "e", **settings)
@@ -333,8 +335,8 @@ def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
             "integrator.max_tokens": 4,
             "integrator.batch_size": 1,
             "integrator.prefix_tokens": 0,
-            "base.guided": False,
-            "base.example": False,
+            "base.prefilled_headers": False,
+            "base.few_shot": False,
         },
     )
     assert result["num_trained_on"] is None  # a PEFT folder does not tell
@@ -345,7 +347,7 @@ def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
     assert student["response"] != base["response"]
     for name in ("student", "base"):
         assert 0 < result["systems"][name]["generated_tokens"] <= 4
-        assert result["systems"][name]["problems"]["cut_off"] == 1
+        assert result["systems"][name]["parse_errors"]["truncated"] == 1
 
 
 def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
@@ -383,7 +385,7 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
         ({"in_flight": 0}, "in_flight"),
         ({"integrator.adapter": "x"}, "config.checkpoint"),
         ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
-        ({"rendering": "prose"}, "rendering"),
+        ({"prompt_format": "prose"}, "prompt_format"),
         ({"match_cutoff": 80.0}, "match_cutoff=80.0 must lie in"),
         ({"stop_after_minutes": -1.0}, "stop_after_minutes"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.methods.cirag import CiragConfig, cirag, rule
+from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
 from cirag_jax.runtime.requests import Generate, Generated, RankTriples, Retrieve
 from cirag_jax.types import Passage, Step, Triple
@@ -65,7 +65,7 @@ def test_two_rounds_and_an_answer_from_triples():
     assert [r.query for r in hands.asked(RankTriples)] == [QUESTION, NEXT]
     assert {r.k for r in hands.asked(Retrieve)} == {10}
     assert {r.n for r in hands.asked(RankTriples)} == {30}
-    assert (found.answer, found.level, found.problems) == ("Skane", "triple", {})
+    assert (found.answer, found.granularity, found.parse_errors) == ("Skane", "triple", {})
     assert [step.kept for step in found.steps] == [(BORN,), (PLACE,)]
     assert [step.next_query for step in found.steps] == [NEXT, None]
     assert [step.thought for step in found.steps] == ["Lund is her town.", "Lund is in Skane."]
@@ -73,7 +73,7 @@ def test_two_rounds_and_an_answer_from_triples():
     assert found.steps[0].passages == ("a", "c")
     assert found.steps[0].candidates == (BORN, PAINTS, MINE)
     assert found.steps[0].scores == (0.9, 0.3, 0.1)
-    assert [(a.level, a.sufficient) for a in found.attempts] == [("triple", True)]
+    assert [(a.granularity, a.sufficient) for a in found.attempts] == [("triple", True)]
     assert found.attempts[0].evidence == (
         "('ada moen', 'born in', 'lund')",
         "('lund', 'in', 'sk ne')",
@@ -107,16 +107,16 @@ def test_the_step_limit_ends_the_loop(limit):
 
 def test_the_rule_keeps_the_best_three_and_asks_again():
     hands = hand(reader=[ANSWERS])
-    found = run(hands, integrator="rule", max_steps=2)
+    found = run(hands, integrator="top_k", max_steps=2)
     assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples") * 2, "reader"]
     assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, QUESTION]
     assert [step.kept for step in found.steps] == [(BORN, PAINTS, MINE)] * 2
     assert [step.next_query for step in found.steps] == [QUESTION] * 2
-    assert len(found.attempts[0].evidence) == 3 and found.problems == {}
-    found = run(hand(reader=[ANSWERS]), integrator="rule", max_steps=4, stop_on_repeat=True)
+    assert len(found.attempts[0].evidence) == 3 and found.parse_errors == {}
+    found = run(hand(reader=[ANSWERS]), integrator="top_k", max_steps=4, stop_on_repeat=True)
     assert len(found.steps) == 1
     four = (PLACE, BORN, CHURCH, MINE)
-    assert rule(QUESTION, four).kept == four[:3]
+    assert top_k(QUESTION, four).kept == four[:3]
 
 
 def test_no_facts_but_a_question_goes_on():
@@ -124,18 +124,18 @@ def test_no_facts_but_a_question_goes_on():
     found = run(hands)
     assert [step.kept for step in found.steps] == [(), (PLACE,)]
     assert found.attempts[0].evidence == ("('lund', 'in', 'sk ne')",)
-    assert found.problems == {}
+    assert found.parse_errors == {}
 
 
 def test_no_facts_and_no_question_ends_with_empty_pools():
     hands = hand([decision("Nothing.", NO_FACT, "<no question>")], [ANSWERS])
     found = run(hands)
-    assert [(a.level, a.evidence, a.sufficient) for a in found.attempts[:2]] == [
+    assert [(a.granularity, a.evidence, a.sufficient) for a in found.attempts[:2]] == [
         ("triple", (), False),
         ("sentence", (), False),
     ]
     assert len(hands.asked(Generate, "reader")) == 1  # empty pools are refused without a call
-    assert found.level == "passage" and found.answer == "Skane"
+    assert found.granularity == "passage" and found.answer == "Skane"
 
 
 def test_a_missing_question_is_asked_for_once_and_the_loop_goes_on():
@@ -144,7 +144,7 @@ def test_a_missing_question_is_asked_for_once_and_the_loop_goes_on():
     found = run(hands)
     assert [step.next_query for step in found.steps] == [NEXT, None]
     assert found.steps[0].kept == (BORN,) and found.steps[0].response == silent
-    assert found.problems == {"asked_again": 1, "no_question": 1}
+    assert found.parse_errors == {"asked_again": 1, "no_question": 1}
     first, again = hands.asked(Generate, "integrator")[:2]
     assert again.messages[: len(first.messages)] == first.messages
     assert again.messages[-2].text == silent and "question" in again.messages[-1].text
@@ -160,13 +160,13 @@ def test_a_question_missing_twice_ends_the_loop(second):
 def test_without_retry_a_missing_question_ends_the_loop():
     hands = hand([f"[[## fact_after_filter ##]]\n{FACT_BORN}"], [ANSWERS])
     found = run(hands, retry=False)
-    assert len(found.steps) == 1 and found.problems == {"no_question": 1}
+    assert len(found.steps) == 1 and found.parse_errors == {"no_question": 1}
 
 
 def test_an_empty_response_is_not_asked_for_again():
     hands = hand([""], [ANSWERS])
     found = run(hands)
-    assert len(found.steps) == 1 and found.problems == {"empty": 1}
+    assert len(found.steps) == 1 and found.parse_errors == {"empty": 1}
 
 
 def test_a_repeated_query_ends_the_loop_only_where_asked():
@@ -185,15 +185,21 @@ def test_a_cut_off_response_is_counted():
     cut = Generated(text.partition("[[## question")[0].rstrip(), "length")
     found = run(hand([cut, f"[[## question ##]]\n{NEXT}", ENDS], [ANSWERS]))
     assert found.steps[0].kept == (BORN,)
-    expected = {"asked_again": 1, "cut_off": 1, "facts_cut": 1, "no_question": 1, "not_a_triple": 1}
-    assert found.problems == expected
+    expected = {
+        "asked_again": 1,
+        "truncated": 1,
+        "facts_cut": 1,
+        "no_question": 1,
+        "not_a_triple": 1,
+    }
+    assert found.parse_errors == expected
 
 
 def test_no_steps_reads_the_first_retrieval():
     hands = hand([], [ANSWERS])
     found = run(hands, max_steps=0)
     assert hands.kinds() == ["Retrieve", "reader"]
-    assert [a.level for a in found.attempts] == ["triple", "sentence", "passage"]
+    assert [a.granularity for a in found.attempts] == ["triple", "sentence", "passage"]
     assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}", f"Kiruna\n{OTHER.text}")
     assert found.passages == ("a", "c") and found.steps[0].query == QUESTION
 
@@ -202,7 +208,7 @@ def test_nothing_retrieved_at_all():
     hands = hand([decision("Nothing.", NO_FACT, "")], [], found={None: ()})
     found = run(hands)
     assert hands.kinds() == ["Retrieve", "Extract", "integrator"]
-    assert (found.answer, found.level) == ("", "default")
+    assert (found.answer, found.granularity) == ("", "default")
     assert (found.passages, found.sentences, found.triples) == ((), (), ())
 
 
@@ -242,7 +248,7 @@ def test_passages_without_triples_are_counted_apart():
     hands = hand([decision("", NO_FACT, "")], [ANSWERS], triples={"a": (), "c": None})
     found = run(hands)
     assert not hands.asked(RankTriples)  # there is nothing to rank
-    assert found.problems == {"passage_not_extracted": 1, "passage_without_triples": 1}
+    assert found.parse_errors == {"passage_not_extracted": 1, "passage_without_triples": 1}
 
 
 def test_a_triple_of_nothing_but_blanks_is_no_candidate():
@@ -254,7 +260,7 @@ def test_a_triple_of_nothing_but_blanks_is_no_candidate():
 def test_unicode_form_keeps_letters_of_every_script():
     hands = hand([decision("", '{"fact": [["LUND", "in", "skåne"]]}', "")], [ANSWERS])
     hands.found = {None: (LUND,)}
-    found = run(hands, form="unicode")
+    found = run(hands, normalization="unicode")
     assert found.steps[0].kept == (PLACE,)
     assert found.attempts[0].evidence == ("('lund', 'in', 'skåne')",)
     assert '["lund", "in", "skåne"]' in prompt(hands.asked(Generate, "integrator")[0])
@@ -279,7 +285,7 @@ def test_a_round_extends_the_last_ones_conversation():
 
 def test_the_papers_rendering_is_one_turn_with_the_history_last():
     hands = hand([GOES_ON, ENDS], [ANSWERS])
-    run(hands, rendering="paper")
+    run(hands, prompt_format="paper")
     first, second = hands.asked(Generate, "integrator")
     assert [m.role for m in second.messages] == ["system", "user"]
     text = second.messages[1].text
@@ -293,16 +299,16 @@ def test_the_papers_rendering_is_one_turn_with_the_history_last():
     assert first.messages[1].text.endswith("[[## historical_context ##]]\nnone")
 
 
-@pytest.mark.parametrize("rendering", ["multi_turn", "paper"])
-def test_the_example_stands_between_instruction_and_question(rendering):
+@pytest.mark.parametrize("prompt_format", ["multi_turn", "paper"])
+def test_the_example_stands_between_instruction_and_question(prompt_format):
     plain, shown = hand([GOES_ON, ENDS], [ANSWERS]), hand([GOES_ON, ENDS], [ANSWERS])
-    run(plain, rendering=rendering)
-    run(shown, rendering=rendering, example=True)
+    run(plain, prompt_format=prompt_format)
+    run(shown, prompt_format=prompt_format, few_shot=True)
     for a, b in zip(
         plain.asked(Generate, "integrator"), shown.asked(Generate, "integrator"), strict=True
     ):
         extra = len(b.messages) - len(a.messages)
-        assert extra == (4 if rendering == "multi_turn" else 2)
+        assert extra == (4 if prompt_format == "multi_turn" else 2)
         assert b.messages[0] == a.messages[0] and b.messages[1 + extra :] == a.messages[1:]
         roles = [message.role for message in b.messages]
         assert roles == ["system", *("user", "assistant") * (len(roles) // 2 - 1), "user"]
@@ -313,7 +319,7 @@ def test_the_example_stands_between_instruction_and_question(rendering):
 def test_guided_sections_are_filled_one_by_one():
     parts = ["Lund is her town.", '["ada moen", "born in", "lund"', NEXT]
     hands = hand([*parts, "Enough.  ", "]", "<no question>"], [ANSWERS])
-    found = run(hands, guided=True)
+    found = run(hands, prefilled_headers=True)
     asked = hands.asked(Generate, "integrator")
     assert len(asked) == 6 and all(r.continue_final for r in asked)
     openings = [r.messages[-1].text for r in asked[:3]]
@@ -326,13 +332,13 @@ def test_guided_sections_are_filled_one_by_one():
     assert all("\n" in r.stop and r.max_tokens for r in asked)
     assert [step.kept for step in found.steps] == [(BORN,), ()]
     assert [step.next_query for step in found.steps] == [NEXT, None]
-    assert "cut_off" not in found.problems
+    assert "truncated" not in found.parse_errors
 
 
 def test_a_guided_section_that_is_cut_off_is_counted():
     parts = [Generated("Lund", "length"), '["ada moen", "born in", "lund"', "<no question>"]
-    found = run(hand(parts, [ANSWERS]), guided=True, decision_tokens=7)
-    assert found.problems == {"cut_off": 1} and found.steps[0].kept == (BORN,)
+    found = run(hand(parts, [ANSWERS]), prefilled_headers=True, decision_tokens=7)
+    assert found.parse_errors == {"truncated": 1} and found.steps[0].kept == (BORN,)
 
 
 def test_token_limits_are_the_roles_unless_set():
@@ -347,19 +353,21 @@ def test_token_limits_are_the_roles_unless_set():
 def test_facts_below_the_cutoff_are_dropped():
     text = decision("", '{"fact": [["ada moen", "was born in", "lund"], ["x", "y", "z"]]}', "")
     found = run(hand([text], [ANSWERS]))
-    assert found.steps[0].kept == (BORN,) and found.problems == {"not_a_candidate": 1}
+    assert found.steps[0].kept == (BORN,) and found.parse_errors == {"not_a_candidate": 1}
     found = run(hand([text], [ANSWERS]), match_cutoff=1.0)
-    assert found.steps[0].kept == () and found.problems == {"not_a_candidate": 2}
+    assert found.steps[0].kept == () and found.parse_errors == {"not_a_candidate": 2}
 
 
 # ------------------------------------------------------------------------------------- the cascade
 
 
-@pytest.mark.parametrize(("refusals", "level"), [(0, "triple"), (1, "sentence"), (2, "passage")])
-def test_the_first_level_that_answers_is_taken(refusals, level):
+@pytest.mark.parametrize(
+    ("refusals", "granularity"), [(0, "triple"), (1, "sentence"), (2, "passage")]
+)
+def test_the_first_granularity_that_answers_is_taken(refusals, granularity):
     hands = hand([GOES_ON, ENDS], [REFUSES] * refusals + [ANSWERS])
     found = run(hands)
-    assert (found.answer, found.level) == ("Skane", level)
+    assert (found.answer, found.granularity) == ("Skane", granularity)
     assert [a.sufficient for a in found.attempts] == [False] * refusals + [True]
     pools = [
         ("('ada moen', 'born in', 'lund')", "('lund', 'in', 'sk ne')"),
@@ -372,36 +380,36 @@ def test_the_first_level_that_answers_is_taken(refusals, level):
         assert attempt.evidence == pool
         last = request.messages[-1]
         assert last.observation == "\n".join(pool)  # what truncation may drop
-        assert QUESTION in last.ending and attempt.level in last.content.lower()
+        assert QUESTION in last.ending and attempt.granularity in last.content.lower()
 
 
 def test_where_all_refuse_the_last_output_stands_in_the_default_bucket():
     found = run(hand([GOES_ON, ENDS], [REFUSES] * 3))
-    assert (found.answer, found.level) == ("Unanswerable", "default")
+    assert (found.answer, found.granularity) == ("Unanswerable", "default")
     assert [a.sufficient for a in found.attempts] == [False] * 3
 
 
 @pytest.mark.parametrize(
-    "levels",
+    "granularities",
     [
         *(("triple",), ("sentence",), ("passage",)),
         *(("triple", "sentence"), ("sentence", "passage"), ("triple", "passage")),
     ],
 )
-def test_any_subset_of_levels(levels):
-    refused = [REFUSES] * (len(levels) - 1)
-    found = run(hand([GOES_ON, ENDS], [*refused, ANSWERS]), levels=levels)
-    assert tuple(a.level for a in found.attempts) == levels
-    assert (found.answer, found.level) == ("Skane", levels[-1])
-    found = run(hand([GOES_ON, ENDS], [*refused, REFUSES]), levels=levels)
-    assert (found.answer, found.level) == ("Unanswerable", "default")
+def test_any_subset_of_granularities(granularities):
+    refused = [REFUSES] * (len(granularities) - 1)
+    found = run(hand([GOES_ON, ENDS], [*refused, ANSWERS]), granularities=granularities)
+    assert tuple(a.granularity for a in found.attempts) == granularities
+    assert (found.answer, found.granularity) == ("Skane", granularities[-1])
+    found = run(hand([GOES_ON, ENDS], [*refused, REFUSES]), granularities=granularities)
+    assert (found.answer, found.granularity) == ("Unanswerable", "default")
 
 
 def test_a_single_level_with_an_empty_pool_answers_nothing():
     hands = hand([decision("", NO_FACT, "")])
-    found = run(hands, levels=("triple",))
+    found = run(hands, granularities=("triple",))
     assert not hands.asked(Generate, "reader")
-    assert (found.answer, found.level) == ("", "default")
+    assert (found.answer, found.granularity) == ("", "default")
 
 
 def test_without_core_passages_the_first_rounds_documents_are_read():
@@ -422,25 +430,25 @@ def test_force_answer_asks_the_last_level_again_without_a_way_out():
     hands = hand([GOES_ON, ENDS], [REFUSES] * 3 + [ANSWERS])
     found = run(hands, force_answer=True)
     asked = hands.asked(Generate, "reader")
-    assert [a.level for a in found.attempts] == ["triple", "sentence", "passage", "passage"]
+    assert [a.granularity for a in found.attempts] == ["triple", "sentence", "passage", "passage"]
     assert found.attempts[3].evidence == found.attempts[2].evidence
     assert all("Unanswerable" in prompt(r) for r in asked[:3])
     assert "Unanswerable" not in prompt(asked[3])
-    assert (found.answer, found.level) == ("Skane", "default")
+    assert (found.answer, found.granularity) == ("Skane", "default")
 
 
 def test_force_answer_reads_passages_where_the_last_pool_is_empty():
     hands = hand([decision("", NO_FACT, "")], [ANSWERS])
-    found = run(hands, levels=("triple",), force_answer=True)
-    assert [a.level for a in found.attempts] == ["triple", "passage"]
+    found = run(hands, granularities=("triple",), force_answer=True)
+    assert [a.granularity for a in found.attempts] == ["triple", "passage"]
     assert found.attempts[-1].evidence == (f"Ada Moen\n{ADA.text}", f"Kiruna\n{OTHER.text}")
-    assert found.level == "default"
+    assert found.granularity == "default"
 
 
 def test_a_sentence_that_its_passage_does_not_have_is_no_evidence():
     beyond = Triple("Ada Moen", "born in", "Kiruna", "a", 99)
     found = run(hand([ENDS_BORN], [REFUSES, ANSWERS], triples={"a": (beyond,)}))
-    assert [(a.level, bool(a.evidence)) for a in found.attempts] == [
+    assert [(a.granularity, bool(a.evidence)) for a in found.attempts] == [
         ("triple", True),
         ("sentence", False),
         ("passage", True),
@@ -455,13 +463,13 @@ def test_force_answer_changes_nothing_where_a_level_answers():
 def test_paraphrased_refusals_count_only_where_asked():
     shy = "Thought: no.\nAnswer: This cannot be determined."
     found = run(hand([GOES_ON, ENDS], [shy]))
-    assert found.level == "triple"
+    assert found.granularity == "triple"
     found = run(hand([GOES_ON, ENDS], [shy, shy, ANSWERS]), wide_refusal=True)
-    assert found.level == "passage"
+    assert found.granularity == "passage"
 
 
 @pytest.mark.parametrize(
-    ("text", "problem", "level"),
+    ("text", "problem", "granularity"),
     [
         ("", "answer_empty", "sentence"),
         ("Answer:", "answer_empty", "sentence"),
@@ -469,11 +477,11 @@ def test_paraphrased_refusals_count_only_where_asked():
         ("It is unanswerable, sorry", "answer_no_answer_mark", "sentence"),
     ],
 )
-def test_malformed_answers_are_counted(text, problem, level):
-    refused = level == "sentence"
+def test_malformed_answers_are_counted(text, problem, granularity):
+    refused = granularity == "sentence"
     found = run(hand([GOES_ON, ENDS], [text, ANSWERS] if refused else [text]))
-    assert found.problems == {problem: 1}
-    assert (found.answer, found.level) == ("Skane", level)
+    assert found.parse_errors == {problem: 1}
+    assert (found.answer, found.granularity) == ("Skane", granularity)
 
 
 # ---------------------------------------------------------------------------------------- rankings
@@ -509,12 +517,12 @@ def test_the_rankings_themselves():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"levels": ()}, "levels"),
-        ({"levels": ("passage", "triple")}, "in this order"),
-        ({"levels": ("triple", "page")}, "levels"),
-        ({"rendering": "xml"}, "multi_turn or paper"),
-        ({"form": "latin"}, "ascii or unicode"),
-        ({"integrator": "rules"}, "model or rule"),
+        ({"granularities": ()}, "granularities"),
+        ({"granularities": ("passage", "triple")}, "in this order"),
+        ({"granularities": ("triple", "page")}, "granularities"),
+        ({"prompt_format": "xml"}, "multi_turn or paper"),
+        ({"normalization": "latin"}, "ascii or unicode"),
+        ({"integrator": "top"}, "model or top_k"),
         ({"max_steps": -1}, "max_steps"),
         ({"num_passages": 0}, "num_passages"),
         ({"num_candidates": 0}, "num_candidates"),

@@ -89,15 +89,15 @@ def test_the_papers_case_study_step_by_step():
         '["edith carlmar", "started", "carlmar film a s"], '
         '["edith carlmar", "is also known as", "edith mary johanne mathiesen"], ' + ", ".join(born)
     ) in shown[1]
-    # The cumulative triple set, and the level that it suffices for.
+    # The cumulative triple set, and the granularity that it suffices for.
     assert found.attempts[0].evidence == (
         "('god s gift to women', 'directed by', 'michael curtiz')",
         "('aldri annet enn br k', 'directed by', 'edith carlmar')",
         "('edith carlmar', 'born on', '15 november 1911')",
         "('michael curtiz', 'born on', 'december 24 1886')",
     )
-    assert len(found.attempts) == 1 and found.level == "triple"
+    assert len(found.attempts) == 1 and found.granularity == "triple"
     assert found.answer == "God's Gift To Women"
     assert found.triples == (film, trouble, edith, michael, kind, started, known)
     assert found.passages == ("g", "n", "e", "k", "m")
-    assert found.problems == {"passage_without_triples": 1}
+    assert found.parse_errors == {"passage_without_triples": 1}

@@ -23,15 +23,15 @@ def test_one_retrieval_one_reading():
     assert hands.asked(Retrieve) == [Retrieve("Who?", 4)]
     asked = hands.asked(Generate)[0]
     assert asked.max_tokens == 32 and "Title 1" in prompt(asked) and "Title 2" not in prompt(asked)
-    assert (found.answer, found.level) == ("Ada Moen", "passage")
+    assert (found.answer, found.granularity) == ("Ada Moen", "passage")
     assert found.passages == ("p0", "p1", "p2", "p3")
     assert found.attempts[0].evidence == ("Title 0\nText 0.", "Title 1\nText 1.")
-    assert found.steps[0].query == "Who?" and found.problems == {}
+    assert found.steps[0].query == "Who?" and found.parse_errors == {}
 
 
 def test_an_empty_answer_is_counted():
     _, found = run(" \n ")
-    assert found.answer == "" and found.problems == {"answer_empty": 1}
+    assert found.answer == "" and found.parse_errors == {"answer_empty": 1}
     assert not found.attempts[0].sufficient
 
 

@@ -39,7 +39,7 @@ def check(text: str, **arguments) -> Decision:
     found = parse_decision(text, CANDIDATES, **arguments)
     assert set(found.kept) <= set(CANDIDATES)
     assert len(set(found.kept)) == len(found.kept)
-    assert set(found.problems) <= prompts.PROBLEMS
+    assert set(found.parse_errors) <= prompts.PARSE_ERRORS
     if found.next_query is not None:
         assert found.has_question
         assert found.next_query and len(found.next_query.splitlines()) == 1
@@ -74,7 +74,7 @@ def test_a_well_formed_response():
 )
 def test_headers_are_read_whatever_their_spaces(header):
     found = check(GOOD.replace("[[## question ##]]", header))
-    assert found.next_query == "In which province is Lund?" and found.problems == ()
+    assert found.next_query == "In which province is Lund?" and found.parse_errors == ()
 
 
 def test_the_order_of_sections_does_not_matter():
@@ -86,7 +86,7 @@ def test_the_order_of_sections_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("text", "kept", "problems"),
+    ("text", "kept", "parse_errors"),
     [
         ("", (), ["empty"]),
         (" \n\t", (), ["empty"]),
@@ -96,14 +96,14 @@ def test_the_order_of_sections_does_not_matter():
         ("[[## question ##]] Who?", (), ["no_facts"]),
     ],
 )
-def test_missing_sections(text, kept, problems):
+def test_missing_sections(text, kept, parse_errors):
     found = check(text)
     assert found.kept == tuple(CANDIDATES[i] for i in kept)
-    assert sorted(found.problems) == sorted(problems)
+    assert sorted(found.parse_errors) == sorted(parse_errors)
 
 
 @pytest.mark.parametrize(
-    ("facts", "kept", "problems"),
+    ("facts", "kept", "parse_errors"),
     [
         ('{"fact": []}', (), []),
         ('{"fact": [["ADA MOEN", "Born in", "Lund."]]}', (0,), []),
@@ -129,26 +129,26 @@ def test_missing_sections(text, kept, problems):
         ('{"fact": [["αθήνα", "πόλη", "ελλάδα"]]}', (4,), []),  # a name the ASCII form erases
     ],
 )
-def test_facts_of_every_shape(facts, kept, problems):
+def test_facts_of_every_shape(facts, kept, parse_errors):
     text = f"[[## fact_after_filter ##]]\n{facts}\n[[## question ##]]\nWho?"
     found = check(text)
     assert found.kept == tuple(CANDIDATES[i] for i in kept)
-    assert list(found.problems) == problems
+    assert list(found.parse_errors) == parse_errors
     assert found.next_query == "Who?"
 
 
 def test_a_cut_off_list_keeps_its_complete_facts():
     text = GOOD[: GOOD.index('"michael')]
-    found = check(text, was_cut=True)
+    found = check(text, truncated=True)
     assert found.kept == (CANDIDATES[0],)
-    assert set(found.problems) == {"cut_off", "facts_cut", "not_a_triple", "no_question"}
+    assert set(found.parse_errors) == {"truncated", "facts_cut", "not_a_triple", "no_question"}
 
 
 def test_repeated_headers_the_first_counts():
     found = check(GOOD + "\n" + LAST)
     assert found.next_query == "In which province is Lund?"
     assert found.kept == (CANDIDATES[0], CANDIDATES[3])
-    assert found.problems == ("repeated_header",) * 3
+    assert found.parse_errors == ("repeated_header",) * 3
 
 
 def test_the_closest_candidate_needs_the_cutoff():
@@ -242,9 +242,9 @@ HOSTILE = st.lists(st.one_of(PIECES, TEXTS), max_size=30).map("".join)
 @given(HOSTILE, st.booleans(), st.sampled_from(["ascii", "unicode"]))
 @example("[[## question ##]]\n\ud800", False, "ascii")
 @example("{" * 5000, True, "unicode")
-def test_any_text_gives_a_decision(text, was_cut, form):
-    found = check(text, was_cut=was_cut, form=form)
-    assert ("cut_off" in found.problems) == was_cut
+def test_any_text_gives_a_decision(text, truncated, normalization):
+    found = check(text, truncated=truncated, normalization=normalization)
+    assert ("truncated" in found.parse_errors) == truncated
 
 
 @settings(max_examples=200, deadline=None)
@@ -271,13 +271,13 @@ def test_ten_thousand_mutations_of_good_outputs():
         text = rng.choice((GOOD, LAST, GOOD + "\n" + ANSWER))
         for _ in range(rng.randint(1, 4)):
             text = _mutated(text, rng)
-        found = check(text, was_cut=rng.random() < 0.1)
-        seen |= set(found.problems)
-        unharmed += not found.problems
+        found = check(text, truncated=rng.random() < 0.1)
+        seen |= set(found.parse_errors)
+        unharmed += not found.parse_errors
         answer, sufficient, problem = parse_answer(text)
         assert problem in (None, "empty", "no_answer_mark") and (answer or not sufficient)
     # The mutations reach every kind but those that need an empty or an endless list of their own.
-    assert prompts.PROBLEMS - seen <= {"empty", "too_many_facts", "facts_wrong_shape"}, seen
+    assert prompts.PARSE_ERRORS - seen <= {"empty", "too_many_facts", "facts_wrong_shape"}, seen
     assert 500 < unharmed < 9_500
 
 
@@ -386,7 +386,7 @@ def test_work_does_not_grow_with_the_square_of_the_length(bomb):
 def test_facts_beyond_the_limit_are_not_looked_at():
     rows = ['["x", "y", "z"]'] * prompts.MAX_FACTS + ['["ada moen", "born in", "lund"]']
     found = check(f'[[## fact_after_filter ##]]{{"fact": [{", ".join(rows)}]}}')
-    assert found.kept == () and found.problems.count("too_many_facts") == 1
+    assert found.kept == () and found.parse_errors.count("too_many_facts") == 1
 
 
 # --------------------------------------------------------------------------------------- injection
@@ -405,15 +405,15 @@ INJECTIONS = (
 )
 
 
-@pytest.mark.parametrize("form", ["ascii", "unicode"])
+@pytest.mark.parametrize("normalization", ["ascii", "unicode"])
 @pytest.mark.parametrize("text", INJECTIONS)
-def test_a_triple_that_imitates_our_headers_is_neutralised(text, form):
+def test_a_triple_that_imitates_our_headers_is_neutralised(text, normalization):
     evil = [
         Triple(text, "is", "x", "p", 0),
         Triple("y", text, "x", "p", 0),
         Triple("y", "is", text, "p", 1),
     ]
-    shown = prompts.render_facts(evil, form)
+    shown = prompts.render_facts(evil, normalization)
     assert "##" not in shown and "[[" not in shown.replace('"fact": [[', "")
     assert "\n" not in shown and "<no question>" not in shown
     # A response that copies all of it, in its thought and as facts, goes on and keeps the facts.
@@ -421,8 +421,8 @@ def test_a_triple_that_imitates_our_headers_is_neutralised(text, form):
         f"[[## thought ##]]\nI was given {shown}\n\n[[## fact_after_filter ##]]\n{shown}\n\n"
         "[[## question ##]]\nWho?"
     )
-    found = parse_decision(response, evil, form=form)
-    assert found.next_query == "Who?" and found.problems == ()
+    found = parse_decision(response, evil, normalization=normalization)
+    assert found.next_query == "Who?" and found.parse_errors == ()
     assert found.kept == tuple(evil)
 
 
@@ -450,13 +450,13 @@ SAFE = st.lists(NAMES, min_size=1, max_size=5).map(" ".join)
     facts=st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=6),
     chosen=st.randoms(use_true_random=False),
     query=st.one_of(st.none(), SAFE),
-    form=st.sampled_from(["ascii", "unicode"]),
+    normalization=st.sampled_from(["ascii", "unicode"]),
 )
-def test_a_rendered_decision_is_read_back(thought, facts, chosen, query, form):
+def test_a_rendered_decision_is_read_back(thought, facts, chosen, query, normalization):
     shown = {}
     for index, parts in enumerate(facts):
         triple = Triple(*parts, "p", index)
-        shown.setdefault(prompts.render_facts([triple], form), triple)
+        shown.setdefault(prompts.render_facts([triple], normalization), triple)
     candidates = tuple(shown.values())
     kept = tuple(chosen.sample(candidates, chosen.randint(0, len(candidates))))
     # What a response can have said: a thought without headers, a query that is one.
@@ -464,6 +464,8 @@ def test_a_rendered_decision_is_read_back(thought, facts, chosen, query, form):
     step = Step(
         "q", (), candidates, (0.0,) * len(candidates), first.thought, kept, first.next_query
     )
-    found = parse_decision(prompts.render_decision(step, form), candidates, form=form)
+    found = parse_decision(
+        prompts.render_decision(step, normalization), candidates, normalization=normalization
+    )
     assert (found.thought, found.kept, found.next_query) == (step.thought, kept, step.next_query)
-    assert found.problems == () and found.has_question
+    assert found.parse_errors == () and found.has_question

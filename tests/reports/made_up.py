@@ -165,6 +165,8 @@ def many(count):
         )
         prediction = PREDICTION
         if wrong:
-            prediction = dataclasses.replace(PREDICTION, answer="Ferry County", level="default")
+            prediction = dataclasses.replace(
+                PREDICTION, answer="Ferry County", granularity="default"
+            )
         pairs.append((question, prediction))
     return pairs

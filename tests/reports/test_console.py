@@ -25,7 +25,7 @@ def test_the_answer_its_evidence_and_the_steps():
     assert "  found   Ilse Varga; The Lantern Road" in lines
     assert "  thought The town is known now; its county is not." in lines
     assert "  next    Which county is Tarnow Bay in?" in lines
-    assert lines[-1] == "Problems: fact_not_a_candidate 2"
+    assert lines[-1] == "Parse errors: fact_not_a_candidate 2"
     assert all(len(line) <= console.WIDTH for line in lines)
 
 
@@ -60,7 +60,7 @@ def test_without_core_triples_the_passages_are_the_evidence():
 def test_nothing_at_all():
     shown = console.render(Prediction("", "default"), {})
     assert shown.splitlines()[0] == "Answer: (none)"
-    assert "every level refused (none)" in shown and "Evidence\n  (none)" in shown
+    assert "every granularity refused (none)" in shown and "Evidence\n  (none)" in shown
 
 
 def test_escape_sequences_are_spelt_out():
@@ -87,5 +87,5 @@ def test_no_text_drives_the_terminal(text):
     shown.encode("utf-8")
     assert max(map(len, shown.split("\n"))) <= console.WIDTH
     # Lines that text broke cannot pass for ours: what begins a line is a label or an indent.
-    labels = ("Answer: ", "Evidence", "Step 1: ", "Problems: ", " ", "")
+    labels = ("Answer: ", "Evidence", "Step 1: ", "Parse errors: ", " ", "")
     assert all(line.startswith(labels[:-1]) or not line for line in shown.split("\n"))

@@ -17,7 +17,7 @@ from cirag_jax.runtime.requests import Generated, RequestError, Retrieve, Retrie
 from cirag_jax.types import Passage
 from tests.runtime.recording import USAGE, passage, response_to, say
 
-SETTINGS = {"method": "cirag", "cirag.levels": ("triple", "passage"), "seed": 0}
+SETTINGS = {"method": "cirag", "cirag.granularities": ("triple", "passage"), "seed": 0}
 FIRST = Retrieve("where?", 2)
 
 
@@ -115,6 +115,40 @@ def test_forgetting_drops_programs_and_their_responses(path):
         book.open_program("a", 0, "another input")  # nothing is known of it any more
 
 
+def test_what_is_forgotten_still_counts_once(path):
+    twice = {"reader": USAGE + USAGE}
+    for program in ("a", "b"):
+        write_one(path, program)
+    with begin(path) as book:
+        book.close_program("a", "done", None)
+        before = book.totals()
+        assert before == journal.Totals(1, 2, twice) and book.usage() == twice
+        book.forget(["a"])
+        assert book.totals() == before
+        book.close_program("b", None, "broken")
+        book.forget(["a", "b", "unknown"])
+        assert book.totals() == journal.Totals(2, 2, twice) and book.usage() == twice
+        book.add_seconds(1.5)
+    write_one(path, "a")  # asked again, and paid for again
+    totals, seconds = journal.read_totals(path)
+    assert totals == journal.Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
+
+
+def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
+    write_one(path)
+
+    def killed(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with begin(path) as book:
+        before = book.totals()
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_set", killed)
+            with pytest.raises(UserError):
+                book.forget(["a"])
+        assert book.totals() == before and [r.id for r in book.records()] == ["a"]
+
+
 def test_a_failed_program_forgets_what_failed_and_no_more(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
@@ -138,7 +172,10 @@ def test_a_failed_program_forgets_what_failed_and_no_more(path):
     ("changes", "words"),
     [
         ({"seed": 1}, r"with seed=0, not 1;"),
-        ({"cirag.levels": ("triple",)}, r'cirag\.levels=\["triple","passage"\], not \["triple"\]'),
+        (
+            {"cirag.granularities": ("triple",)},
+            r'cirag\.granularities=\["triple","passage"\], not \["triple"\]',
+        ),
         ({"new": "x" * 200}, r'new=null, not "x{76}\.\.\.; use another --workdir'),
         ({"method": None}, r'method="cirag", not null'),
     ],
@@ -194,7 +231,7 @@ def test_reading_changes_nothing_and_needs_no_settings(path):
     before = path.read_bytes()
     records = journal.read_records(path)
     assert records[0].calls["generate"] == 1
-    assert journal.read_settings(path) == {**SETTINGS, "cirag.levels": ["triple", "passage"]}
+    assert journal.read_settings(path) == {**SETTINGS, "cirag.granularities": ["triple", "passage"]}
     assert path.read_bytes() == before
 
 
@@ -232,9 +269,11 @@ def test_another_format_is_refused(path):
     with sqlite3.connect(path) as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
     db.close()
-    with pytest.raises(UserError, match="has format 99, this program reads 1"):
+    with pytest.raises(
+        UserError, match="by another version of this program .format 99, not 2.; use"
+    ):
         begin(path)
-    with pytest.raises(UserError, match="has format 99"):
+    with pytest.raises(UserError, match="format 99"):
         journal.read_records(path)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import runpy
+import shutil
 
 import jax
 import numpy as np
@@ -35,7 +36,12 @@ from tests import tiny, tiny_decoder
 from tests.distill import by_hand
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-SIDECAR = {"form": "ascii", "rendering": "multi_turn", "example": False, "num_candidates": 15}
+SIDECAR = {
+    "normalization": "ascii",
+    "prompt_format": "multi_turn",
+    "few_shot": False,
+    "num_candidates": 15,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +171,9 @@ def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folder
     assert 3 * adapter <= total <= 3 * adapter + 8  # and its two moments, counters, a key
     assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
     assert meta["component"] == component_of(str(workdir)) == "integrator"
-    assert meta["rendering"] == {key: SIDECAR[key] for key in ("form", "rendering", "example")}
+    assert meta["prompt"] == {
+        key: SIDECAR[key] for key in ("normalization", "prompt_format", "few_shot")
+    }
     assert meta["model"] == str(folders[0])
 
 
@@ -184,7 +192,7 @@ def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
         found = decisions.decode(data.dev_trajectories, handler, settings, journal)
     backend.close()
     assert found is not None and any(decided.response for row in found for decided in row)
-    scores = decisions.score(data.dev_trajectories, found, form=settings.form)
+    scores = decisions.score(data.dev_trajectories, found, normalization=settings.normalization)
     for metric, name in decision_quality.SCORES.items():
         assert result[metric] == scores[name].value
     first = next(line for line in lines_of(workdir) if line["step"] == 0)
@@ -347,7 +355,7 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
         backends.model_name(language_model(adapter=str(tmp_path)))
 
 
-def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys):
+def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys, tmp_path):
     workdir = str(trained[0])
 
     def check(role, **changes):
@@ -364,12 +372,17 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
     check("integrator", **{"cirag.num_candidates": 15})
     assert "cirag.num_candidates=15, but" in capsys.readouterr().err
     wanted = (
-        r"other settings of form, example: give --config\.cirag\.form=ascii "
-        r"--config\.cirag\.example=False\.$"
+        r"other settings of normalization, few_shot: give --config\.cirag\.normalization=ascii "
+        r"--config\.cirag\.few_shot=False\.$"
     )
     with pytest.raises(UserError, match=wanted):
-        check("integrator", **{"cirag.example": True, "cirag.form": "unicode"})
-    check("integrator", **{"cirag.example": True, "integrator.backend": "openai"})
+        check("integrator", **{"cirag.few_shot": True, "cirag.normalization": "unicode"})
+    check("integrator", **{"cirag.few_shot": True, "integrator.backend": "openai"})
+    old = shutil.copytree(workdir, tmp_path / "old")
+    for file in old.glob("checkpoints/*/meta/*"):
+        file.write_text(file.read_text("utf-8").replace('"prompt":', '"rendering":'))
+    with pytest.raises(UserError, match="old was trained by an earlier version"):
+        check("integrator", **{"integrator.adapter": old})
     block = language_model(adapter=workdir)
     with pytest.raises(UserError, match="where extractor is needed"):
         extraction.extractor_identity(block, str(folders[0]), extraction.ExtractionSettings())
@@ -444,10 +457,10 @@ def test_held_out_questions_are_nobodys_training(folders, tmp_path):
 
 def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
     made = [by_hand.trajectory(number) for number in range(4)]
-    made[0] = dataclasses.replace(made[0], problems={"no_facts": 1})
+    made[0] = dataclasses.replace(made[0], parse_errors={"no_facts": 1})
     made[1] = dataclasses.replace(made[1], solved=None)
     made[2] = dataclasses.replace(made[2], solved=False)
-    made[3] = dataclasses.replace(made[3], problems={"passage_without_triples": 2})
+    made[3] = dataclasses.replace(made[3], parse_errors={"passage_without_triples": 2})
     config = config_of((folders[0], write(tmp_path / "t", made)), dev_fraction=0.0)
     assert load(config).counts["left_out"] == {"dropped_problems": 1}
     config.keep = "correct_only"
@@ -464,20 +477,30 @@ def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
 def test_how_conversations_are_rendered(folders, tmp_path):
     base, _ = folders
     made = [by_hand.trajectory(number) for number in range(3)]
-    paper = write(tmp_path / "paper", made, rendering="paper", example=True)
+    paper = write(tmp_path / "paper", made, prompt_format="paper", few_shot=True)
     data = load(config_of((base, paper), dev_fraction=0.0), 4000)
-    assert data.described == {"form": "ascii", "rendering": "paper", "example": True}
+    assert data.described == {"normalization": "ascii", "prompt_format": "paper", "few_shot": True}
     assert len(data.train) == 9
-    asked = load(config_of((base, paper), rendering="multi_turn", dev_fraction=0.0), 4000)
-    assert asked.described == {"form": "ascii", "rendering": "multi_turn", "example": True}
-    with pytest.raises(UserError, match="rendering='papr' must be"):
-        load(config_of((base, paper), rendering="papr"), 4000)
+    asked = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
+    assert asked.described == {
+        "normalization": "ascii",
+        "prompt_format": "multi_turn",
+        "few_shot": True,
+    }
+    with pytest.raises(UserError, match="prompt_format='papr' must be"):
+        load(config_of((base, paper), prompt_format="papr"), 4000)
     other = write(tmp_path / "other", made)
-    with pytest.raises(UserError, match=r"field (rendering|example) is .* but .*/paper/"):
+    with pytest.raises(UserError, match=r"field (prompt_format|few_shot) is .* but .*/paper/"):
         load(config_of((base, f"('{paper}', '{other}')")))
     (paper / trajectories_lib.SIDECAR).unlink()
-    bare = load(config_of((base, paper / trajectories_lib.FILE), form="unicode", dev_fraction=0.0))
-    assert bare.described == {"form": "unicode", "rendering": "multi_turn", "example": False}
+    bare = load(
+        config_of((base, paper / trajectories_lib.FILE), normalization="unicode", dev_fraction=0.0)
+    )
+    assert bare.described == {
+        "normalization": "unicode",
+        "prompt_format": "multi_turn",
+        "few_shot": False,
+    }
 
 
 def test_an_extractor_learns_from_references(folders, tmp_path):

@@ -28,18 +28,18 @@ def test_both_forms(text, ascii, unicode):
 
 @given(st.text())
 def test_a_second_time_changes_nothing(text):
-    for form in ("ascii", "unicode"):
-        once = normalise(text, form)
-        assert normalise(once, form) == once
+    for normalization in ("ascii", "unicode"):
+        once = normalise(text, normalization)
+        assert normalise(once, normalization) == once
         assert once == " ".join(once.split())
     assert set(normalise(text)) <= set("abcdefghijklmnopqrstuvwxyz0123456789 ")
 
 
 @given(st.text(st.characters(categories=["L", "N"]), min_size=1))
 def test_the_unicode_form_knows_no_case_and_no_compatibility_forms(text):
-    form = normalise(text, "unicode")
-    assert form == normalise(unicodedata.normalize("NFD", text), "unicode")
-    assert form == normalise(unicodedata.normalize("NFKC", text).casefold(), "unicode")
+    normalization = normalise(text, "unicode")
+    assert normalization == normalise(unicodedata.normalize("NFD", text), "unicode")
+    assert normalization == normalise(unicodedata.normalize("NFKC", text).casefold(), "unicode")
 
 
 @given(st.text(st.characters(max_codepoint=127)))

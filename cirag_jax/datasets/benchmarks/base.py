@@ -8,22 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex
 
+import msgspec
 import tensorflow_datasets as tfds
 from absl import logging
 
+from cirag_jax.datasets import records
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_files
-from cirag_jax.datasets.records import Record
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question
 
 
 class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A TFDS builder over official files.
+    """A TFDS builder over official files; a record is kept as its checked JSON."""
 
-    TFDS without TensorFlow writes neither nested ragged lists nor absent values. So subclasses
-    store lists of lists flat, with their lengths, and name in ``present`` which optional fields
-    the official record has; `decode` gives the official record back.
-    """
+    Record: ClassVar[type[msgspec.Struct]]
+    """The official record; absent fields are None."""
 
     FILES: ClassVar[Mapping[str, Mapping[str, OfficialFile]]]
     """Config -> split -> official file."""
@@ -31,7 +30,19 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     SHARED_IDS: ClassVar[frozenset[str]] = frozenset()
     """Configs in which several questions may have one id."""
 
+    HOMEPAGE: ClassVar[str]
+    LICENSE: ClassVar[str]
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Place the official files here; docs/data.md names them."
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=self.__doc__,
+            features=tfds.features.FeaturesDict({"record": tfds.features.Text()}),
+            homepage=self.HOMEPAGE,
+            license=self.LICENSE,
+            disable_shuffling=True,  # papers take the first N of the file
+        )
 
     # TFDS inspects this signature: with its optional `pipeline` it would load Apache Beam.
     def _split_generators(self, dl_manager):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -44,39 +55,38 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return {split: self._generate_examples(found[split]) for split in files if split in found}
 
     def _generate_examples(self, found: FoundFile):
-        for index, record in enumerate(found.records()):
-            yield index, self.encode(record)
+        for index, (place, value) in enumerate(found.records()):
+            record = records.convert(place, value, self.Record)
+            self.check(place, record)
+            yield index, {"record": msgspec.json.encode(record).decode()}
 
     @classmethod
-    def encode(cls, record: Record) -> dict[str, Any]:
-        """Official record -> TFDS example."""
-        raise NotImplementedError
+    def check(cls, place: str, record: Any) -> None:
+        """Raises UserError for what the types of a record cannot say."""
 
     @classmethod
-    def decode(cls, example: Mapping[str, Any]) -> dict[str, Any]:
-        """TFDS example, text as bytes -> official record, text as str, absent fields None."""
-        raise NotImplementedError
-
-    @classmethod
-    def convert(cls, record: Mapping[str, Any], split: str, setting: str) -> "Converted":
+    def convert(cls, record: Any, split: str, setting: str) -> "Converted":
         """Official record -> a question and the passages of its context."""
         raise NotImplementedError
 
 
 class RecordSource:
-    """Random access to the official records of one split, for ``grain.MapDataset.source``."""
+    """Random access to the official records of one split, for ``grain.MapDataset.source``.
 
-    def __init__(self, source: Sequence[Mapping[str, Any]], builder: type[OfficialBuilder]):
-        self._source, self._builder = source, builder
+    Records are dictionaries, absent fields None.
+    """
+
+    def __init__(self, source: Sequence[Mapping[str, Any]]):
+        self._source = source
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        return self._builder.decode(self._source[index.__index__()])
+        return msgspec.json.decode(self._source[index.__index__()]["record"])
 
     def __repr__(self) -> str:
-        return f"RecordSource({self._builder.__name__}, {len(self)} records)"
+        return f"RecordSource({len(self)} records)"
 
 
 Converted = tuple[Question, tuple[Passage, ...]]
@@ -134,7 +144,7 @@ def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
         known = ", ".join(builder.info.splits)
         raise UserError(f"{builder.info.full_name} has no split {split!r}; built: {known}.")
     source = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
-    return RecordSource(source, type(builder))
+    return RecordSource(source)
 
 
 def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) -> Dataset:
@@ -162,7 +172,8 @@ def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) ->
     for split in built if splits is None else splits:
         source = data_source(builder, split)
         for index in range(len(source)):
-            question, passages = builder.convert(source[index], split, config)
+            record = msgspec.convert(source[index], builder.Record)
+            question, passages = builder.convert(record, split, config)
             for passage in passages:
                 corpus.setdefault(passage.id, passage)
             unplaced += question.supporting is None and bool(question.answers)
@@ -194,13 +205,3 @@ def passage_of(title: str, text: str, sentences: Sequence[str] | None = None) ->
     identity = "\x1e".join((title, *(sentences if sentences is not None else (text,))))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return Passage(digest, title, text, None if sentences is None else tuple(sentences))
-
-
-def present_fields(record: Record, names: Iterable[str]) -> list[str]:
-    """Which of the optional fields ``names`` the record has."""
-    return [name for name in names if record.value.get(name) is not None]
-
-
-def texts(values: Iterable[bytes]) -> list[str]:
-    """Decodes what TFDS returns for a list of texts."""
-    return [value.decode() for value in values]

@@ -10,11 +10,11 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow_datasets as tfds
 from absl import logging
 
-from cirag_jax.datasets.records import Record
 from cirag_jax.errors import UserError
 
 _CHUNK = 1 << 20  # characters read at a time
@@ -52,8 +52,8 @@ class FoundFile:
     path: Path
     archived: bool
 
-    def records(self) -> Iterator[Record]:
-        """The questions in the file, in order, without loading it whole.
+    def records(self) -> Iterator[tuple[str, Any]]:
+        """The place and JSON value of every question, in order, without loading the file whole.
 
         Raises:
             UserError: The file is not what its name says: not a zip archive, not UTF-8, not JSON,
@@ -186,7 +186,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
 # --------------------------------------------------------------------------------------- streaming
 
 
-def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[Record]:
+def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[tuple[str, Any]]:
     """The objects of a JSON array or of JSON lines, decoded one at a time."""
     decoder = json.JSONDecoder()
     buffer = text.read(_CHUNK).lstrip("\ufeff \t\r\n")
@@ -221,7 +221,7 @@ def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[Rec
         place = f"{where}:{count}" if lines else f"{where}: question {count}"
         if not isinstance(value, dict):
             raise UserError(f"{place}: must be a JSON object.")
-        yield Record(place, value)
+        yield place, value
 
 
 def _skip(buffer: str, position: int) -> int:

@@ -1,20 +1,13 @@
 """HotpotQA (Yang et al., EMNLP 2018), distractor and fullwiki settings."""
 
-from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import tensorflow_datasets as tfds
 
-from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, present_fields
+from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, passage_of
 from cirag_jax.datasets.benchmarks.files import OfficialFile
-from cirag_jax.datasets.benchmarks.hotpot_format import (
-    context_features,
-    convert_context,
-    decode_context,
-    encode_context,
-)
-from cirag_jax.datasets.records import Record
-from cirag_jax.types import Question
+from cirag_jax.types import Count, Filled, Passage, Question
 
 _SITE = "http://curtis.ml.cmu.edu/datasets/hotpot"
 # The publisher states no checksum for these files (only for its Wikipedia dump). These are what
@@ -41,7 +34,18 @@ _DEV_FULLWIKI = OfficialFile(
 _TEST_FULLWIKI = OfficialFile(
     "hotpot_test_fullwiki_v1.json", f"{_SITE}/hotpot_test_fullwiki_v1.json"
 )
-_OPTIONAL = ("answer", "type", "level", "supporting_facts")
+
+
+class HotpotRecord(msgspec.Struct):
+    """An official record; the format that 2WikiMultihopQA shares."""
+
+    id: Filled = msgspec.field(name="_id")
+    question: Filled
+    context: list[tuple[str, list[str]]]
+    answer: str | None = None
+    type: str | None = None
+    level: str | None = None
+    supporting_facts: list[tuple[str, Count]] | None = None
 
 
 class HotpotQA(OfficialBuilder):
@@ -58,37 +62,43 @@ class HotpotQA(OfficialBuilder):
         "fullwiki": {"train": _TRAIN, "dev": _DEV_FULLWIKI, "test": _TEST_FULLWIKI},
     }
 
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Multi-hop questions with sentence-level supporting facts.",
-            features=tfds.features.FeaturesDict(
-                {**context_features(), "level": tfds.features.Text()}
-            ),
-            homepage="https://hotpotqa.github.io/",
-            license="CC BY-SA 4.0",
-            disable_shuffling=True,  # papers take the first N of the file
-        )
+    Record = HotpotRecord
+    HOMEPAGE = "https://hotpotqa.github.io/"
+    LICENSE = "CC BY-SA 4.0"
 
     @classmethod
-    def encode(cls, record: Record) -> dict[str, Any]:
-        """See `OfficialBuilder.encode`."""
-        return {
-            **encode_context(record),
-            "level": record.maybe_text("level") or "",
-            "present": present_fields(record, _OPTIONAL),
-        }
-
-    @classmethod
-    def decode(cls, example: Mapping[str, Any]) -> dict[str, Any]:
-        """See `OfficialBuilder.decode`."""
-        level = example["level"].decode() if b"level" in example["present"] else None
-        return {**decode_context(example), "level": level}
-
-    @classmethod
-    def convert(cls, record: Mapping[str, Any], split: str, setting: str) -> Converted:
+    def convert(cls, record: HotpotRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`; every HotpotQA question takes two hops."""
         passages, fields = convert_context(record)
         # Both settings share the training file, whose contexts are distractor ones.
         setting = "distractor" if split == "train" else setting
         return Question(**fields, hops=2, split=split, setting=setting), passages
+
+
+def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str, Any]]:
+    """The passages of the context and the fields of `Question` that refer to them.
+
+    ``supporting`` stays None where the test split hides it, and where a gold title is not in the
+    context, as happens in the fullwiki setting: naming only the gold passages that were found
+    would make recall look better than it is. Sentence indices out of range are left out.
+    """
+    passages = tuple(passage_of(title, "", own) for title, own in record.context)
+    fields: dict[str, Any] = {
+        "id": record.id,
+        "question": record.question,
+        "answers": () if record.answer is None else (record.answer,),
+        "type": record.type,
+        "context": tuple(passage.id for passage in passages),
+    }
+    facts = record.supporting_facts
+    by_title = {passage.title: passage for passage in reversed(passages)}  # the first one wins
+    if facts is not None and all(title in by_title for title, _ in facts):
+        fields["supporting"] = tuple(dict.fromkeys(by_title[title].id for title, _ in facts))
+        fields["supporting_sentences"] = tuple(
+            dict.fromkeys(
+                (by_title[title].id, sentence)
+                for title, sentence in facts
+                if sentence < len(by_title[title].sentences or ())
+            )
+        )
+    return passages, fields

@@ -1,8 +1,8 @@
-"""The embedded dataset: real facts of data packages, said in short passages and asked in chains.
+"""The built-in dataset: real facts of data packages, said in short passages and asked in chains.
 
 `build` makes it from the installed packages, without a download. The steps: `facts` joins the
 packages' rows to a graph, `render` says the facts of each entity, `questions` asks for chains of
-them. docs/embedded.md tells the sources, the counts and how hard the questions are.
+them. docs/demo_dataset.md tells the sources, the counts and how hard the questions are.
 """
 
 import functools
@@ -27,7 +27,7 @@ def build() -> Dataset:
     asked = questions.build_questions(world, rendered)
     corpus = {passage.id: passage for passage, _ in rendered.values()}
     triples = {passage.id: found for passage, found in rendered.values()}
-    return Dataset("embedded", asked, corpus, triples)
+    return Dataset("demo", asked, corpus, triples)
 
 
 def statistics(dataset: Dataset) -> dict[str, object]:

@@ -73,7 +73,7 @@ def package_file(package: str, *parts: str) -> Path:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the embedded dataset needs the package {package}, which is not installed")
+        raise UserError(f"the built-in dataset needs the package {package}, which is not installed")
     path = Path(list(spec.submodule_search_locations)[0]).joinpath(*parts)
     if not path.is_file():
         raise UserError(f"package {package} has no file {'/'.join(parts)}; install the pinned one")

@@ -198,7 +198,13 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
         step = checkpoints.best_step()
         step = checkpoints.latest_step() if step is None else step
         assert step is not None  # A folder without any was refused.
-        yield checkpoints, step, checkpoints.meta(step)
+        meta = checkpoints.meta(step)
+        if found in ADAPTED and "prompt" not in meta:
+            raise UserError(
+                f"{spec} was trained by an earlier version of this program, which described its "
+                "prompts by other names; train it again"
+            )
+        yield checkpoints, step, meta
 
 
 def _component(meta: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.methods.cirag import RENDERING, CiragConfig
+from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.training import resume
 from cirag_jax.training.data.examples import Example, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
@@ -147,9 +147,9 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
             made, why = trajectory_examples(
                 tokenizer,
                 trajectory,
-                form=described["form"],
-                rendering=described["rendering"],
-                example=described["example"],
+                normalization=described["normalization"],
+                prompt_format=described["prompt_format"],
+                few_shot=described["few_shot"],
                 max_length=max_length,
             )
             examples += made
@@ -198,11 +198,13 @@ def _described(config: Config, paths: Sequence[str]) -> dict[str, Any]:
     They are written anew from the steps, so that any setting will do. A file without a sidecar says
     nothing.
     """
-    found: dict[str, Any] = {name: config[name] for name in RENDERING if config[name] is not None}
+    found: dict[str, Any] = {
+        name: config[name] for name in PROMPT_FIELDS if config[name] is not None
+    }
     told: dict[str, pathlib.Path] = {}
     for path in paths:
         file, made = _sidecar(path)
-        for name in RENDERING:
+        for name in PROMPT_FIELDS:
             value = made.get(name)
             if value is None or (name in found and name not in told):
                 continue
@@ -213,7 +215,7 @@ def _described(config: Config, paths: Sequence[str]) -> dict[str, Any]:
                 )
             told.setdefault(name, file)
     settings = CiragConfig(**found)
-    return {name: getattr(settings, name) for name in RENDERING}
+    return {name: getattr(settings, name) for name in PROMPT_FIELDS}
 
 
 # --------------------------------------------------------------------------------------- extractor

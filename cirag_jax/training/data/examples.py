@@ -18,7 +18,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.triples.normalization import Form
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Trajectory
 
 
@@ -103,16 +103,16 @@ def trajectory_examples(
     tokenizer: ChatTokenizer,
     trajectory: Trajectory,
     *,
-    form: Form,
-    rendering: str,
-    example: bool,
+    normalization: Normalization,
+    prompt_format: str,
+    few_shot: bool,
     max_length: int,
 ) -> tuple[list[Example], dict[str, int]]:
     """A trajectory as what the student learns from.
 
-    ``rendering="multi_turn"``: one example, all decisions supervised; where the chat template
+    ``prompt_format="multi_turn"``: one example, all decisions supervised; where the chat template
     renders a decision otherwise once another follows (it drops thinking, say), one example a step.
-    ``rendering="paper"``: one example a step.
+    ``prompt_format="paper"``: one example a step.
 
     A conversation longer than ``max_length`` loses its last steps; one whose first decision does
     not fit is dropped, and so is each step of its own that does not fit. Decisions are never cut.
@@ -120,9 +120,9 @@ def trajectory_examples(
     Args:
       tokenizer: of the student.
       trajectory: the teacher's.
-      form: normalisation of the facts' surface.
-      rendering: as in `prompts.cirag.integration_messages`.
-      example: whether the worked example stands in front.
+      normalization: normalisation of the facts' surface.
+      prompt_format: as in `prompts.cirag.integration_messages`.
+      few_shot: whether the worked example stands in front.
       max_length: most tokens of an example.
 
     Returns:
@@ -141,11 +141,14 @@ def trajectory_examples(
             trajectory.question,
             steps[: count - 1],
             steps[count - 1].candidates,
-            form=form,
-            rendering=rendering,
-            example=example,
+            normalization=normalization,
+            prompt_format=prompt_format,
+            few_shot=few_shot,
         )
-        return [*messages, Message("assistant", prompts.render_decision(steps[count - 1], form))]
+        return [
+            *messages,
+            Message("assistant", prompts.render_decision(steps[count - 1], normalization)),
+        ]
 
     def render(count: int, decisions: int) -> Example:
         """The conversation, its last ``decisions`` decisions supervised."""
@@ -155,7 +158,7 @@ def trajectory_examples(
             tokenizer, whole, places, source=trajectory.question_id, split=decision_parts
         )
 
-    if rendering == "multi_turn":
+    if prompt_format == "multi_turn":
         try:
             found = _cut(render(len(steps), len(steps)), max_length, reasons)
             return ([] if found is None else [found]), dict(reasons)

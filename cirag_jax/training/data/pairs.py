@@ -110,7 +110,9 @@ def passage_targets(dataset: Dataset, questions: Sequence[Question]) -> list[Tar
     return targets
 
 
-def triple_targets(dataset: Dataset, questions: Sequence[Question], form: Any) -> list[Target]:
+def triple_targets(
+    dataset: Dataset, questions: Sequence[Question], normalization: Any
+) -> list[Target]:
     """Constraints (questions and sub-questions) with the triples that satisfy them.
 
     A triple that names the answer of the step and stands in its passage is no negative: extraction
@@ -122,9 +124,10 @@ def triple_targets(dataset: Dataset, questions: Sequence[Question], form: Any) -
         pool = _triple_pool(dataset, question)
         positives = gold_triples(dataset, question)
         answers = [*question.answers, *(s.answer for s in question.decomposition or ())]
-        rest = _negatives(pool, positives, answers, set(question.supporting or ()), form)
+        rest = _negatives(pool, positives, answers, set(question.supporting or ()), normalization)
         targets += [
-            Target("triple", question.question, tuple_text(t, form), rest) for t in positives
+            Target("triple", question.question, tuple_text(t, normalization), rest)
+            for t in positives
         ]
         for sub_question, step in _sub_questions(question):
             if not step.supporting:
@@ -138,8 +141,10 @@ def triple_targets(dataset: Dataset, questions: Sequence[Question], form: Any) -
                 decomposition=(dataclasses.replace(step, question=sub_question),),
             )
             found = gold_triples(dataset, alone)
-            rest = _negatives(pool, found, [step.answer], {step.supporting}, form)
-            targets += [Target("triple", sub_question, tuple_text(t, form), rest) for t in found]
+            rest = _negatives(pool, found, [step.answer], {step.supporting}, normalization)
+            targets += [
+                Target("triple", sub_question, tuple_text(t, normalization), rest) for t in found
+            ]
     return targets
 
 
@@ -164,13 +169,13 @@ def _negatives(
     positives: Sequence[Triple],
     answers: Sequence[str],
     gold_passages: set[str],
-    form: Any,
+    normalization: Any,
 ) -> tuple[str, ...]:
-    taken = {tuple_text(triple, form) for triple in positives}
+    taken = {tuple_text(triple, normalization) for triple in positives}
     named = [answer.lower() for answer in answers if answer]
     texts = {}
     for triple in pool:
-        text = tuple_text(triple, form)
+        text = tuple_text(triple, normalization)
         whole = f"{triple.head} {triple.relation} {triple.tail}".lower()
         states_it = triple.passage_id in gold_passages and any(name in whole for name in named)
         if text not in taken and not states_it:

