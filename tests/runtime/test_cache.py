@@ -55,7 +55,7 @@ def test_it_outlives_its_run_and_may_be_shared(tmp_path):
     two.close()
     three = ResponseCache(tmp_path / "c")
     found = three.find(MODEL, ASKED)
-    assert found is not None and found.text == "Bo"
+    assert isinstance(found, Generated) and found.text == "Bo"
     three.close()
 
 
