@@ -72,7 +72,7 @@ def run(folder: pathlib.Path, script: str, *arguments: object, after: int = 0) -
 
 def is_one_sentence(ended: Ended, script: str) -> bool:
     """Whether a command ended as one that was interrupted ends, and said so."""
-    said = f"{script}: interrupted; what is recorded is kept, and the same command goes on"
+    said = f"{script}: interrupted; what is recorded is kept, and the same command resumes"
     assert ended.code == 130, ended.err
     assert ended.out == "" and "Traceback" not in ended.err
     assert ended.err.splitlines()[-1].startswith(said)

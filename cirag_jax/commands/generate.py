@@ -16,18 +16,15 @@ from tqdm import tqdm
 
 from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
-from cirag_jax.io import is_training_workdir, say, write_lines
+from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Backend, Generate, Generated, Token, Usage
+from cirag_jax.models.io.fingerprint import check_same
 
 log = logging.getLogger(__name__)
 
 RESPONSES = "responses.jsonl"
 JOURNAL = "journal.jsonl"
-
-# What decides a text. Where a server runs, how fast it is asked and what it may cost do not.
-_SETTINGS = ("backend", "model", "adapter", "overflow", "merge_adapter", "dtype", "context")
-_SERVER_SETTINGS = ("backend", "model", "overflow", "server", "omit", "extra_body")
 
 
 def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
@@ -52,7 +49,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         _defaults(config),
         check_schemas=config.backend != "openai",
     )
-    with Journal(workdir / JOURNAL, settings(config)) as journal:
+    with Journal(workdir / JOURNAL, backends.fingerprint(config)) as journal:
         pending = {
             name: request
             for name, request in requests.items()
@@ -136,33 +133,6 @@ def _defaults(config: Any) -> dict[str, Any]:
     return {**{name: config[name] for name in names}, "stop": tuple(config.stop)}
 
 
-def settings(config: Any) -> dict[str, Any]:
-    """What decides the texts of a run, as JSON holds it: another one needs another workdir."""
-    names = _SERVER_SETTINGS if config.backend == "openai" else _SETTINGS
-    found = {name: config[name] for name in names}
-    found["model"] = backends.model_name(config)
-    if config.backend != "openai":
-        if config.no_repeat_ngram_size:
-            found["no_repeat_ngram_size"] = config.no_repeat_ngram_size
-        found["model files"] = _files(found["model"])
-        found["adapter files"] = _files(config.adapter)
-        if is_training_workdir(config.adapter):
-            from cirag_jax.models.io.workdir import open_adapter
-
-            found["adapter files"] = open_adapter(config.adapter)[2]["revision"]
-    return json.loads(json.dumps(found))
-
-
-def _files(spec: str | None) -> list[list[Any]]:
-    """Name, size and time of a local model's weights: a retrained one must not be mixed in."""
-    path = Path(spec or "").expanduser()
-    if not spec or not path.exists():
-        return []
-    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
-    stats = sorted((file.name, file.stat()) for file in files)
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-
-
 def _check_config(config: Any, workdir: Path) -> None:
     from cirag_jax.llm.client import is_environment_name
 
@@ -235,12 +205,7 @@ class Journal:
         return end
 
     def _check(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        for name in (*new, *old):
-            if old.get(name) != new.get(name):
-                raise UserError(
-                    f"{self._path.parent} was begun with {name}={old.get(name)!r}, not "
-                    f"{new.get(name)!r}; use another --workdir or remove {JOURNAL}."
-                )
+        check_same(self._path, old, new)
 
     def _keep(self, request: str, row: dict[str, Any]) -> None:
         self._rows[row["id"]], self._hashes[row["id"]] = row, request

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from cirag_jax import sharding
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
+from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
@@ -208,18 +209,7 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
 
 
 def _check_same(folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    for field in sorted(old.keys() | new.keys()):
-        if field == "encoder" and old.get(field) and new.get(field):
-            index_lib.check_encoder(folder, old[field], new[field])
-        elif old.get(field) != new.get(field):
-            what = (
-                "its passages are others"
-                if field == "corpus"
-                else f"{field} was {old.get(field)!r} and is {new.get(field)!r} now"
-            )
-            raise UserError(
-                f"{folder} holds another index: {what}; choose another --workdir or remove it"
-            )
+    check_same(folder, index_lib.comparable(old), index_lib.comparable(new))
 
 
 def _embed_shards(

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cirag_jax.commands import backends, generate
+from cirag_jax.commands import backends
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
@@ -184,7 +184,7 @@ def _open_models(
             {role: config[role].max_tokens for role in names},
             seed=config.seed,
             cache=cache,
-            identity=generate.settings(block),
+            identity=backends.fingerprint(block),
         )
         handlers |= dict.fromkeys(names, handler)
     return handlers
@@ -213,7 +213,7 @@ def _open_extractions(
     settings = {
         **extraction.version(),
         **dataclasses.asdict(_extraction_settings(config)),
-        "extractor": generate.settings(config.extractor),
+        "extractor": backends.fingerprint(config.extractor),
     }
     return stack.enter_context(Journal(workdir / online.FILE, settings))
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from cirag_jax.commands import backends, generate
+from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.types import Usage
@@ -38,7 +38,7 @@ class Model:
     @property
     def identity(self) -> dict[str, Any]:
         """What decides its texts, as JSON."""
-        return generate.settings(self.block)
+        return backends.fingerprint(self.block)
 
 
 def models_of(config: Config, role: str) -> dict[str, Model]:

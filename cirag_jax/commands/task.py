@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import json
+import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cirag_jax.commands import opening
+from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
-from cirag_jax.retrieval.index import hash_corpus
+from cirag_jax.models.io import fingerprint
+from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
@@ -55,21 +57,36 @@ def settings(config: Config, method: Any, dataset: Dataset, corpus: Corpus) -> d
       dataset: with the triples of its passages.
       corpus: the passages to search.
     """
-    from cirag_jax.commands import generate
-
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
     found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
     blocks = ["retriever", "encoder"] + (["reranker"] if method.uses_triples else [])
     for block in blocks:
         found |= {f"{block}.{name}": value for name, value in plain(config[block]).items()}
+    found |= _models(config, method)
+    found["code"] = fingerprint.of_code(method.program.__module__)
     for role in opening.roles_of(config, method.roles):
-        found |= {f"{role}.{k}": v for k, v in generate.settings(config[role]).items()}
+        found |= {f"{role}.{k}": v for k, v in backends.fingerprint(config[role]).items()}
         found[f"{role}.max_tokens"] = config[role].max_tokens
     if method.uses_triples:
         found |= opening.triples_settings(config, dataset, corpus)
     if config.get("question") is None:
         found["data.corpus"] = corpus.policy
     found["passages"] = hash_corpus(corpus.passages)
+    return found
+
+
+def _models(config: Config, method: Any) -> dict[str, Any]:
+    """What embeds and ranks, beside what the config says of it."""
+    found: dict[str, Any] = {}
+    if config.retriever.folder:
+        found["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
+    if config.retriever.kind != "bm25" or method.uses_triples:
+        found["encoder.weights"] = fingerprint.of_model(config.encoder.model)
+        readers = ("sentence-transformers", "transformers")
+        used = readers if config.encoder.backend == "sentence_transformers" else ()
+        found["encoder.packages"] = fingerprint.of_packages("tokenizers", *used)
+    if method.uses_triples and config.reranker.model:
+        found["reranker.weights"] = fingerprint.of_model(config.reranker.model)
     return found
 
 

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.io import is_training_workdir
+from cirag_jax.models.io import fingerprint
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.store import Status
@@ -172,14 +172,13 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
     if config.backend != "openai":
         if config.no_repeat_ngram_size:
             identity["no_repeat_ngram_size"] = config.no_repeat_ngram_size
-        identity["weights"] = _digest(weight_files(model))
+        identity["weights"] = fingerprint.digest(model)
         if is_training_workdir(config.adapter):
             from cirag_jax.models.io import workdir
 
             workdir.check_role(config.adapter, "extractor")
-            identity["adapter"] = workdir.open_adapter(config.adapter)[2]["revision"]
-        elif config.adapter is not None:
-            identity["adapter"] = _digest(sorted(Path(config.adapter).glob("*.safetensors")))
+        if config.adapter is not None:
+            identity["adapter"] = fingerprint.digest(config.adapter)
     return identity
 
 
@@ -191,16 +190,3 @@ def weight_files(model: str) -> list[Path]:
     if place.is_file():
         return [place]
     return sorted([*place.glob("*.safetensors"), *place.glob("*.gguf")])
-
-
-def _digest(files: list[Path]) -> str:
-    """A hash of sizes and of a megabyte at three places: another training is another model."""
-    found = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        found.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for start in (0, size // 2, max(size - (1 << 20), 0)):
-                file.seek(start)
-                found.update(file.read(1 << 20))
-    return found.hexdigest()[:16]

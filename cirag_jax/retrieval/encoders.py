@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from cirag_jax.errors import UserError
+from cirag_jax.models.io.fingerprint import of_packages, small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.types import Config
@@ -64,6 +65,7 @@ class FlaxEncoder:
             "backend": "flax",
             **encoder.manifest(),
             "dtype": encoder.config.dtype,
+            "files": small_files(encoder.folder),
             "query_max_length": self._limits["query"],
             "passage_max_length": self._limits["passage"],
         }
@@ -133,6 +135,7 @@ class SentenceTransformersEncoder:
             "query_prefix": self._prefixes["query"],
             "passage_prefix": self._prefixes["passage"],
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "packages": of_packages("sentence-transformers", "transformers", "tokenizers"),
             "query_max_length": self._limits["query"],
             "passage_max_length": self._limits["passage"],
         }

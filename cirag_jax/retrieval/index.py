@@ -17,6 +17,7 @@ import numpy as np
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
+from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
@@ -25,7 +26,7 @@ from cirag_jax.types import Config, Passage
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2  # 2: the corpus's hash holds sentences, the encoder's identity its files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,13 @@ class PassageIndex:
         if kind == "bm25":
             search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
         else:
-            check_encoder(folder, manifest["encoder"], needed(encoder, kind).identity)
+            identity = needed(encoder, kind).identity
+            check_same(
+                folder,
+                comparable({"encoder": manifest["encoder"]}),
+                comparable({"encoder": identity}),
+                f"build it anew or choose that encoder ({manifest['encoder'].get('model')})",
+            )
             if kind == "exact":
                 search = make_search(Shards(folder, manifest), kind, options, mesh)
             else:
@@ -206,10 +213,11 @@ def needed(encoder: Encoder | None, kind: str) -> Encoder:
 
 
 def hash_corpus(passages: Iterable[Passage]) -> str:
-    """SHA-256 of ids, titles and texts, in order."""
+    """SHA-256 of ids, titles, texts and sentences, in order."""
     digest = hashlib.sha256()
     for passage in passages:
-        record = json.dumps([passage.id, passage.title, passage.text], ensure_ascii=True)
+        fields = [passage.id, passage.title, passage.text, passage.sentences]
+        record = json.dumps(fields, ensure_ascii=True)
         digest.update(record.encode() + b"\n")
     return digest.hexdigest()
 
@@ -238,24 +246,15 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     return manifest
 
 
-def check_encoder(
-    folder: pathlib.Path, built: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> None:
-    """Raises UserError where the encoder differs from the one that built the index.
+def comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a manifest that must not change.
 
-    The name it was opened by is compared only where nothing else identifies the weights.
+    Weights of the same hash are the same model wherever they lie, and how much of a query is kept
+    does not change the vectors of passages.
     """
-    for field in sorted(built.keys() | wanted.keys()):
-        # Weights of the same hash are the same model wherever they lie; how much of a query is kept
-        # does not change the vectors of passages.
-        if field in ("model", "query_max_length"):
-            continue
-        if built.get(field) != wanted.get(field):
-            raise UserError(
-                f"{folder} was built by another encoder: {field} was {built.get(field)!r} "
-                f"(model {built.get('model')}) and is {wanted.get(field)!r} (model "
-                f"{wanted.get('model')}) now; build it anew or choose that encoder"
-            )
+    free = ("model", "query_max_length")
+    encoder = {k: v for k, v in (manifest.get("encoder") or {}).items() if k not in free}
+    return {**manifest, "encoder": encoder or None}
 
 
 def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
+from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
@@ -142,7 +143,7 @@ class Journal:
         if not self._db.execute("SELECT 1 FROM responses").fetchone():
             self._set("settings", codec.dump(settings))  # nothing recorded binds nobody
         else:
-            _check_settings(self.path, json.loads(meta["settings"]), settings)
+            check_same(self.path, json.loads(meta["settings"]), settings)
 
     def _set(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -429,21 +430,6 @@ def _passage(text: str) -> Passage:
     if data["sentences"] is not None:
         data["sentences"] = tuple(data["sentences"])
     return Passage(**data)
-
-
-def _check_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    shared = [name for name in old if name in new]  # "method" says more than a method's own fields
-    for name in dict.fromkeys((*shared, *old, *new)):
-        if old.get(name) != new.get(name):
-            raise UserError(
-                f"{path} was begun with {name}={_short(old.get(name))}, not "
-                f"{_short(new.get(name))}; use another --workdir or remove it to begin anew."
-            )
-
-
-def _short(value: Any) -> str:
-    text = codec.dump(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> UserError:

@@ -1,6 +1,5 @@
 """What every trainer asks about the run that it goes on with."""
 
-import json
 import pathlib
 import time
 from collections.abc import Collection
@@ -9,7 +8,8 @@ from typing import Any
 import jax
 
 from cirag_jax import io
-from cirag_jax.errors import UserError
+from cirag_jax.models.io.fingerprint import check_same, of_model, of_packages
+from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.types import Config
 
@@ -50,7 +50,9 @@ def open_metrics(
 
 def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:
     """What must not change between a run and its continuation; ``free`` names further fields."""
-    return {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
+    fields = {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
+    base = of_model(config.model.spec or DEFAULT_DECODER)
+    return {**fields, "base": base, "packages": of_packages("tokenizers")}
 
 
 def check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathlib.Path) -> None:
@@ -59,12 +61,5 @@ def check_same_run(saved: dict[str, Any], wanted: dict[str, Any], workdir: pathl
     Raises:
       UserError: they differ; the message names the fields.
     """
-    # Through JSON, as the checkpoint holds it: tuples became lists.
-    old, new = saved.get("run", {}), json.loads(json.dumps(wanted["run"]))
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
-    if changed:
-        fields = [k if k == EXAMPLES else f"config.{k}" for k in changed]
-        raise UserError(
-            f"{workdir} holds checkpoints of another run: {', '.join(fields)} differ; choose "
-            "another --workdir or the same config and data"
-        )
+    remedy = "choose another --workdir or the same config and data"
+    check_same(workdir, saved.get("run", {}), wanted["run"], remedy)

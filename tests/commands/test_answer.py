@@ -262,11 +262,11 @@ def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("cirag.num_candidates=5", "was begun with cirag.num_candidates=4, not 5"),
-        ("cirag.granularities=('passage',)", "was begun with cirag.granularities="),
-        ("seed=1", "was begun with seed=0, not 1"),
-        ("reader.max_tokens=7", "was begun with reader.max_tokens=192, not 7"),
-        ("data.limit=2", "was begun with passages="),
+        ("cirag.num_candidates=5", "was started with cirag.num_candidates=4, not 5"),
+        ("cirag.granularities=('passage',)", "was started with cirag.granularities="),
+        ("seed=1", "was started with seed=0, not 1"),
+        ("reader.max_tokens=7", "was started with reader.max_tokens=192, not 7"),
+        ("data.limit=2", "was started with passages="),
     ],
 )
 @pytest.mark.slow
@@ -285,14 +285,14 @@ def test_other_triples_on_the_same_workdir_are_refused(runs, folders, tmp_path, 
     text = (data / "openie.jsonl").read_text("utf-8")
     (data / "openie.jsonl").write_text(text.replace("known for", "famous for", 1), "utf-8")
     message = fails(capsys, arguments({**folders, "data": data}, root / "whole"))
-    assert 'was begun with triples.content="' in message and "use another --workdir" in message
+    assert 'was started with triples.content="' in message and "use another --workdir" in message
 
 
 @pytest.mark.slow
 def test_another_method_on_the_same_workdir_is_refused(runs, folders, capsys):
     root, _ = runs
     argv = arguments(folders, root / "whole", method="native_rag")
-    assert 'was begun with method="cirag", not "native_rag"' in fails(capsys, argv)
+    assert 'was started with method="cirag", not "native_rag"' in fails(capsys, argv)
 
 
 def test_what_is_not_answered_yet_says_so(folders, tmp_path, capsys):

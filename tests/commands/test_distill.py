@@ -340,8 +340,8 @@ def test_correct_only_of_a_language_model_needs_answers(folders, tmp_path, capsy
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("teacher.retries=2", "was begun with teacher.retries=1, not 2"),
-        ("cirag.num_candidates=5", "was begun with cirag.num_candidates=6, not 5"),
+        ("teacher.retries=2", "was started with teacher.retries=1, not 2"),
+        ("cirag.num_candidates=5", "was started with cirag.num_candidates=6, not 5"),
     ],
 )
 def test_other_settings_on_the_same_workdir_are_refused(whole, folders, capsys, override, words):

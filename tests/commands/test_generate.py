@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.commands import backends
 from cirag_jax.commands.generate import generate_file
 from cirag_jax.errors import UserError
 from configs import generate as generate_config
@@ -141,7 +142,7 @@ def test_other_settings_need_another_workdir(server, tmp_path):
     prompts = write(tmp_path / "p.jsonl", line("a"))
     generate_file(served(server, prompts), tmp_path)
     before = (tmp_path / "responses.jsonl").read_bytes()
-    with pytest.raises(UserError, match="begun with model='m', not 'n'"):
+    with pytest.raises(UserError, match='started with model="m", not "n"'):
         generate_file(served(server, prompts, model="n"), tmp_path)
     assert (tmp_path / "responses.jsonl").read_bytes() == before
     generate_file(served(server, prompts, max_tokens=9), tmp_path)  # another request: asked anew
@@ -173,6 +174,25 @@ def test_the_only_model_of_a_server_needs_no_name(server, tmp_path):
     server.models = ["llama", "qwen"]
     with pytest.raises(UserError, match="model must name one of .*: llama, qwen"):
         generate_file(served(server, write(prompts, line("b")), model=None), tmp_path)
+
+
+def test_servers_that_are_asked_for_their_model_do_not_mix(server, tmp_path):
+    """Neither in a workdir nor, by the same fingerprint, in a cache."""
+    prompts = write(tmp_path / "p.jsonl", line("a"))
+    server.models = ["llama"]
+    generate_file(served(server, prompts, model=None), tmp_path)
+    generate_file(served(server, prompts, model=None, timeout=900.0), tmp_path)
+    server.models = ["qwen"]
+    with pytest.raises(UserError, match='started with model="llama", not "qwen"'):
+        generate_file(served(server, prompts, model=None), tmp_path)
+    with faulty_server() as other:
+        other.models = ["llama"]
+        with pytest.raises(UserError, match=f'with base_url="{server.url}", not "{other.url}"'):
+            generate_file(served(other, prompts, model=None), tmp_path)
+        assert not other.bodies and len(server.bodies) == 1
+        # One that is named is the same wherever it runs: jobs of a cluster move.
+        blocks = [served(running, prompts, model="llama") for running in (server, other)]
+        assert backends.fingerprint(blocks[0]) == backends.fingerprint(blocks[1])
 
 
 # -------------------------------------------------------------------------------------- bad input

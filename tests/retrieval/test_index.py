@@ -137,9 +137,9 @@ def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
         ("passage_max_length", 9),
     ):
         moved.identity = {**encoder.identity, field: value}
-        with pytest.raises(UserError, match=f"built by another encoder: {field} was"):
+        with pytest.raises(UserError, match=f"was started with encoder.{field}="):
             PassageIndex.open(tmp_path / "i", moved)
-        with pytest.raises(UserError, match=f"built by another encoder: {field} was"):
+        with pytest.raises(UserError, match=f"was started with encoder.{field}="):
             command.build_index(_PASSAGES, moved, tmp_path / "i")
     with pytest.raises(UserError, match="needs an encoder"):
         PassageIndex.open(tmp_path / "i", None)
@@ -153,7 +153,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
     for passages in (changed, _PASSAGES[:-1], _PASSAGES[::-1]):
         with pytest.raises(UserError, match="other passages"):
             index.check_corpus(passages)
-        with pytest.raises(UserError, match="holds another index: "):
+        with pytest.raises(UserError, match="was started with "):
             command.build_index(passages, encoder, tmp_path / "i")
     config = retrievers.retriever()
     config.folder = str(tmp_path / "i")
@@ -178,7 +178,7 @@ def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
     ("name", "damage", "message"),
     [
         ("manifest.json", lambda b: b[:20], "manifest.json is damaged"),
-        ("manifest.json", lambda b: b.replace(b'"format": 1', b'"format": 99'), "another version"),
+        ("manifest.json", lambda b: b.replace(b'"format": 2', b'"format": 99'), "another version"),
         ("ids.jsonl", lambda b: b[: len(b) // 2], "ids.jsonl"),
         ("vectors-00001.npy", lambda b: b[:100], "vectors-00001.npy cannot be read"),
         ("vectors-00001.npy", None, "vectors-00001.npy cannot be read"),
@@ -255,7 +255,7 @@ def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path):
     index = PassageIndex.open(tmp_path / "index", tiny_encoder)
     index.check_corpus(_PASSAGES)
     config = cli.load_config("configs/index.py", [*arguments, "--config.retriever.kind=bm25"])
-    with pytest.raises(UserError, match="holds another index"):
+    with pytest.raises(UserError, match="was started with kind="):
         command.index_dataset(config, tmp_path)
     json.dumps(first)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import cli, sharding
-from cirag_jax.commands import backends, generate, opening, side_by_side
+from cirag_jax.commands import backends, opening, side_by_side
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
@@ -264,7 +264,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
 
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     for changes, field in (({"lora.rank": 2}, "lora"), ({"num_trajectories": 3}, "num_traj")):
-        with pytest.raises(UserError, match=rf"another run: config\.{field}"):
+        with pytest.raises(UserError, match=rf"was started with {field}"):
             adapter.train_and_evaluate(
                 config_of(folders, **{"lora.dropout": 0.2, **changes}), tmp_path / "cut"
             )
@@ -347,9 +347,10 @@ def test_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
 
 
 def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
-    settings = generate.settings(language_model(adapter=str(trained[0])))
+    settings = backends.fingerprint(language_model(adapter=str(trained[0])))
     assert settings["model"] == str(folders[0])
-    assert settings["adapter files"] == open_adapter(str(trained[0]))[2]["revision"]
+    assert set(settings["adapter_weights"]) == {"checkpoint", "base"}
+    assert settings["adapter_weights"]["base"] == settings["weights"]
     with pytest.raises(UserError, match="no complete checkpoint"):
         (tmp_path / "checkpoints").mkdir()
         backends.model_name(language_model(adapter=str(tmp_path)))

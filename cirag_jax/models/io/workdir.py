@@ -167,6 +167,12 @@ def export_adapter(spec: str, folder: pathlib.Path, *, merge: bool = False) -> d
     return meta
 
 
+def best_folder(spec: str) -> tuple[pathlib.Path, str]:
+    """The folder of a workdir's best checkpoint, and the model that its training started from."""
+    with _best(spec, "aligner", "cross_encoder", *ADAPTED) as (checkpoints, step, meta):
+        return checkpoints.directory / str(step), str(meta["model"])
+
+
 def component_of(spec: str) -> str | None:
     """What a training workdir trained, ``aligner`` say; None: it is no workdir."""
     if not is_training_workdir(spec):

@@ -1,0 +1,184 @@
+"""What decides the results of a run, as JSON, and the one check that a run is resumed as it was.
+
+Whatever keeps results between two runs (journals, checkpoints, index folders, the response cache)
+keeps such a description beside them.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir
+from cirag_jax.models.io import workdir
+from cirag_jax.models.io.pretrained import HUB_PATTERNS
+from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+
+_PATTERNS = (*HUB_PATTERNS, "*.gguf")
+_BLOCK, _BLOCKS = 1 << 12, 1 << 10
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+START_ANEW = "use another --workdir, or remove it to start anew"
+
+
+def of_model(spec: str) -> dict[str, Any]:
+    """What tells a model, or an adapter, from another one: weights, tokenizer, chat template.
+
+    Args:
+      spec: a training workdir, a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
+
+    Returns:
+      ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name -> hash) of a
+      folder or file, or ``checkpoint`` (a hash) and ``base`` (the model trained) of a workdir.
+
+    Raises:
+      UserError: there is no such model.
+    """
+    if is_training_workdir(spec):
+        folder, base = workdir.best_folder(spec)
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        text = "".join(f"{file.relative_to(folder)} {_hash_file(file)}\n" for file in files)
+        return {"checkpoint": _hash(text.encode()), "base": of_model(base)}
+    path = Path(spec).expanduser()
+    path = path if path.is_dir() and not any(path.glob("*.gguf")) else resolve_decoder(spec)
+    if spec.startswith("package:"):
+        return {"version": importlib.metadata.version(spec.removeprefix("package:"))}
+    if path.parent.name == "snapshots":
+        return {"revision": path.name}
+    return {"files": _files(path)}
+
+
+def digest(spec: str) -> str:
+    """`of_model` in 16 characters."""
+    return _hash(json.dumps(of_model(spec), sort_keys=True).encode())
+
+
+def of_packages(*names: str) -> dict[str, str]:
+    """Versions of installed packages that decide what a model reads or writes."""
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def small_files(folder: Path) -> dict[str, str]:
+    """Hashes of a model folder's files, its weights left out."""
+    files = _files(folder)
+    return {name: files[name] for name in files if not name.endswith((".safetensors", ".gguf"))}
+
+
+def of_code(module: str) -> str:
+    """A hash of a module and of the prompts and methods it imports; comments do not count.
+
+    Args:
+      module: of this package, such as ``cirag_jax.methods.cirag``.
+    """
+    sources: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        file = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
+        if name in sources or not file.is_file():
+            continue
+        tree = ast.parse(file.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                parts = ("cirag_jax.prompts.", "cirag_jax.methods.")
+                waiting += [name for name in names if name.startswith(parts)]
+        sources[name] = ast.unparse(_WithoutTexts().visit(tree))
+    return _hash(json.dumps(sources, sort_keys=True).encode())
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Drops docstrings."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+def _files(path: Path) -> dict[str, str]:
+    """Name -> hash of what belongs to a model; of one whose parts have folders, these too."""
+    if path.is_file():
+        return {path.name: _hash_file(path)}
+    patterns = [*_PATTERNS]
+    if (path / "modules.json").is_file():
+        patterns += [f"*/{pattern}" for pattern in _PATTERNS]
+    files = {file for pattern in patterns for file in path.glob(pattern)}
+    return {str(file.relative_to(path)): _hash_file(file) for file in sorted(files)}
+
+
+def _hash_file(path: Path) -> str:
+    """Of a file's size and bytes; of a large file's beginning, and of blocks spread all over it.
+
+    Gigabytes of weights are not read whole at every start: another training changes every tensor,
+    and the blocks lie closer than the tensors that are trained are large.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{size} ".encode())
+    with path.open("rb") as file:
+        if size <= 4 * _BLOCK * _BLOCKS:
+            digest.update(file.read())
+        else:
+            digest.update(file.read(256 * _BLOCK))
+            for index in range(_BLOCKS):
+                file.seek(index * (size - _BLOCK) // (_BLOCKS - 1))
+                digest.update(file.read(_BLOCK))
+    return digest.hexdigest()[:16]
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------- the comparison
+
+
+def check_same(
+    place: object, old: Mapping[str, Any], new: Mapping[str, Any], remedy: str = START_ANEW
+) -> None:
+    """Compares what results were made with, as it was recorded, with what is wanted now.
+
+    Args:
+      place: what holds the results, a file or a folder.
+      old: as recorded.
+      new: JSON; blocks may lie in blocks.
+      remedy: what the user can do.
+
+    Raises:
+      UserError: they differ; the message names the first field, its old and its new value.
+    """
+    changed = differences(old, new)
+    if changed:
+        name, (was, now) = next(iter(changed.items()))
+        raise UserError(
+            f"{place} was started with {name}={_short(was)}, not {_short(now)}; {remedy}."
+        )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Field -> (old value, new value) of what differs; None where one has no such field.
+
+    Fields of blocks are named ``block.field``; those that both have come first.
+    """
+    # Through JSON, as it was recorded: tuples became lists.
+    old, new = (_flat(json.loads(json.dumps(fields))) for fields in (old, new))
+    names = dict.fromkeys((*(name for name in old if name in new), *old, *new))
+    pairs = {name: (old.get(name), new.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if len(text) <= 80 else text[:77] + "..."

