@@ -71,7 +71,7 @@ def fingerprint(config: Any) -> dict[str, Any]:
     fields["model"] = name = model_name(config)
     if config.backend == "openai":
         if name is None:
-            server: Any = _open_server(config, None, None)
+            server: Any = _open_server(config, None)
             fields |= {"model": server.config.model, "base_url": config.base_url}
         return json.loads(json.dumps(fields))
     if config.no_repeat_ngram_size:
