@@ -29,6 +29,4 @@ def get_config() -> Any:
 
     config.logprobs = False  # Also write each token with its log-probability.
     config.top_logprobs = 0  # And this many alternatives; implies logprobs.
-    # Requests handed over at once where a backend reports only when all are done.
-    config.save_every = 256
     return config

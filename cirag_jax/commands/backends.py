@@ -3,12 +3,11 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any, cast
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
-from cirag_jax.llm.types import Backend, Response, Usage
+from cirag_jax.llm.types import Backend, Usage
 from cirag_jax.models.io.fingerprint import of_model, of_packages
 
 BACKENDS = ("jax", "openai", "transformers")
@@ -17,19 +16,12 @@ _LOCAL = ("backend", "adapter", "overflow", "merge_adapter", "dtype", "context")
 _SERVER = ("backend", "overflow", "server", "omit", "extra_body")
 
 
-def open_backend(
-    config: Any,
-    *,
-    spent: Usage | None = None,
-    on_response: Callable[[Response], None] | None = None,
-) -> Backend:
+def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """Opens the language model of ``config`` (`configs.common.language_model`).
 
     Args:
       config: with ``backend``, ``model``, ``adapter``, ``base_url`` and the other fields.
       spent: what counts against a budget already.
-      on_response: called with every response as it is complete, where the backend can
-        (``hasattr(backend, "on_response")``).
 
     Raises:
       UserError: the backend is unknown, a field does not suit it, or the model cannot be opened.
@@ -44,12 +36,12 @@ def open_backend(
     if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
         raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
     if config.backend == "openai":
-        return _open_server(config, spent, on_response)
+        return _open_server(config, spent)
     if config.base_url is not None:
         raise UserError(f"base_url belongs to backend=openai, not to backend={config.backend}.")
     open_local = _open_torch if config.backend == "transformers" else _open_engine
     with _adapter_folder(config.adapter) as adapter:
-        return open_local(config, adapter, on_response)
+        return open_local(config, adapter)
 
 
 def model_name(config: Any) -> str | None:
@@ -79,7 +71,7 @@ def fingerprint(config: Any) -> dict[str, Any]:
     fields["model"] = name = model_name(config)
     if config.backend == "openai":
         if name is None:
-            server: Any = _open_server(config, None, None)
+            server: Any = _open_server(config, None)
             fields |= {"model": server.config.model, "base_url": config.base_url}
         return json.loads(json.dumps(fields))
     if config.no_repeat_ngram_size:
@@ -100,9 +92,7 @@ def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[st
     return adapter_folder(adapter)
 
 
-def _open_engine(
-    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
-) -> Backend:
+def _open_engine(config: Any, adapter: str | None) -> Backend:
     import jax
 
     from cirag_jax import sharding
@@ -121,7 +111,7 @@ def _open_engine(
         mesh = mesh if mesh.size > 1 else None
     if mesh is not None and jax.process_count() > 1:
         raise UserError("Generation runs in one process; give it the devices of one machine.")
-    engine: Any = Engine.open(
+    return Engine.open(
         model_name(config) or DEFAULT_MODEL,
         adapter=adapter,
         merge_adapter=config.merge_adapter,
@@ -129,14 +119,9 @@ def _open_engine(
         mesh=mesh,
         options=EngineConfig.for_platform(**sizes),
     )
-    if hasattr(engine, "on_response"):
-        engine.on_response = on_response
-    return engine
 
 
-def _open_torch(
-    config: Any, adapter: str | None, on_response: Callable[[Response], None] | None
-) -> Backend:
+def _open_torch(config: Any, adapter: str | None) -> Backend:
     from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 
     settings = TransformersConfig(
@@ -150,13 +135,10 @@ def _open_torch(
         model_name(config) or DEFAULT_MODEL,
         adapter=adapter,
         config=settings,
-        on_response=on_response,
     )
 
 
-def _open_server(
-    config: Any, spent: Usage | None, on_response: Callable[[Response], None] | None
-) -> Backend:
+def _open_server(config: Any, spent: Usage | None) -> Backend:
     from cirag_jax.llm import client
 
     if config.adapter is not None:
@@ -176,7 +158,7 @@ def _open_server(
         omit=tuple(config.omit),
         extra_body=_extra_body(config.extra_body),
     )
-    return client.OpenAIBackend(settings, spent=spent, on_response=on_response)
+    return client.OpenAIBackend(settings, spent=spent)
 
 
 def _prices(config: Any) -> Any:

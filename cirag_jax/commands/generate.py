@@ -18,7 +18,7 @@ from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
-from cirag_jax.llm.types import Backend, Request, Response, Token, Usage
+from cirag_jax.llm.types import Backend, Generate, Generated, Token, Usage
 from cirag_jax.models.io.fingerprint import check_same
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,11 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         check_schemas=config.backend != "openai",
     )
     with Journal(workdir / JOURNAL, backends.fingerprint(config)) as journal:
-        known = {request.id: journal.find(request) for request in requests}
-        pending = [request for request in requests if known[request.id] is None]
+        pending = {
+            name: request
+            for name, request in requests.items()
+            if journal.find(name, request) is None
+        }
         run = _Run(0.0, 0.0, 0)
         name, exhausted = backends.model_name(config), False
         if pending:
@@ -59,14 +62,14 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
                 kept = len(requests) - len(pending)
                 say(f"going on: {kept} of {len(requests)} requests are answered already")
             start = time.perf_counter()
-            backend = backends.open_backend(config, spent=journal.spent, on_response=journal.append)
+            backend = backends.open_backend(config, spent=journal.spent)
             loading = time.perf_counter() - start
             with contextlib.closing(backend):
-                run = _answer(backend, pending, journal, config.save_every)
+                run = _answer(backend, pending, journal)
                 run = dataclasses.replace(run, load_seconds=loading)
                 exhausted = bool(getattr(backend, "budget_exhausted", False))
                 name = getattr(getattr(backend, "config", None), "model", None) or name
-        rows = [journal.row(request) for request in requests]
+        rows = [journal.row(name) for name in requests]
         write_lines(workdir / RESPONSES, rows)
     result = summary(rows, run, resumed=len(requests) - len(pending))
     if result["failures"]:
@@ -84,32 +87,21 @@ class _Run:
     generated_tokens: int
 
 
-def _answer(
-    backend: Backend, requests: Sequence[Request], journal: "Journal", save_every: int
-) -> _Run:
+def _answer(backend: Backend, requests: Mapping[str, Generate], journal: "Journal") -> _Run:
     """Generates, with a progress bar on stderr; every response goes into the journal."""
+    names, asked = list(requests), list(requests.values())
     estimate = getattr(backend, "estimate", None)
     if estimate is not None:
-        say(f"estimate: {estimate(requests)}")
-    reports = hasattr(backend, "on_response")
-    step = len(requests) if reports else save_every
+        say(f"estimate: {estimate(asked)}")
     start, before = time.perf_counter(), backend.usage.generated_tokens
-    done = tokens = 0
-    with tqdm(total=len(requests), unit="row", file=sys.stderr, mininterval=1) as bar:
+    with tqdm(total=len(asked), unit="row", file=sys.stderr, mininterval=1) as bar:
 
-        def progress(rows: int, new_tokens: int) -> None:
-            rate = (tokens + new_tokens) / max(time.perf_counter() - start, 1e-9)
+        def progress(rows: int, tokens: int) -> None:
+            rate = tokens / max(time.perf_counter() - start, 1e-9)
             bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
-            bar.update(done + rows - bar.n)
+            bar.update(rows - bar.n)
 
-        for first in range(0, len(requests), step):
-            responses = backend.generate(requests[first : first + step], progress)
-            if not reports:
-                for response in responses:
-                    journal.append(response)
-            done += len(responses)
-            tokens = backend.usage.generated_tokens - before
-            progress(0, 0)
+        backend.generate(asked, progress, lambda i, response: journal.append(names[i], response))
     return _Run(0.0, time.perf_counter() - start, backend.usage.generated_tokens - before)
 
 
@@ -148,8 +140,6 @@ def _check_config(config: Any, workdir: Path) -> None:
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
     if config.prompts is None:
         raise UserError("--config.prompts=FILE.jsonl is required: the conversations to answer.")
-    if config.save_every < 1:
-        raise UserError("save_every must be at least 1.")
 
 
 # ------------------------------------------------------------------------------------ the journal
@@ -225,40 +215,35 @@ class Journal:
         self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
 
-    def expect(self, request: Request) -> str:
-        """Notes what a response to ``request`` will answer."""
-        self._hashes[request.id] = digest = _hash(request)
-        return digest
-
-    def find(self, request: Request) -> dict[str, Any] | None:
+    def find(self, name: str, request: Generate) -> dict[str, Any] | None:
         """The row that answers this very request without an error, if there is one."""
-        row, old = self._rows.get(request.id), self._hashes.get(request.id)
+        row, old = self._rows.get(name), self._hashes.get(name)
         if row is not None and row["error"] is None and old == _hash(request):
             return row
-        self.expect(request)
+        self._hashes[name] = _hash(request)
         return None
 
-    def append(self, response: Response) -> None:
+    def append(self, name: str, response: Generated) -> None:
         """Adds a response to a request that `find` did not know."""
-        row = response_row(response)
-        digest = self._hashes[response.id]
+        row = response_row(name, response)
+        digest = self._hashes[name]
         self._write({"request": digest, "row": row})
         self._keep(digest, row)
 
-    def row(self, request: Request) -> dict[str, Any]:
+    def row(self, name: str) -> dict[str, Any]:
         """The row of a request that has been answered."""
-        return self._rows[request.id]
+        return self._rows[name]
 
 
-def _hash(request: Request) -> str:
+def _hash(request: Generate) -> str:
     text = json.dumps(dataclasses.asdict(request), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def response_row(response: Response) -> dict[str, Any]:
+def response_row(name: str, response: Generated) -> dict[str, Any]:
     """The line of ``responses.jsonl``."""
     row: dict[str, Any] = {
-        "id": response.id,
+        "id": name,
         "text": response.text,
         "finish_reason": response.finish_reason,
         "usage": dataclasses.asdict(response.usage),

@@ -24,12 +24,13 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.chat import OMITTED, Overflow
 from cirag_jax.llm.types import (
+    Done,
+    Generate,
+    Generated,
     Message,
     Progress,
-    Request,
-    Response,
     Score,
-    ScoreRequest,
+    Scored,
     Usage,
     failed,
 )
@@ -170,7 +171,6 @@ class OpenAIBackend:
     Attributes:
       usage: of all requests answered so far.
       budget_exhausted: a request was not sent, and none will be, for want of budget.
-      on_response: called with every response as it is complete.
     """
 
     def __init__(
@@ -178,7 +178,6 @@ class OpenAIBackend:
         config: OpenAIConfig,
         *,
         spent: Usage | None = None,
-        on_response: Callable[[Response], None] | None = None,
         uniform: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -189,7 +188,6 @@ class OpenAIBackend:
         Args:
           config: the settings.
           spent: what counts against the budget already.
-          on_response: see the class.
           uniform: random numbers in [0, 1) for the back-off.
           sleep: waits for a number of seconds.
           clock: seconds, for durations.
@@ -200,7 +198,6 @@ class OpenAIBackend:
         """
         _check(config)
         self.config = config
-        self.on_response = on_response
         self.usage = Usage()
         self._key = _key(config)
         if not config.model:
@@ -236,7 +233,7 @@ class OpenAIBackend:
         """Whether the budget has stopped the sending of requests."""
         return self._budget.exhausted
 
-    def estimate(self, requests: Sequence[Request]) -> Estimate:
+    def estimate(self, requests: Sequence[Generate]) -> Estimate:
         """Tokens and money that the requests may take at most, about."""
         prompt = sum(wire.estimate_tokens(request.messages) for request in requests)
         generated = sum(request.max_tokens for request in requests)
@@ -245,12 +242,15 @@ class OpenAIBackend:
         return Estimate(len(requests), prompt, generated, cost)
 
     def generate(
-        self, requests: Sequence[Request], progress: Progress | None = None
-    ) -> list[Response]:
+        self,
+        requests: Sequence[Generate],
+        progress: Progress | None = None,
+        done: Done | None = None,
+    ) -> list[Generated]:
         """One response a request, in order; failures are reported in the responses."""
         if not requests:
             return []
-        run = self._generate(list(requests), progress)
+        run = self._generate(list(requests), progress, done)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -259,7 +259,7 @@ class OpenAIBackend:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, run).result()
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+    def score(self, requests: Sequence[Score]) -> list[Scored]:
         """Raises `UserError`: chat completions do not return the probability of given text."""
         raise UserError("Scoring given text is not available over HTTP; use backend=jax.")
 
@@ -268,10 +268,12 @@ class OpenAIBackend:
 
     # ------------------------------------------------------------------------------- the requests
 
-    async def _generate(self, requests: list[Request], progress: Progress | None) -> list[Response]:
+    async def _generate(
+        self, requests: list[Generate], progress: Progress | None, done: Done | None
+    ) -> list[Generated]:
         import openai
 
-        responses: list[Response | None] = [None] * len(requests)
+        responses: list[Generated | None] = [None] * len(requests)
         pending = iter(enumerate(requests))
         finished = generated = 0
         client = openai.AsyncOpenAI(
@@ -289,8 +291,8 @@ class OpenAIBackend:
                 self.usage += response.usage
                 finished += 1
                 generated += response.usage.generated_tokens
-                if self.on_response is not None:
-                    self.on_response(response)
+                if done is not None:
+                    done(index, response)
                 if progress is not None:
                     progress(finished, generated)
 
@@ -301,7 +303,7 @@ class OpenAIBackend:
             log.warning("Stopped: %s.", self._budget.reason)
         return [response for response in responses if response is not None]
 
-    async def _respond(self, client: Any, request: Request) -> Response:
+    async def _respond(self, client: Any, request: Generate) -> Generated:
         """Every outcome of one request, failures included, as a response."""
         start = self._clock()
         truncated = 0
@@ -317,17 +319,16 @@ class OpenAIBackend:
                     request, truncated = dataclasses.replace(request, messages=shorter), 1
         except (_Failure, _OutOfBudget, wire.Refused) as error:
             usage = Usage(seconds=self._clock() - start, truncated=truncated)
-            return failed(request, self._scrub(str(error)), usage)
+            return failed(self._scrub(str(error)), usage)
         usage = self._usage(request, answer)
-        return Response(
-            id=request.id,
+        return Generated(
             text=answer.text,
             finish_reason=answer.finish_reason,
             usage=dataclasses.replace(usage, seconds=self._clock() - start, truncated=truncated),
             tokens=answer.tokens,
         )
 
-    async def _attempts(self, client: Any, request: Request) -> wire.Answer:
+    async def _attempts(self, client: Any, request: Generate) -> wire.Answer:
         """Tries until there is an answer, the failure is final or the attempts are used up."""
         body = wire.request_body(request, self.config.model, self.config.server, self.config.omit)
         prompt = wire.estimate_tokens(request.messages)
@@ -364,7 +365,9 @@ class OpenAIBackend:
         # Those whom the server sends away together must not come back together.
         await self._sleep(jitter if failure.wait is None else failure.wait + jitter)
 
-    async def _attempt(self, client: Any, request: Request, body: Mapping[str, Any]) -> wire.Answer:
+    async def _attempt(
+        self, client: Any, request: Generate, body: Mapping[str, Any]
+    ) -> wire.Answer:
         import openai
 
         known = {name: body[name] for name in ("model", "messages") if name in body}
@@ -412,7 +415,7 @@ class OpenAIBackend:
         prices = self.config.prices
         return 0.0 if prices is None else prices.cost(prompt, cached, generated)
 
-    def _usage(self, request: Request, answer: wire.Answer) -> Usage:
+    def _usage(self, request: Generate, answer: wire.Answer) -> Usage:
         """Tokens as the server counts them, else estimated on the high side."""
         prompt, generated = answer.prompt_tokens, answer.generated_tokens
         if prompt is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from cirag_jax.llm.types import FinishReason, Message, Request, Token
+from cirag_jax.llm.types import FinishReason, Generate, Message, Token
 
 Server = Literal["openai", "vllm", "transformers", "llamacpp"]
 
@@ -64,7 +64,7 @@ def estimate_tokens(messages: Sequence[Message]) -> int:
 
 
 def request_body(
-    request: Request, model: str, server: Server, omit: Sequence[str] = ()
+    request: Generate, model: str, server: Server, omit: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The JSON body of a chat completion.
 
@@ -109,7 +109,7 @@ def request_body(
     return {name: value for name, value in body.items() if name not in omit}
 
 
-def _continuation(request: Request, server: Server, can: Abilities) -> dict[str, Any]:
+def _continuation(request: Generate, server: Server, can: Abilities) -> dict[str, Any]:
     if request.messages[-1].role != "assistant":
         raise Refused("continue_final needs a final assistant message to go on with")
     if not can.continue_final:
@@ -122,7 +122,7 @@ def _continuation(request: Request, server: Server, can: Abilities) -> dict[str,
     return {}
 
 
-def read_answer(content: bytes, request: Request) -> Answer:
+def read_answer(content: bytes, request: Generate) -> Answer:
     """Checks and reads the body of a successful answer.
 
     Raises:
@@ -141,7 +141,7 @@ def read_answer(content: bytes, request: Request) -> Answer:
         raise BadAnswer("the server's answer is JSON but not a chat completion") from None
 
 
-def _read_completion(data: Any, request: Request) -> Answer:
+def _read_completion(data: Any, request: Generate) -> Answer:
     choice = data["choices"][0]
     message, reason = choice["message"], choice.get("finish_reason")
     text = message.get("content")
@@ -192,7 +192,7 @@ def _count(value: Any) -> int | None:
     return value
 
 
-def _read_tokens(logprobs: Any, request: Request) -> tuple[Token, ...] | None:
+def _read_tokens(logprobs: Any, request: Generate) -> tuple[Token, ...] | None:
     if not (request.logprobs or request.top_logprobs):
         return None
     if not logprobs or logprobs.get("content") is None:

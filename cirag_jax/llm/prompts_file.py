@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from cirag_jax.datasets.records import convert, field_error, read_lines
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Message, Request
+from cirag_jax.llm.types import Generate, Message
 from cirag_jax.types import Filled
 
 ROLES = ("system", "user", "assistant")
@@ -45,12 +45,12 @@ class _Line(_Sampling, kw_only=True, forbid_unknown_fields=True):
 
 def read_prompts(
     path: Path, defaults: Mapping[str, Any], *, check_schemas: bool = True
-) -> list[Request]:
-    """The requests of a file, in order.
+) -> dict[str, Generate]:
+    """The requests of a file by id, in order.
 
     Args:
       path: JSON lines.
-      defaults: fields of `Request` for lines that do not set them.
+      defaults: fields of `Generate` for lines that do not set them.
       check_schemas: also try every ``json_schema`` with the grammar library, for local backends.
 
     Raises:
@@ -58,16 +58,16 @@ def read_prompts(
         of range, an id occurs twice, or a schema cannot be enforced.
     """
     check_defaults(defaults)
-    requests: dict[str, Request] = {}
+    requests: dict[str, Generate] = {}
     checked: set[str] = set()
     for place, line in read_lines(path, _Line):
         request = _request(place, line, defaults)
-        if request.id in requests:
-            raise field_error(place, "id", f"repeats the id {request.id!r} of an earlier line")
+        if line.id in requests:
+            raise field_error(place, "id", f"repeats the id {line.id!r} of an earlier line")
         if check_schemas and request.json_schema is not None:
             _check_schema(place, request.json_schema, checked)
-        requests[request.id] = request
-    return list(requests.values())
+        requests[line.id] = request
+    return requests
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ def check_defaults(defaults: Mapping[str, Any]) -> None:
     _stop("config", convert("config", dict(defaults), _Defaults).stop)
 
 
-def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Request:
+def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Generate:
     if not line.messages:
         raise field_error(place, "messages", "is empty")
     for i, message in enumerate(line.messages):
@@ -86,14 +86,12 @@ def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Request:
         problem = "needs a last message with the role 'assistant'"
         raise field_error(place, "continue_final", problem)
     own = msgspec.structs.asdict(line) | {
-        "messages": tuple(
-            Message(m.role, m.content, m.observation or "")  # pyright: ignore[reportArgumentType]
-            for m in line.messages
-        ),
+        "messages": tuple(Message(m.role, m.content, m.observation or "") for m in line.messages),
         "stop": _stop(place, line.stop),
     }
+    del own["id"]
     given = {name: value for name, value in own.items() if value is not None}
-    return Request(**{**defaults, **given})
+    return Generate(**{**defaults, **given})
 
 
 def _stop(place: str, stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt, plain_text
 from cirag_jax.llm.grammar import GrammarState, JsonGrammar
 from cirag_jax.llm.types import (
+    Done,
+    Generate,
+    Generated,
     Progress,
-    Request,
-    Response,
     Score,
-    ScoreRequest,
+    Scored,
     Token,
     Usage,
     failed,
@@ -73,7 +74,7 @@ class _Row:
     """A request under way; ``start`` is when its batch was taken up, in seconds."""
 
     index: int
-    request: Request
+    request: Generate
     prompt: np.ndarray
     truncated: int
     limit: int
@@ -91,7 +92,6 @@ class TransformersBackend:
 
     Attributes:
       usage: of all requests answered so far.
-      on_response: called with every response as its batch is complete.
     """
 
     def __init__(
@@ -99,7 +99,6 @@ class TransformersBackend:
         model: Any,
         tokenizer: ChatTokenizer,
         config: TransformersConfig | None = None,
-        on_response: Callable[[Response], None] | None = None,
     ):
         """``model``: a causal or encoder-decoder model, already on its device."""
         self.config = config or TransformersConfig()
@@ -109,7 +108,6 @@ class TransformersBackend:
             tokenizer = _EncoderTokenizer(tokenizer.tokenizer, sorted(tokenizer.eos_ids))
         self.tokenizer = tokenizer
         self.usage = Usage()
-        self.on_response = on_response
         self._grammar: JsonGrammar | None = None
         positions = getattr(model.config, "max_position_embeddings", None)
         self.context = self.config.context or positions or _UNBOUNDED
@@ -122,7 +120,6 @@ class TransformersBackend:
         *,
         adapter: str | None = None,
         config: TransformersConfig | None = None,
-        on_response: Callable[[Response], None] | None = None,
     ) -> "TransformersBackend":
         """Loads a model and, with the library ``peft``, an adapter.
 
@@ -130,7 +127,6 @@ class TransformersBackend:
           model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
           adapter: a folder in PEFT's format.
           config: the settings.
-          on_response: see the class.
 
         Raises:
           UserError: torch is not installed, or model or adapter cannot be read.
@@ -160,36 +156,48 @@ class TransformersBackend:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{model} cannot be loaded by transformers: {reason}") from error
-        return cls(loaded, ChatTokenizer.load(path), config, on_response)
+        return cls(loaded, ChatTokenizer.load(path), config)
 
     # ------------------------------------------------------------------------------- the protocol
 
     def generate(
-        self, requests: Sequence[Request], progress: Progress | None = None
-    ) -> list[Response]:
+        self,
+        requests: Sequence[Generate],
+        progress: Progress | None = None,
+        done: Done | None = None,
+    ) -> list[Generated]:
         """One response a request, in order; a request that cannot be answered fails alone."""
-        responses: list[Response | None] = [None] * len(requests)
+        responses: list[Generated | None] = [None] * len(requests)
+
+        def finish(index: int, response: Generated) -> None:
+            responses[index] = response
+            self.usage += response.usage
+            if done is not None:
+                done(index, response)
+
         rows: list[_Row] = []
         for index, request in enumerate(requests):
             try:
                 rows.append(self._prepare(index, request))
             except UserError as error:
-                responses[index] = self._hand_over(failed(request, str(error)))
+                finish(index, failed(str(error)))
         rows.sort(key=lambda row: (len(row.prompt), row.limit))  # little padding
         generated = 0
         for first in range(0, len(rows), self.config.batch_size):
             batch = rows[first : first + self.config.batch_size]
             self._run(batch)
             for row in batch:
-                responses[row.index] = self._hand_over(self._response(row))
+                finish(row.index, self._response(row))
                 generated += len(row.tokens)
             if progress is not None:
                 progress(sum(r is not None for r in responses), generated)
         return [response for response in responses if response is not None]
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+    def score(self, requests: Sequence[Score]) -> list[Scored]:
         """Log-probabilities of given continuations, one forward pass each."""
-        return [self._score(request) for request in requests]
+        scored = [self._score(request) for request in requests]
+        self.usage = sum((found.usage for found in scored), self.usage)
+        return scored
 
     def close(self) -> None:
         """Frees the model."""
@@ -197,13 +205,7 @@ class TransformersBackend:
 
     # ---------------------------------------------------------------------------------- generation
 
-    def _hand_over(self, response: Response) -> Response:
-        self.usage += response.usage
-        if self.on_response is not None:
-            self.on_response(response)
-        return response
-
-    def _prepare(self, index: int, request: Request) -> _Row:
+    def _prepare(self, index: int, request: Generate) -> _Row:
         import torch
 
         if request.attention:
@@ -277,7 +279,7 @@ class TransformersBackend:
         allowed_1V = NoRepeatNGramLogitsProcessor(size)(written_1T, logits_V[None])
         return allowed_1V[0].clamp(min=_REPEATED)
 
-    def _describe(self, logits_V: Any, token: int, request: Request) -> Token:
+    def _describe(self, logits_V: Any, token: int, request: Generate) -> Token:
         import torch
 
         logprobs_V = torch.log_softmax(logits_V, -1)
@@ -293,7 +295,7 @@ class TransformersBackend:
         logprob = float(logprobs_V[token]) if wants else None
         return Token(self.tokenizer.piece(token), token, logprob, top, entropy)
 
-    def _response(self, row: _Row) -> Response:
+    def _response(self, row: _Row) -> Generated:
         request, text = row.request, row.text
         if text is None:
             text = self.tokenizer.decode(row.tokens, continuing=request.continue_final)
@@ -304,8 +306,7 @@ class TransformersBackend:
             truncated=int(row.truncated > 0),
         )
         wants = request.logprobs or request.top_logprobs or request.entropy
-        return Response(
-            request.id,
+        return Generated(
             text,
             "stop" if row.ended else "length",
             usage,
@@ -314,22 +315,27 @@ class TransformersBackend:
 
     # ------------------------------------------------------------------------------------- scoring
 
-    def _score(self, request: ScoreRequest) -> Score:
-        import torch
-
+    def _score(self, request: Score) -> Scored:
+        start = time.perf_counter()
         try:
-            new = self.tokenizer.encode(request.continuation)
-            limit = self.context if self.is_encoder_decoder else self.context - len(new)
+            new = [self.tokenizer.encode(text) for text in request.continuations]
+            room = 0 if self.is_encoder_decoder else max(map(len, new))
             prompt, truncated = fit_prompt(
                 self.tokenizer,
                 request.messages,
-                limit,
+                self.context - room,
                 self.config.overflow,
                 request.continue_final,
             )
         except UserError as error:
-            return Score(request.id, (), error=str(error))
-        start = time.perf_counter()
+            return Scored((), error=str(error))
+        tokens = tuple(self._score_one(prompt, ids) for ids in new)
+        seconds = time.perf_counter() - start
+        return Scored(tokens, Usage(len(prompt), seconds=seconds, truncated=int(truncated > 0)))
+
+    def _score_one(self, prompt: np.ndarray, new: np.ndarray) -> tuple[Token, ...]:
+        import torch
+
         device = self.model.device
         with torch.inference_mode():
             ids_T = torch.tensor(new, dtype=torch.long, device=device)
@@ -343,15 +349,8 @@ class TransformersBackend:
                 logits_TV = self.model(both_1S).logits[0, len(prompt) - 1 : -1]
             logprobs_TV = torch.log_softmax(logits_TV.float(), -1)
             values = logprobs_TV.gather(1, ids_T[:, None])[:, 0].tolist()
-        usage = Usage(
-            prompt_tokens=len(prompt) + len(new),
-            seconds=time.perf_counter() - start,
-            truncated=int(truncated > 0),
-        )
-        self.usage += usage
         pairs = zip(new.tolist(), values, strict=True)
-        tokens = tuple(Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
-        return Score(request.id, tokens, usage)
+        return tuple(Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
 
 
 # ------------------------------------------------------------------------------ one model's calls

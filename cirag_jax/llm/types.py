@@ -8,7 +8,6 @@ import numpy as np
 
 from cirag_jax.types import Usage
 
-Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "error"]
 
 
@@ -17,13 +16,13 @@ class Message:
     """One turn of a conversation.
 
     Attributes:
-      role: who speaks.
+      role: who speaks: ``system``, ``user`` or ``assistant``.
       content: text that is never dropped (the instruction, the question).
       observation: text after ``content`` that truncation may drop (retrieved facts).
       ending: text after ``observation`` that is never dropped either.
     """
 
-    role: Role
+    role: str
     content: str
     observation: str = ""
     ending: str = ""
@@ -34,19 +33,20 @@ class Message:
         return self.content + self.observation + self.ending
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One conversation to continue.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Generate:
+    """A conversation to continue; answered by `Generated`.
 
     Attributes:
-      id: name of the request, repeated in its response.
       messages: the turns so far, oldest first; at least one.
-      max_tokens: most tokens to generate, at least 1.
+      role: whose model answers, a block of the config; a backend ignores it.
+      max_tokens: most tokens to generate; 0: the role's own limit.
       temperature: 0 is greedy; else softmax temperature.
       top_p: nucleus of sampling, in (0, 1]; ignored when greedy.
-      seed: of this request's own random stream; its samples depend on nothing else.
-      stop: strings that end the text and are cut from it.
-      continue_final: the last message is an assistant turn to go on with; the response holds only
+      seed: of this request's own random stream; its samples depend on nothing else. A method
+        leaves it 0: the run's seed and the request's place give one.
+      stop: strings that end the text and are removed from it.
+      continue_final: the last message is an assistant turn to continue; the response holds only
         what is new.
       json_schema: JSON schema that the text must satisfy.
       logprobs: return each generated token's log-probability.
@@ -55,9 +55,9 @@ class Request:
       attention: return the last layer's attention of each generated token.
     """
 
-    id: str
     messages: tuple[Message, ...]
-    max_tokens: int = 256
+    role: str = ""
+    max_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -70,13 +70,20 @@ class Request:
     attention: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreRequest:
-    """A continuation whose probability after a conversation is asked, without decoding."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+    """Continuations whose probability after one conversation is asked; answered by `Scored`.
 
-    id: str
+    Attributes:
+      messages: the conversation that they share.
+      continuations: at least one, none empty.
+      role: as in `Generate`.
+      continue_final: as in `Generate`.
+    """
+
     messages: tuple[Message, ...]
-    continuation: str
+    continuations: tuple[str, ...]
+    role: str = ""
     continue_final: bool = False
 
 
@@ -99,48 +106,48 @@ class Token:
     entropy: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Response:
-    """What became of one request.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Generated:
+    """What became of a `Generate`.
 
     Attributes:
-      id: the request's.
       text: the new text, without special tokens and stop string; empty after an error.
       finish_reason: ``stop`` (end of turn, stop string or complete JSON), ``length`` (max_tokens or
         context full) or ``error``.
       usage: tokens and seconds of this request.
-      error: one sentence saying why there is no text, else None.
+      error: one sentence saying why there is no text, else None. A method never sees one: its
+        request fails.
       tokens: per generated token, where the request asked for log-probabilities or entropies.
       attention_TNS: last-layer attention (fp32) of each generated token T, per head N, over prompt
         and generated tokens S, where asked; zero after the token itself.
     """
 
-    id: str
     text: str
     finish_reason: FinishReason
     usage: Usage = Usage()
     error: str | None = None
     tokens: tuple[Token, ...] | None = None
-    attention_TNS: np.ndarray | None = None
+    attention_TNS: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """Log-probabilities of a given continuation, token by token; ``error`` as in `Response`."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of given continuations, token by token; ``error`` as in `Generated`."""
 
-    id: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[tuple[Token, ...], ...]
     usage: Usage = Usage()
     error: str | None = None
 
     @property
-    def logprob(self) -> float:
-        """Log-probability of the whole continuation."""
-        return float(sum(token.logprob or 0.0 for token in self.tokens))
+    def logprobs(self) -> tuple[float, ...]:
+        """Log-probability of each whole continuation."""
+        return tuple(float(sum(t.logprob or 0.0 for t in tokens)) for tokens in self.tokens)
 
 
 # Called with the responses finished so far and the tokens generated so far, all rows together.
 Progress = Callable[[int, int], None]
+# Called with a request's place and its response, as soon as that is complete.
+Done = Callable[[int, Generated], None]
 
 
 class Backend(Protocol):
@@ -149,12 +156,15 @@ class Backend(Protocol):
     usage: Usage
 
     def generate(
-        self, requests: Sequence[Request], progress: Progress | None = None
-    ) -> list[Response]:
+        self,
+        requests: Sequence[Generate],
+        progress: Progress | None = None,
+        done: Done | None = None,
+    ) -> list[Generated]:
         """One response a request, in order; a request that fails fails alone (``error``)."""
         ...
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+    def score(self, requests: Sequence[Score]) -> list[Scored]:
         """Log-probabilities of continuations; a backend that cannot raises `UserError`."""
         ...
 
@@ -163,6 +173,6 @@ class Backend(Protocol):
         ...
 
 
-def failed(request: Request, error: str, usage: Usage | None = None) -> Response:
-    """The response of a request that could not be answered."""
-    return Response(request.id, "", "error", usage or Usage(), error)
+def failed(error: str, usage: Usage | None = None) -> Generated:
+    """The response to a request that could not be answered."""
+    return Generated("", "error", usage or Usage(), error)

@@ -195,7 +195,7 @@ def integrate(
         response: Generated = yield Generate(
             messages,
             "integrator",
-            max_tokens=config.decision_tokens or None,
+            max_tokens=config.decision_tokens,
             stop=prompts.INTEGRATION_STOP,
         )
         text, truncated = response.text, response.finish_reason == "length"
@@ -318,7 +318,7 @@ def _read(
     response: Generated = yield Generate(
         prompts.answer_messages(question, granularity, pool, may_refuse=may_refuse),
         "reader",
-        max_tokens=config.answer_tokens or None,
+        max_tokens=config.answer_tokens,
     )
     answer, sufficient, problem = prompts.parse_answer(response.text, wide=config.wide_refusal)
     if problem is not None:

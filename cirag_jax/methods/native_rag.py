@@ -34,7 +34,7 @@ def native_rag(question: str, config: NativeRagConfig) -> Program[Prediction]:
     response: Generated = yield Generate(
         prompts.reading_messages(question, read),
         "reader",
-        max_tokens=config.answer_tokens or None,
+        max_tokens=config.answer_tokens,
     )
     answer = prompts.parse_short_answer(response.text)
     ids = tuple(passage.id for passage in found.passages)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Request, Usage
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.requests import Generated
+from cirag_jax.runtime.requests import Generate, Generated, Score, Scored
+from cirag_jax.types import Usage
 
 
 class ResponseCache:
-    """A SQLite file from (model, parameters, messages) to texts.
+    """A SQLite file from (model, request) to responses.
 
     Args:
       path: created where absent.
@@ -42,7 +42,7 @@ class ResponseCache:
         except sqlite3.Error as error:
             raise UserError(f"config.cache={path} cannot be used: {error}.") from None
 
-    def find(self, identity: Any, request: Request) -> Generated | None:
+    def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
         """The response to an equal request to an equal model; it took no time and no money."""
         rows = self._execute(
             "SELECT response FROM responses WHERE key = ?", (_key(identity, request),)
@@ -50,21 +50,16 @@ class ResponseCache:
         row = rows.fetchone()
         if row is None:
             return None
-        data = json.loads(row[0])
-        usage = Usage(data["prompt_tokens"], data["prompt_tokens"], data["generated_tokens"])
-        return Generated(data["text"], data["finish_reason"], usage)
+        response = codec.decode_said(request, json.loads(row[0]))
+        used = response.usage
+        usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
+        return dataclasses.replace(response, usage=usage)
 
-    def keep(self, identity: Any, request: Request, response: Generated) -> None:
+    def keep(self, identity: Any, request: Generate | Score, response: Generated | Scored) -> None:
         """Adds a response."""
-        data = {
-            "text": response.text,
-            "finish_reason": response.finish_reason,
-            "prompt_tokens": response.usage.prompt_tokens,
-            "generated_tokens": response.usage.generated_tokens,
-        }
         self._execute(
             "INSERT OR REPLACE INTO responses VALUES (?, ?)",
-            (_key(identity, request), codec.dump(data)),
+            (_key(identity, request), codec.dump(codec.encode_said(response))),
         )
 
     def _execute(self, statement: str, values: tuple[str, ...]) -> sqlite3.Cursor:
@@ -78,7 +73,7 @@ class ResponseCache:
         self._db.close()
 
 
-def _key(identity: Any, request: Request) -> str:
-    fields = dataclasses.asdict(request)
-    del fields["id"]
-    return codec.digest(codec.dump({"model": identity, "request": fields}))
+def _key(identity: Any, request: Generate | Score) -> str:
+    # Who asks does not matter, only what is asked of which model.
+    asked = codec.encode_request(dataclasses.replace(request, role=""))
+    return codec.digest(codec.dump({"model": identity, "request": asked}))

@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cirag_jax.llm.types import Usage
+import msgspec
+
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
@@ -23,6 +24,8 @@ from cirag_jax.runtime.requests import (
     Response,
     Retrieve,
     Retrieved,
+    Score,
+    Scored,
 )
 from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
 
@@ -31,6 +34,7 @@ KINDS: Mapping[type, str] = {
     Extract: "extract",
     RankTriples: "rank_triples",
     Generate: "generate",
+    Score: "score",
 }
 
 
@@ -54,16 +58,8 @@ def encode_request(request: Request) -> dict[str, Any]:
         case RankTriples():
             triples = [encode_triple(triple) for triple in request.triples]
             fields = {"query": request.query, "triples": triples, "n": request.n}
-        case Generate():
-            fields = {
-                "role": request.role,
-                "messages": [list(dataclasses.astuple(message)) for message in request.messages],
-                "max_tokens": request.max_tokens,
-                "temperature": request.temperature,
-                "stop": list(request.stop),
-                "continue_final": request.continue_final,
-                "json_schema": request.json_schema,
-            }
+        case Generate() | Score():
+            fields = dataclasses.asdict(request)
         case _:
             raise TypeError(f"a method asked for {type(request).__name__}, which is no request")
     return {"kind": KINDS[type(request)], **fields}
@@ -92,12 +88,8 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
             place = {triple: index for index, triple in enumerate(request.triples)}
             order = [place[triple] for triple in response.triples]
             return {"order": order, "scores": list(response.scores)}
-        case Generate(), Generated():
-            return {
-                "text": response.text,
-                "finish_reason": response.finish_reason,
-                "usage": dataclasses.asdict(response.usage),
-            }
+        case (Generate(), Generated()) | (Score(), Scored()):
+            return encode_said(response)
     names = type(response).__name__, type(request).__name__
     raise TypeError("a {} does not answer a {}".format(*names))
 
@@ -121,8 +113,27 @@ def decode_response(
         case RankTriples():
             triples = tuple(request.triples[index] for index in data["order"])
             return RankedTriples(triples, tuple(data["scores"]))
-        case Generate():
-            return Generated(data["text"], data["finish_reason"], Usage(**data["usage"]))
+        case Generate() | Score():
+            return decode_said(request, data)
+
+
+def encode_said(response: Generated | Scored) -> dict[str, Any]:
+    """What a language model answered as JSON holds it; what was not asked for is left out."""
+    return _without_none(dataclasses.asdict(response))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def decode_said(request: Generate | Score, data: Mapping[str, Any]) -> Generated | Scored:
+    """The response to ``request`` that `encode_said` wrote."""
+    kind: Any = Scored if isinstance(request, Score) else Generated
+    return msgspec.convert(data, kind)
 
 
 def encode_triple(triple: Triple) -> list[Any]:

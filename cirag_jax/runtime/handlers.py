@@ -1,6 +1,7 @@
 """What answers each kind of request: one batch for everything that waits."""
 
 import collections
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from cirag_jax.runtime.requests import (
     RequestError,
     Retrieve,
     Retrieved,
+    Score,
+    Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
 from cirag_jax.triples.normalization import Normalization, triple_key
@@ -130,7 +133,7 @@ class RankHandler:
 
 
 class GenerateHandler:
-    """Texts by one language model, for one role or for several that share it.
+    """Texts and scores by one language model, for one role or for several that share it.
 
     Args:
       backend: the model.
@@ -172,65 +175,59 @@ class GenerateHandler:
         return self._backend
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`; a backend that reports responses one by one has them journalled so."""
-        requests = {}
-        index_of: dict[str, int] = {}
+        """See `Handler`; responses are journalled one by one, as the backend has them."""
+        asked: dict[int, Generate | Score] = {}
         for index, call in enumerate(calls):
             request = self.request(call)
-            found = self._cache.find(self._identity, request) if self._cache else None
-            if found is not None:
-                done(index, found)
+            known = self._cache.find(self._identity, request) if self._cache else None
+            if known is not None:
+                done(index, known)
             else:
-                requests[index], index_of[request.id] = request, index
-        if not requests:
-            return
-        pending, received = set(requests), 0
+                asked[index] = request
 
-        def receive(response: llm.Response) -> None:
-            nonlocal received
-            index = index_of[response.id]
-            pending.remove(index)
-            received += response.usage.generated_tokens
+        def receive(index: int, response: Generated | Scored) -> None:
             if response.error is not None:
                 done(index, RequestError(response.error))
                 return
-            generated = Generated(response.text, response.finish_reason, response.usage)
             if self._cache is not None:
-                self._cache.keep(self._identity, requests[index], generated)
-            done(index, generated)
+                self._cache.keep(self._identity, asked[index], response)
+            done(index, response)
 
-        reports = hasattr(self._backend, "on_response")
-        if reports:
-            self._backend.on_response = receive
+        scores = [index for index, request in asked.items() if isinstance(request, Score)]
+        texts = [index for index in asked if index not in set(scores)]
+        if texts:
+            self._generate([asked[i] for i in texts], lambda i, found: receive(texts[i], found))
+        if scores:
+            found = self._backend.score([asked[index] for index in scores])
+            for index, response in zip(scores, found, strict=True):
+                receive(index, response)
+
+    def _generate(self, requests: Sequence[Any], receive: llm.Done) -> None:
+        received = 0
+
+        def count(index: int, response: Generated) -> None:
+            nonlocal received
+            received += response.usage.generated_tokens
+            receive(index, response)
+
         try:
-            responses = self._backend.generate(
-                list(requests.values()), lambda rows, tokens: self.on_tokens(tokens - received)
+            self._backend.generate(
+                requests, lambda rows, tokens: self.on_tokens(tokens - received), count
             )
         except ExceptionGroup as group:  # a server's tasks wrap what ``done`` raised (a full disk)
             users = group.subgroup(UserError)
             raise _first(users or group) from None
-        finally:
-            if reports:
-                self._backend.on_response = None
-        for response in responses:
-            if index_of[response.id] in pending:
-                receive(response)
 
-    def request(self, call: Call) -> llm.Request:
-        """The backend's request of a call; its id is the call's place, its seed derived from it."""
-        asked: Generate = call.request
-        name = f"{call.key.program}/{call.key.ordinal}.{call.key.part}"
-        bits = hashlib.sha256(f"{self._seed}/{name}".encode("utf-8", "surrogatepass")).digest()
-        return llm.Request(
-            name,
-            asked.messages,
-            max_tokens=asked.max_tokens or self._max_tokens[asked.role],
-            temperature=asked.temperature,
-            seed=int.from_bytes(bits[:4], "little") >> 1 if asked.temperature else 0,
-            stop=asked.stop,
-            continue_final=asked.continue_final,
-            json_schema=asked.json_schema,
-        )
+    def request(self, call: Call) -> Generate | Score:
+        """A call's request with the role's limit, and with a seed of its place where it samples."""
+        asked: Generate | Score = call.request
+        if isinstance(asked, Score):
+            return asked
+        name = f"{self._seed}/{call.key.program}/{call.key.ordinal}.{call.key.part}"
+        bits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+        seed = int.from_bytes(bits[:4], "little") >> 1 if asked.temperature else 0
+        limit = asked.max_tokens or self._max_tokens[asked.role]
+        return dataclasses.replace(asked, max_tokens=limit, seed=asked.seed or seed)
 
 
 def _first(error: Exception) -> Exception:

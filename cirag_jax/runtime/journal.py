@@ -446,7 +446,7 @@ def _records(db: sqlite3.Connection) -> Iterator[Record]:
         )
         for kind, response in rows:
             calls[kind] += 1
-            if kind == "generate":
+            if kind in ("generate", "score"):
                 usage += Usage(**json.loads(response).get("usage", {}))
         result = None if outcome is None else json.loads(outcome)
         yield Record(program, json.loads(given), result, error, seconds, usage, calls)
@@ -463,7 +463,7 @@ def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> To
     )
     rows = db.execute(
         "SELECT json_extract(request, '$.role'), response FROM responses "
-        "WHERE json_extract(request, '$.kind') = 'generate'" + chosen.format("program"),
+        "WHERE json_extract(request, '$.kind') IN ('generate', 'score')" + chosen.format("program"),
         values,
     )
     calls, usage = 0, collections.defaultdict[str, Usage](Usage)

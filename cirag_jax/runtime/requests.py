@@ -6,13 +6,11 @@ file or a network, and a test drives it by hand.
 """
 
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
 
-from cirag_jax.llm.types import FinishReason, Message, Usage
+from cirag_jax.llm.types import Generate, Generated, Score, Scored
 from cirag_jax.types import Passage, Triple
-
-Role = Literal["reader", "integrator", "extractor", "constructor", "judge", "teacher", "planner"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,34 +60,8 @@ class RankedTriples:
     scores: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Generate:
-    """A continuation of a conversation by the model of ``role``; answered by `Generated`.
-
-    ``max_tokens``, ``temperature``, ``stop``, ``continue_final`` and ``json_schema`` mean what they
-    mean in `cirag_jax.llm.types.Request`; a ``max_tokens`` of None is the role's own.
-    """
-
-    messages: tuple[Message, ...]
-    role: Role
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    stop: tuple[str, ...] = ()
-    continue_final: bool = False
-    json_schema: Mapping[str, Any] | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Generated:
-    """The model's text; ``length`` says that it was cut off."""
-
-    text: str
-    finish_reason: FinishReason
-    usage: Usage = Usage()
-
-
-Request = Retrieve | Extract | RankTriples | Generate
-Response = Retrieved | Extracted | RankedTriples | Generated
+Request = Retrieve | Extract | RankTriples | Generate | Score
+Response = Retrieved | Extracted | RankedTriples | Generated | Scored
 
 _T = TypeVar("_T")
 

@@ -18,7 +18,7 @@ import tqdm
 
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.journal import Journal, Key
-from cirag_jax.runtime.requests import Generate, Program, Request, RequestError, Response
+from cirag_jax.runtime.requests import Generate, Program, Request, RequestError, Response, Score
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Scheduler:
     """Runs programs over handlers, recording in a journal.
 
     Args:
-      handlers: by request type, and for `Generate` by role; one handler may serve several.
+      handlers: by request type, for language models by role; one handler may serve several.
       journal: where responses are recorded.
       in_flight: programs that run at once.
       encode: a program's result as JSON.
@@ -259,9 +259,8 @@ class Scheduler:
                 running.responses[part] = found
                 self.progress.replayed += 1
                 continue
-            handler = self._handlers[
-                request.role if isinstance(request, Generate) else type(request)
-            ]
+            is_model = isinstance(request, Generate | Score)
+            handler = self._handlers[request.role if is_model else type(request)]
             self._waiting.setdefault(id(handler), []).append(Call(key, request))
 
     def _end(self, running: _Running, result: Any, error: str | None) -> None:

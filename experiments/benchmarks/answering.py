@@ -111,7 +111,7 @@ def responses(workdir: pathlib.Path) -> dict[str, list[tuple[str, dict[str, Any]
 def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
     """For each question whose texts part, the gap (nats) at the first token that differs."""
     from cirag_jax.llm.engine.engine import Engine
-    from cirag_jax.llm.types import Message, Request
+    from cirag_jax.llm.types import Generate, Message
 
     pairs = []
     a, b = responses(ours), responses(theirs)
@@ -128,12 +128,11 @@ def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
         return []
     engine = Engine.open(dtype="float32")
     gaps = []
-    for number, (request, text_a, text_b) in enumerate(pairs):
-        messages = tuple(Message(*message) for message in request["messages"])
+    for request, text_a, text_b in pairs:
+        messages = tuple(Message(**message) for message in request["messages"])
         response = engine.generate(
             [
-                Request(
-                    str(number),
+                Generate(
                     messages,
                     max_tokens=request["max_tokens"] or 96,
                     stop=tuple(request["stop"]),

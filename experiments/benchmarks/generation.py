@@ -62,7 +62,7 @@ from typing import Any
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from cirag_jax.llm.types import Message, Request
+from cirag_jax.llm.types import Generate, Message
 
 FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
 MAX_TOKENS = 64
@@ -86,29 +86,29 @@ def load_conversations() -> list[tuple[str, list[Message]]]:
     return [(row["id"], [Message(**m) for m in row["messages"]]) for row in rows]
 
 
-def request(name: str, messages: Sequence[Message], step: int, max_tokens: int) -> Request:
+def request(messages: Sequence[Message], step: int, max_tokens: int) -> Generate:
     """The prompt of one step: the system turn, and user and assistant turns before it."""
-    return Request(f"{name}/{step}", tuple(messages[: 2 + 2 * step]), max_tokens=max_tokens)
+    return Generate(tuple(messages[: 2 + 2 * step]), max_tokens=max_tokens)
 
 
-def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Request]]:
+def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Generate]]:
     """Groups of requests: each group is given at once, after the one before it."""
     conversations = load_conversations()
-    mixed = [request(n, m, i % 2, max_tokens) for i, (n, m) in enumerate(conversations)]
+    mixed = [request(m, i % 2, max_tokens) for i, (_, m) in enumerate(conversations)]
     if task == "one by one":
         return [[one] for one in mixed[:4]]
     count = int(task.split()[0])
     if task.endswith("turns"):
         chosen = conversations[:count]
-        return [[request(n, m, step, max_tokens) for n, m in chosen] for step in range(3)]
+        return [[request(m, step, max_tokens) for _, m in chosen] for step in range(3)]
     return [mixed[:count]]
 
 
-def warm_up(task: str) -> list[list[Request]]:
+def warm_up(task: str) -> list[list[Generate]]:
     """Prompts that need every program of the task: one of a first step; of a third one, too."""
-    name, messages = load_conversations()[-1]
+    _, messages = load_conversations()[-1]
     steps = (0, 2) if task.endswith("turns") else (0,)
-    return [[request(name, messages, step, 2)] for step in steps]
+    return [[request(messages, step, 2)] for step in steps]
 
 
 # ----------------------------------------------------------------------------------------- sides
@@ -125,7 +125,7 @@ def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callabl
     )
     engine = Engine.open(dtype="float32", options=options)
 
-    def generate(requests: Sequence[Request]) -> list[str]:
+    def generate(requests: Sequence[Generate]) -> list[str]:
         responses = engine.generate(requests)
         errors = [r.error for r in responses if r.error]
         assert not errors, errors
@@ -153,7 +153,7 @@ def open_theirs(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Calla
     tokenizer = ChatTokenizer.load(file)
     eos = sorted(tokenizer.eos_ids)
 
-    def generate(requests: Sequence[Request]) -> list[str]:
+    def generate(requests: Sequence[Generate]) -> list[str]:
         prompts = [tokenizer.encode_prompt(r.messages).tolist() for r in requests]
         longest = max(map(len, prompts))
         ids = torch.full((len(prompts), longest), tokenizer.pad_id)
@@ -194,7 +194,7 @@ def measure(task: str, side: str) -> dict[str, Any]:
     groups = workload("one by one", 1) if first_token else workload(task)
     generate, forget = SIDES[side](task)
 
-    def run(groups: list[list[Request]]) -> tuple[float, float, list[str]]:
+    def run(groups: list[list[Generate]]) -> tuple[float, float, list[str]]:
         forget()
         wall, processor, texts = time.perf_counter(), time.process_time(), []
         for group in groups:

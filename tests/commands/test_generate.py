@@ -238,7 +238,6 @@ def test_a_bad_line_is_named(tmp_path, record, words):
         ({"base_url": "http://localhost/v1"}, "base_url belongs to backend=openai"),
         ({"temperature": -1.0}, "config: field 'temperature'"),
         ({"top_logprobs": 21}, "at most 20"),
-        ({"save_every": 0}, "save_every"),
         ({"batch_size": -1}, "batch_size"),
         ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size must be at least 2"),
         ({"backend": "openai", "adapter": "x"}, "adapter belongs"),

@@ -37,33 +37,28 @@ class Model:
     def __init__(self, dies: int | None = None, budget: int | None = None):
         self.asked: list[tuple[str, bool]] = []
         self.batches: list[int] = []
-        self.on_response = None
         self.budget_exhausted = False
         self._dies, self._budget = dies, budget
 
-    def generate(self, requests, progress=None):
+    def generate(self, requests, progress, done):
         self.batches.append(len(requests))
-        return [self._respond(request) for request in requests]
+        for index, request in enumerate(requests):
+            done(index, self._respond(request))
 
-    def _respond(self, request: llm.Request) -> llm.Response:
-        assert self.on_response is not None
+    def _respond(self, request: llm.Generate) -> llm.Generated:
         if self._budget is not None and len(self.asked) >= self._budget:
             self.budget_exhausted = True
-            response = llm.Response(request.id, "", "error", error="not sent")
-        else:
-            text = request.messages[-1].text
-            if len(self.asked) == self._dies:
-                raise KeyboardInterrupt
-            wants_triples = "Named entities:" in text
-            self.asked.append((text.split("\n")[0].removeprefix("Title: "), wants_triples))
-            found = rules(text, wants_triples)
-            if isinstance(found, int):
-                response = llm.Response(request.id, "", "error", error=f"status {found}")
-            else:
-                usage = llm.Usage(prompt_tokens=10, generated_tokens=3)
-                response = llm.Response(request.id, found[0], found[1], usage)  # pyright: ignore
-        self.on_response(response)
-        return response
+            return llm.failed("not sent")
+        text = request.messages[-1].text
+        if len(self.asked) == self._dies:
+            raise KeyboardInterrupt
+        wants_triples = "Named entities:" in text
+        self.asked.append((text.split("\n")[0].removeprefix("Title: "), wants_triples))
+        found = rules(text, wants_triples)
+        if isinstance(found, int):
+            return llm.failed(f"status {found}")
+        usage = llm.Usage(prompt_tokens=10, generated_tokens=3)
+        return llm.Generated(found[0], found[1], usage)  # pyright: ignore
 
 
 @contextlib.contextmanager

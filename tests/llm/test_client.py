@@ -11,7 +11,7 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig, Prices
-from cirag_jax.llm.types import Message, Request, ScoreRequest, Usage
+from cirag_jax.llm.types import Generate, Message, Score, Usage
 from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
 
 KEY = "key-of-the-tests/0123456789"  # not what the pattern of OpenAI's keys finds
@@ -33,19 +33,15 @@ class Waits(list):
         self.append(seconds)
 
 
-def backend_of(
-    running, *, uniform=lambda: 0.5, now=lambda: 0.0, on_response=None, spent=None, **kw
-):
+def backend_of(running, *, uniform=lambda: 0.5, now=lambda: 0.0, spent=None, **kw):
     config = OpenAIConfig(**{"model": "m", "base_url": running.url, "max_concurrency": 1, **kw})
     waits = Waits()
-    backend = OpenAIBackend(
-        config, uniform=uniform, sleep=waits, now=now, on_response=on_response, spent=spent
-    )
+    backend = OpenAIBackend(config, uniform=uniform, sleep=waits, now=now, spent=spent)
     return backend, waits
 
 
 def ask(text, **fields):
-    return Request(text, (Message("user", text),), **{"max_tokens": 7, **fields})
+    return Generate((Message("user", text),), **{"max_tokens": 7, **fields})
 
 
 def test_answers_in_order_with_usage_and_cost(server):
@@ -177,8 +173,8 @@ def test_the_request_on_the_wire(server):
         Message("user", "u", " o"),
         Message("assistant", "I think"),
     )
-    request = Request(
-        "r", turns, 7, temperature=0.5, top_p=0.9, seed=3, stop=("\n",), continue_final=True
+    request = Generate(
+        turns, "", 7, temperature=0.5, top_p=0.9, seed=3, stop=("\n",), continue_final=True
     )
     backend.generate([request])
     assert server.bodies == [
@@ -250,7 +246,7 @@ def test_schema_and_log_probabilities(server):
 def test_what_a_server_cannot_do_is_refused_without_asking_it(server, kind, fields, words):
     backend, _ = backend_of(server, server=kind)
     turns = (Message("user", "q"), Message("assistant", "so"))
-    response, other = backend.generate([Request("r", turns, **fields), ask("other")])
+    response, other = backend.generate([Generate(turns, **fields), ask("other")])
     assert words in str(response.error) and response.finish_reason == "error"
     assert other.text == "echo other" and server.texts() == ["other"]
 
@@ -281,7 +277,7 @@ def test_observations_are_left_out_when_the_server_says_too_long(server):
     )
     server.script["c new"] = [too_long] * 4
     backend, waits = backend_of(server, overflow="truncate")
-    (response,) = backend.generate([Request("r", turns)])
+    (response,) = backend.generate([Generate(turns)])
     assert (response.text, response.usage.truncated) == ("echo c[omitted]", 1)
     sent = [[m["content"] for m in body["messages"]] for body in server.bodies]
     assert sent == [
@@ -290,7 +286,7 @@ def test_observations_are_left_out_when_the_server_says_too_long(server):
         ["a[omitted]", "b", "c[omitted]"],
     ]
     backend, _ = backend_of(server)
-    (response,) = backend.generate([Request("r", turns)])
+    (response,) = backend.generate([Generate(turns)])
     assert "maximum context length" in str(response.error) and waits == []
 
 
@@ -361,11 +357,11 @@ def test_inside_a_running_event_loop(server):
 
 
 def test_every_response_is_handed_over_as_it_comes(server):
-    seen = []
+    seen = {}
     server.script["b"] = [400]
-    backend, _ = backend_of(server, on_response=seen.append)
-    responses = backend.generate([ask("a"), ask("b")])
-    assert seen == responses
+    backend, _ = backend_of(server)
+    responses = backend.generate([ask("a"), ask("b")], done=seen.__setitem__)
+    assert seen == dict(enumerate(responses))
 
 
 @pytest.mark.parametrize(
@@ -391,4 +387,4 @@ def test_bad_settings(monkeypatch, fields, words):
 def test_scoring_is_refused(server):
     backend, _ = backend_of(server)
     with pytest.raises(UserError, match="backend=jax"):
-        backend.score([ScoreRequest("s", (Message("user", "q"),), "a")])
+        backend.score([Score((Message("user", "q"),), ("a",))])

@@ -12,7 +12,7 @@ import pytest
 
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend
-from cirag_jax.llm.types import Message, Request
+from cirag_jax.llm.types import Generate, Message
 from tests import tiny_decoder
 
 pytestmark = pytest.mark.slow
@@ -22,9 +22,9 @@ pytest.importorskip("uvicorn")
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 TURNS = (Message("system", "you are a sailor"), Message("user", "where was the weaver born?"))
 REQUESTS = [
-    Request("a", TURNS, 12),
-    Request("b", (Message("user", "who is the patron saint"),), 5),
-    Request("c", (*TURNS, Message("assistant", "in the mill"), Message("user", "when?")), 20),
+    Generate(TURNS, "", 12),
+    Generate((Message("user", "who is the patron saint"),), "", 5),
+    Generate((*TURNS, Message("assistant", "in the mill"), Message("user", "when?")), "", 20),
 ]
 
 
@@ -87,8 +87,8 @@ def test_stop_strings_and_requests_that_fail_alone(model, url):
     turns = (*TURNS, Message("assistant", "in"))
     cut, refused, fine = backend.generate(
         [
-            Request("a", TURNS, 12, stop=(stop,)),
-            Request("r", turns, 4, continue_final=True),
+            Generate(TURNS, "", 12, stop=(stop,)),
+            Generate(turns, "", 4, continue_final=True),
             REQUESTS[1],
         ]
     )
@@ -101,8 +101,8 @@ def test_stop_strings_and_requests_that_fail_alone(model, url):
 
 def test_the_command_through_the_server(model, url, tmp_path):
     lines = [
-        {"id": r.id, "messages": [{"role": m.role, "content": m.content} for m in r.messages]}
-        for r in REQUESTS
+        {"id": name, "messages": [{"role": m.role, "content": m.content} for m in r.messages]}
+        for name, r in zip("abc", REQUESTS, strict=True)
     ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -13,7 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
-from cirag_jax.llm.types import Message, Request, ScoreRequest
+from cirag_jax.llm.types import Generate, Message, Score
 from tests import tiny_decoder
 
 
@@ -80,17 +80,17 @@ def t5(t5_folder):
     return TransformersBackend.open(str(t5_folder), config=TransformersConfig(batch_size=3))
 
 
-def ask(name, *texts, **fields):
+def ask(*texts, **fields):
     roles = ("user", "assistant")
     turns = tuple(Message(roles[i % 2], text) for i, text in enumerate(texts))
-    return Request(name, turns, **{"max_tokens": 12, **fields})
+    return Generate(turns, **{"max_tokens": 12, **fields})
 
 
 REQUESTS = [
-    ask("a", "where was the weaver born?"),
-    ask("b", "who is it", "the sailor", "and the patron saint of the harbour town?", max_tokens=5),
-    ask("c", "question:"),
-    ask("d", "the mill the mill the mill", max_tokens=20),
+    ask("where was the weaver born?"),
+    ask("who is it", "the sailor", "and the patron saint of the harbour town?", max_tokens=5),
+    ask("question:"),
+    ask("the mill the mill the mill", max_tokens=20),
 ]
 
 
@@ -167,13 +167,13 @@ def test_scoring_gives_the_log_probabilities_of_generation(kind, request):
     asked = dataclasses.replace(REQUESTS[0], max_tokens=99, logprobs=True, json_schema=schema)
     (response,) = backend.generate([asked])
     text = response.text
-    (score,) = backend.score([ScoreRequest("s", REQUESTS[0].messages, text)])
-    ids = [token.id for token in score.tokens]
+    (score,) = backend.score([Score(REQUESTS[0].messages, (text,))])
+    ids = [token.id for token in score.tokens[0]]
     assert ids == backend.tokenizer.encode(text).tolist()
     assert ids == [token.id for token in response.tokens][: len(ids)]  # so the comparison is fair
     expected = [token.logprob for token in response.tokens][: len(ids)]
-    np.testing.assert_allclose([t.logprob for t in score.tokens], expected, 3e-6, 1e-5)
-    assert score.logprob == pytest.approx(sum(expected), rel=3e-6)
+    np.testing.assert_allclose([t.logprob for t in score.tokens[0]], expected, 3e-6, 1e-5)
+    assert score.logprobs[0] == pytest.approx(sum(expected), rel=3e-6)
 
 
 def test_samples_depend_on_the_seed_alone(causal):
@@ -212,7 +212,7 @@ def test_going_on_with_an_assistant_turn(causal):
     cut = 4
     begun = causal.tokenizer.decode([t.id for t in whole.tokens[:cut]])
     turns = (*REQUESTS[0].messages, Message("assistant", begun))
-    asked = Request("r", turns, 9 - cut, continue_final=True)
+    asked = Generate(turns, "", 9 - cut, continue_final=True)
     prompt = causal.tokenizer.encode_prompt(turns, True).tolist()
     assert prompt[-cut:] == [t.id for t in whole.tokens[:cut]]  # else another text goes on
     assert begun + causal.generate([asked])[0].text == whole.text
@@ -274,19 +274,17 @@ def test_a_schema_outweighs_a_repeat(causal_folder):
 
 def test_bad_requests_fail_alone(causal_folder):
     config = TransformersConfig(context=40, overflow="truncate")
-    seen = []
-    backend = TransformersBackend.open(str(causal_folder), config=config, on_response=seen.append)
+    backend, seen = TransformersBackend.open(str(causal_folder), config=config), {}
     long, fits = " the harbour" * 40, (Message("user", "who?", " the harbour" * 40),)
-    responses = backend.generate(
-        [
-            ask("long", long),
-            Request("fits", fits, 99),
-            ask("attention", "q", attention=True),
-            ask("schema", "q", json_schema={"type": "strin"}),
-            ask("fine", "q"),
-        ]
-    )
-    by_id = {r.id: r for r in responses}
+    requests = {
+        "long": ask(long),
+        "fits": Generate(fits, "", 99),
+        "attention": ask("q", attention=True),
+        "schema": ask("q", json_schema={"type": "strin"}),
+        "fine": ask("q"),
+    }
+    responses = backend.generate(list(requests.values()), done=seen.__setitem__)
+    by_id = dict(zip(requests, responses, strict=True))
     assert "fit" in str(by_id["long"].error)
     assert "attention" in str(by_id["attention"].error)
     assert "json_schema" in str(by_id["schema"].error)
@@ -294,7 +292,7 @@ def test_bad_requests_fail_alone(causal_folder):
     usage = by_id["fits"].usage
     assert by_id["fits"].finish_reason == "length"
     assert usage.prompt_tokens + usage.generated_tokens == 40  # the context, not 99
-    assert sorted(r.id for r in seen) == sorted(by_id)
+    assert seen == dict(enumerate(responses))
     assert backend.usage.truncated == 1
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Message, Request, Usage
+from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime.cache import ResponseCache
-from cirag_jax.runtime.requests import Generated
+from cirag_jax.runtime.requests import Generate, Generated
 
 MODEL = {"model": "m", "dtype": None}
-ASKED = Request("q1/0.0", (Message("user", "Who?"),), max_tokens=5)
+ASKED = Generate((Message("user", "Who?"),), "reader", 5)
 SAID = Generated("Ada", "length", Usage(11, 3, 2, seconds=9.0, cost=1.5))
 
 
@@ -22,7 +22,7 @@ def cache(tmp_path):
 def test_an_equal_request_is_answered_whoever_asks(cache):
     assert cache.find(MODEL, ASKED) is None
     cache.keep(MODEL, ASKED, SAID)
-    other = Request("q9/3.1", ASKED.messages, max_tokens=5)
+    other = Generate(ASKED.messages, "judge", 5)
     # It took no time and no money, and none of its prompt was computed.
     assert cache.find(MODEL, other) == Generated("Ada", "length", Usage(11, 11, 2))
 
@@ -42,7 +42,7 @@ def test_an_equal_request_is_answered_whoever_asks(cache):
 def test_another_request_is_another_response(cache, changes):
     cache.keep(MODEL, ASKED, SAID)
     fields = {"messages": ASKED.messages, "max_tokens": 5, **changes}
-    assert cache.find(MODEL, Request("q1/0.0", **fields)) is None
+    assert cache.find(MODEL, Generate(**fields)) is None
     assert cache.find({**MODEL, "dtype": "bfloat16"}, ASKED) is None
 
 
@@ -55,7 +55,7 @@ def test_it_outlives_its_run_and_may_be_shared(tmp_path):
     two.close()
     three = ResponseCache(tmp_path / "c")
     found = three.find(MODEL, ASKED)
-    assert found is not None and found.text == "Bo"
+    assert isinstance(found, Generated) and found.text == "Bo"
     three.close()
 
 

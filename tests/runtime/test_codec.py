@@ -57,8 +57,10 @@ def exchanges(draw):
     request = Generate(
         draw(tuples(message)),
         "reader",
-        draw(st.one_of(st.none(), st.integers(1, 99))),
+        draw(st.integers(0, 99)),
         draw(st.floats(0, 2)),
+        draw(st.floats(0, 1, exclude_min=True)),
+        draw(COUNT),
         draw(tuples(TEXT)),
         draw(st.booleans()),
         draw(st.one_of(st.none(), st.just({"type": "object"}))),

@@ -81,7 +81,13 @@ def test_records_sum_tokens_and_calls(path):
         book.close_program("b", None, "broken", 0.25)
         found = {record.id: record for record in book.records()}
     assert found["a"].usage == USAGE + USAGE
-    assert found["a"].calls == {"retrieve": 1, "extract": 0, "rank_triples": 0, "generate": 3}
+    assert found["a"].calls == {
+        "retrieve": 1,
+        "extract": 0,
+        "rank_triples": 0,
+        "generate": 3,
+        "score": 0,
+    }
     assert (found["a"].outcome, found["a"].error, found["a"].seconds) == (
         {"answer": "x"},
         None,

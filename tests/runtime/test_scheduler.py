@@ -142,7 +142,13 @@ def test_the_order_of_jobs_is_the_order_of_records(book):
     assert [record.id for record in book.records()] == names
     record = next(iter(book.records()))
     assert record.input == {"name": "z"} and record.error is None and record.seconds > 0
-    assert record.calls == {"retrieve": 2, "extract": 0, "rank_triples": 0, "generate": 2}
+    assert record.calls == {
+        "retrieve": 2,
+        "extract": 0,
+        "rank_triples": 0,
+        "generate": 2,
+        "score": 0,
+    }
     assert (record.usage.prompt_tokens, record.usage.cost) == (14, 0.5)
 
 

@@ -17,7 +17,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.llm.types import Message, Request
+from cirag_jax.llm.types import Generate, Message
 from cirag_jax.methods import extraction
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import decoder, lora
@@ -317,8 +317,8 @@ def texts(**changes):
     """Greedy answers of a backend to two prompts, some forty tokens each."""
     backend = backends.open_backend(language_model(**changes))
     requests = [
-        Request(str(i), (Message("user", text),), max_tokens=40)
-        for i, text in enumerate(("who is the patron of the town?", "where was the sailor born?"))
+        Generate((Message("user", text),), max_tokens=40)
+        for text in ("who is the patron of the town?", "where was the sailor born?")
     ]
     return [response.text for response in backend.generate(requests)]
 

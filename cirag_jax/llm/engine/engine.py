@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -31,11 +31,12 @@ from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks, window
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.llm.types import (
+    Done,
+    Generate,
+    Generated,
     Progress,
-    Request,
-    Response,
     Score,
-    ScoreRequest,
+    Scored,
     Token,
     Usage,
     failed,
@@ -71,10 +72,7 @@ class Engine:
       usage: work done so far, over all calls.
       tokenizer: the model's.
       config: the model's hyper-parameters.
-      on_response: called with every response as soon as it is complete.
     """
-
-    on_response: Callable[[Response], None] | None = None
 
     def __init__(
         self,
@@ -187,43 +185,46 @@ class Engine:
     # --------------------------------------------------------------------------------- generation
 
     def generate(
-        self, requests: Sequence[Request], progress: Progress | None = None
-    ) -> list[Response]:
+        self,
+        requests: Sequence[Generate],
+        progress: Progress | None = None,
+        done: Done | None = None,
+    ) -> list[Generated]:
         """One response a request, in order; a request that cannot be answered fails alone.
 
         Args:
           requests: any number; what does not fit into the batch waits.
           progress: called after every chunk with the responses and tokens finished so far.
+          done: called with each response as soon as it is complete.
         """
-        responses: list[Response | None] = [None] * len(requests)
+        responses: list[Generated | None] = [None] * len(requests)
+
+        def finish(index: int, response: Generated) -> None:
+            responses[index] = response
+            self.usage += response.usage
+            if done is not None:
+                done(index, response)
+
         lanes: dict[_Lane, list[Row]] = collections.defaultdict(list)
         for index, request in enumerate(requests):
             try:
                 lane, row = self._prepare(index, request)
                 lanes[lane].append(row)
             except (PromptError, UserError) as error:
-                responses[index] = refused = failed(request, str(error))
-                self._report(refused)
+                finish(index, failed(str(error)))
         generated = 0
         for lane in sorted(lanes, key=_Lane.order):
             for response, count in self._run(lane, lanes[lane]):
                 generated += count
                 if response is not None:
-                    index, done = response
-                    responses[index] = done
-                    self.usage += done.usage
-                    self._report(done)
+                    finish(*response)
                 elif progress is not None:
                     progress(sum(r is not None for r in responses), generated)
         if progress is not None:
             progress(len(requests), generated)
         return [response for response in responses if response is not None]
 
-    def _report(self, response: Response) -> None:
-        if self.on_response is not None:
-            self.on_response(response)
-
-    def _prepare(self, index: int, request: Request) -> tuple[_Lane, Row]:
+    def _prepare(self, index: int, request: Generate) -> tuple[_Lane, Row]:
         _check(request)
         prompt, truncated = self._fit(request.messages, request.continue_final)
         grammar = None
@@ -256,7 +257,7 @@ class Engine:
 
     def _run(
         self, lane: _Lane, rows: list[Row]
-    ) -> Iterator[tuple[tuple[int, Response] | None, int]]:
+    ) -> Iterator[tuple[tuple[int, Generated] | None, int]]:
         """Yields finished responses with their index, and after each chunk None with its tokens."""
         queue = collections.deque(rows)
         with self._lane_cache(lane.length) as cache:
@@ -331,57 +332,59 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ scoring
 
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        """Log-probability of each request's continuation after its conversation, without decoding.
+    def score(self, requests: Sequence[Score]) -> list[Scored]:
+        """Log-probabilities of each request's continuations after its conversation, not decoded.
 
-        The continuation is tokenised by itself. A request that does not fit fails alone.
+        A continuation is tokenised by itself. A request that does not fit fails alone.
         """
-        scores = []
+        scored = []
         for request in requests:
             started = time.perf_counter()
             try:
                 prompt, truncated = self._fit(request.messages, request.continue_final)
-                scores.append(self._score_one(request, prompt, truncated, started))
+                scored.append(self._score(request, prompt, truncated, started))
             except (PromptError, UserError) as error:
-                scores.append(Score(request.id, (), error=str(error)))
-            self.usage += scores[-1].usage
-        return scores
+                scored.append(Scored((), error=str(error)))
+            self.usage += scored[-1].usage
+        return scored
+
+    def _score(self, request: Score, prompt: np.ndarray, truncated: int, started: float) -> Scored:
+        continuations = [self.tokenizer.encode(text) for text in request.continuations]
+        length = len(prompt) + max(map(len, continuations))
+        if length > self.context:
+            raise PromptError(
+                f"prompt and continuation have {length} tokens but only {self.context} fit"
+            )
+        with self._lane_cache(self._length_for(length)) as cache:
+            reused = self._prefill(cache, 0, prompt[:-1])
+            tokens = tuple(self._score_one(cache, prompt, ids) for ids in continuations)
+        usage = Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
+        return Scored(tokens, usage)
 
     def _score_one(
-        self, request: ScoreRequest, prompt: np.ndarray, truncated: int, started: float
-    ) -> Score:
-        continuation = self.tokenizer.encode(request.continuation)
+        self, cache: "_Held", prompt: np.ndarray, continuation: np.ndarray
+    ) -> tuple[Token, ...]:
         tokens = np.concatenate([prompt, continuation]).astype(np.int32)
-        if len(tokens) > self.context:
-            raise PromptError(
-                f"prompt and continuation have {len(tokens)} tokens but only {self.context} fit"
-            )
         logprobs = np.zeros(len(tokens), np.float32)  # of token i given those before it
-        first = len(prompt)
-        with self._lane_cache(self._length_for(len(tokens))) as cache:
-            reused = self._prefill(cache, 0, prompt[:-1])
-            # Logits of a whole chunk are held at once: the smallest size keeps them few.
-            sizes = self.options.prefill_chunks[-1:]
-            for start, size in chunks(first - 1, len(tokens) - 1, sizes, cache.length):
-                cache.value, found = steps.score(
-                    self.config,
-                    self._weights,
-                    cache.value,
-                    np.int32(0),
-                    window(tokens, start, size),
-                    window(tokens, start + 1, size),
-                    np.int32(start),
-                    lora=self._lora,
-                )
-                end = min(start + size, len(tokens) - 1)
-                logprobs[start + 1 : end + 1] = np.asarray(found)[: end - start]
-            self._keep(cache, 0, tokens[:-1])
-        usage = Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
-        described = tuple(
+        # Logits of a whole chunk are held at once: the smallest size keeps them few.
+        sizes = self.options.prefill_chunks[-1:]
+        for start, size in chunks(len(prompt) - 1, len(tokens) - 1, sizes, cache.length):
+            cache.value, found = steps.score(
+                self.config,
+                self._weights,
+                cache.value,
+                np.int32(0),
+                window(tokens, start, size),
+                window(tokens, start + 1, size),
+                np.int32(start),
+                lora=self._lora,
+            )
+            end = min(start + size, len(tokens) - 1)
+            logprobs[start + 1 : end + 1] = np.asarray(found)[: end - start]
+        return tuple(
             Token(self.tokenizer.piece(int(token)), int(token), float(logprob))
-            for token, logprob in zip(tokens[first:], logprobs[first:], strict=True)
+            for token, logprob in zip(continuation, logprobs[len(prompt) :], strict=True)
         )
-        return Score(request.id, described, usage)
 
     # ------------------------------------------------------------------------------------- caches
 
@@ -426,7 +429,7 @@ def _unstacked(tree: Any) -> Any:
     return decoder.unstack_layers(tree)
 
 
-def _check(request: Request) -> None:
+def _check(request: Generate) -> None:
     if request.max_tokens < 1:
         raise UserError(f"max_tokens is {request.max_tokens}; it must be at least 1.")
     if request.temperature < 0:

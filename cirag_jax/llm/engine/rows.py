@@ -11,7 +11,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.sampling import Sampling
 from cirag_jax.llm.engine.steps import Rows
 from cirag_jax.llm.grammar import GrammarState
-from cirag_jax.llm.types import Request, Response, Token, Usage
+from cirag_jax.llm.types import Generate, Generated, Token, Usage
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,7 +33,7 @@ class Row:
     """
 
     index: int
-    request: Request
+    request: Generate
     tokenizer: ChatTokenizer
     prompt: np.ndarray
     limit: int
@@ -61,7 +61,7 @@ class Row:
             self.grammar.advance(self.tokens[-1])
         return new
 
-    def response(self) -> Response | None:
+    def response(self) -> Generated | None:
         """The response if the row has ended, else None; drops tokens after a stop string."""
         ended = bool(self.tokens) and self.tokens[-1] in self.tokenizer.eos_ids
         ended = ended or (self.grammar is not None and self.grammar.is_done)
@@ -69,8 +69,7 @@ class Row:
         ended = ended or text is not None
         if not ended and len(self.tokens) < self.limit:
             return None
-        return Response(
-            self.request.id,
+        return Generated(
             self._text(self.tokens) if text is None else text,
             "stop" if ended else "length",
             self._usage(),

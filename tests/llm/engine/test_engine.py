@@ -13,7 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks
-from cirag_jax.llm.types import Message, Request, ScoreRequest
+from cirag_jax.llm.types import Generate, Message, Score
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
@@ -57,17 +57,17 @@ def text(length, seed):
     return " ".join(rng.choice(WORDS, length))
 
 
-def ask(name, *turns, **fields):
+def ask(*turns, **fields):
     """A request whose turns alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = tuple(Message(roles[i % 2], turn) for i, turn in enumerate(turns))
-    return Request(name, messages, **{"max_tokens": 20, "logprobs": True, **fields})
+    return Generate(messages, **{"max_tokens": 20, "logprobs": True, **fields})
 
 
 def mixed():
     """Prompts of 20 to 200 tokens, short and long answers: more rows than the batch holds."""
     lengths = (3, 40, 9, 25, 60, 5, 17, 33)
-    return [ask(f"r{i}", text(n, i), max_tokens=5 + 7 * (i % 4)) for i, n in enumerate(lengths)]
+    return [ask(text(n, i), max_tokens=5 + 7 * (i % 4)) for i, n in enumerate(lengths)]
 
 
 def numbers(response):
@@ -88,7 +88,7 @@ def test_a_row_does_not_depend_on_its_neighbours(engine):
 
 def test_prefix_reuse_gives_the_same_tokens(engine, reusing):
     shared = text(30, 99)
-    requests = [ask(f"r{i}", f"{shared} {text(5 + i, i)}") for i in range(7)]
+    requests = [ask(f"{shared} {text(5 + i, i)}") for i in range(7)]
     plain, reused = engine.generate(requests), reusing.generate(requests)
     assert [r.text for r in plain] == [r.text for r in reused]
     for a, b in zip(plain, reused, strict=True):
@@ -111,18 +111,18 @@ def common(a, b):
 
 
 def test_a_conversation_that_goes_on_computes_only_what_is_new(engine, reusing):
-    first = ask("a", text(20, 1))
+    first = ask(text(20, 1))
     answer = reusing.generate([first])[0]
     prompt = reusing.tokenizer.encode_prompt(first.messages)
     held = np.concatenate([prompt, [t.id for t in answer.tokens[:-1]]])
-    second = ask("a", text(20, 1), answer.text, text(10, 2))
+    second = ask(text(20, 1), answer.text, text(10, 2))
     going_on = reusing.generate([second])[0]
     encoded = reusing.tokenizer.encode_prompt(second.messages)
     assert going_on.usage.cached_tokens == common(held, encoded[:-1])
     assert going_on.usage.cached_tokens > len(prompt)
     assert going_on.text == engine.generate([second])[0].text
     # Another conversation with the same beginning but one other token in it.
-    other = ask("b", text(20, 1).replace("sailor", "weaver", 1), answer.text, text(10, 2))
+    other = ask(text(20, 1).replace("sailor", "weaver", 1), answer.text, text(10, 2))
     encoded = reusing.tokenizer.encode_prompt(other.messages)
     answered = reusing.generate([other])[0]
     assert answered.usage.cached_tokens < len(prompt)
@@ -141,7 +141,7 @@ def test_programs_compile_once_a_bucket(reusing):
     reusing.generate(mixed())
     programs: Any = (steps.prefill, steps.decode)
     before = [program._cache_size() for program in programs]
-    reusing.generate([ask("x", text(50, 7), max_tokens=3), ask("y", text(4, 8))])
+    reusing.generate([ask(text(50, 7), max_tokens=3), ask(text(4, 8))])
     assert [program._cache_size() for program in programs] == before
 
 
@@ -162,14 +162,10 @@ def test_an_interruption_leaves_the_engine_usable(engine, reusing, monkeypatch, 
 
 
 def test_progress_and_early_responses(engine):
-    seen, early = [], []
-    engine.on_response = lambda response: early.append(response.id)
-    try:
-        responses = engine.generate(mixed(), progress=lambda *counts: seen.append(counts))
-    finally:
-        engine.on_response = None
-    assert sorted(early) == sorted(r.id for r in responses)
-    assert early != [r.id for r in responses]  # short answers come first
+    seen, early = [], {}
+    responses = engine.generate(mixed(), lambda *counts: seen.append(counts), early.__setitem__)
+    assert early == dict(enumerate(responses))
+    assert list(early) != sorted(early)  # short answers come first
     assert seen == sorted(seen)
     total = sum(r.usage.generated_tokens for r in responses)
     assert seen[-1] == (len(responses), total)
@@ -189,13 +185,13 @@ def test_chunks_cover_what_is_left_and_stay_in_the_cache(done):
 
 
 def test_ends(engine, folder):
-    long = engine.generate([ask("a", "the town", max_tokens=40)])[0]
+    long = engine.generate([ask("the town", max_tokens=40)])[0]
     assert long.finish_reason == "length"
     assert long.tokens is not None and len(long.tokens) == 40
     # A stop string in the middle of what is generated; across tokens, too.
     stop = long.text[17:20]
     assert len(stop) == 3
-    cut = engine.generate([ask("a", "the town", max_tokens=40, stop=("@@@", stop))])[0]
+    cut = engine.generate([ask("the town", max_tokens=40, stop=("@@@", stop))])[0]
     assert cut.finish_reason == "stop"
     assert cut.text == long.text[: long.text.index(stop)]
     assert stop in engine.tokenizer.decode([t.id for t in cut.tokens])
@@ -205,7 +201,7 @@ def test_ends(engine, folder):
     ends = make(folder, prefix_tokens=0)
     ends._eos_ids = (long.tokens[11].id,)
     ends.tokenizer.eos_ids = frozenset(ends._eos_ids)
-    ended = ends.generate([ask("a", "the town", max_tokens=40)])[0]
+    ended = ends.generate([ask("the town", max_tokens=40)])[0]
     first = next(i for i, t in enumerate(long.tokens) if t.id == long.tokens[11].id)
     assert ended.finish_reason == "stop"
     assert [t.id for t in ended.tokens or ()] == [t.id for t in long.tokens[: first + 1]]
@@ -214,7 +210,7 @@ def test_ends(engine, folder):
 def test_a_full_cache_ends_the_text(folder):
     engine = make(folder)
     engine._eos_ids, engine.tokenizer.eos_ids = (), frozenset()
-    request = ask("a", text(110, 3), max_tokens=500)
+    request = ask(text(110, 3), max_tokens=500)
     length = len(engine.tokenizer.encode_prompt(request.messages))
     response = engine.generate([request])[0]
     assert response.error is None and response.finish_reason == "length"
@@ -232,7 +228,7 @@ def by_forward(folder, ids, continuation):
 
 
 def test_an_assistant_turn_goes_on(engine, folder):
-    request = ask("a", "who is the weaver?", "the weaver is", max_tokens=14, continue_final=True)
+    request = ask("who is the weaver?", "the weaver is", max_tokens=14, continue_final=True)
     response = engine.generate([request])[0]
     prompt = engine.tokenizer.encode_prompt(request.messages, continue_final=True)
     tokens = [token.id for token in response.tokens or ()]
@@ -267,7 +263,7 @@ def test_details_are_those_of_transformers(engine, folder):
     import torch
     from transformers import AutoModelForCausalLM
 
-    request = ask("a", text(8, 5), max_tokens=12, top_logprobs=3, entropy=True, attention=True)
+    request = ask(text(8, 5), max_tokens=12, top_logprobs=3, entropy=True, attention=True)
     response = engine.generate([request])[0]
     prompt = engine.tokenizer.encode_prompt(request.messages)
     ids = np.concatenate([prompt, [t.id for t in response.tokens]])
@@ -292,15 +288,15 @@ def test_details_are_those_of_transformers(engine, folder):
 
 
 def test_scores_are_the_models_logprobs(engine, reusing, folder):
-    request = ScoreRequest("a", ask("a", text(30, 6)).messages, " " + text(20, 7))
+    request = Score(ask(text(30, 6)).messages, (" " + text(20, 7),))
     prompt = engine.tokenizer.encode_prompt(request.messages)
-    continuation = engine.tokenizer.encode(request.continuation)
+    continuation = engine.tokenizer.encode(request.continuations[0])
     expected = by_forward(folder, prompt, continuation)[np.arange(len(continuation)), continuation]
     for chosen in (engine, reusing, reusing):
         score = chosen.score([request])[0]
-        assert [t.id for t in score.tokens] == continuation.tolist()
-        np.testing.assert_allclose([t.logprob for t in score.tokens], expected, atol=2e-5)
-        assert score.logprob == pytest.approx(expected.sum(), abs=2e-4)
+        assert [t.id for t in score.tokens[0]] == continuation.tolist()
+        np.testing.assert_allclose([t.logprob for t in score.tokens[0]], expected, atol=2e-5)
+        assert score.logprobs[0] == pytest.approx(expected.sum(), abs=2e-4)
     assert score.usage.cached_tokens == len(prompt) - 1
 
 
@@ -311,8 +307,8 @@ def test_json_schemas_constrain(engine):
         "required": ["need", "n"],
         "additionalProperties": False,
     }
-    free = ask("b", text(9, 2))
-    requests = [ask("a", text(6, 1), json_schema=schema, max_tokens=60), free]
+    free = ask(text(9, 2))
+    requests = [ask(text(6, 1), json_schema=schema, max_tokens=60), free]
     constrained, other = engine.generate(requests)
     assert constrained.finish_reason == "stop"
     found = json.loads(constrained.text)
@@ -324,20 +320,20 @@ def test_json_schemas_constrain(engine):
 
 
 def test_a_bad_request_fails_alone(engine):
-    good = ask("good", text(5, 1))
+    good = ask(text(5, 1))
     bad = [
-        ask("long", text(300, 1)),
-        ask("none", text(5, 1), max_tokens=0),
-        ask("cold", text(5, 1), temperature=-1.0),
-        ask("stop", text(5, 1), stop=("",)),
-        ask("schema", text(5, 1), json_schema={"type": "nonsense"}),
-        Request("empty", ()),
+        ask(text(300, 1)),
+        ask(text(5, 1), max_tokens=0),
+        ask(text(5, 1), temperature=-1.0),
+        ask(text(5, 1), stop=("",)),
+        ask(text(5, 1), json_schema={"type": "nonsense"}),
+        Generate((), max_tokens=4),
     ]
     responses = engine.generate([*bad, good])
     assert [r.finish_reason for r in responses] == ["error"] * len(bad) + ["length"]
     assert "only 511 fit" in responses[0].error
     assert numbers(responses[-1]) == numbers(engine.generate([good])[0])
-    score = engine.score([ScoreRequest("a", good.messages, text(300, 2))])[0]
+    score = engine.score([Score(good.messages, (text(300, 2),))])[0]
     assert "only 512 fit" in score.error and not score.tokens
 
 
@@ -345,7 +341,7 @@ def test_truncation_drops_the_oldest_observations(folder):
     engine = make(folder, overflow="truncate", context=128)
     messages = [Message("user", "who is it?", text(60, 1)), Message("assistant", "the weaver")]
     messages.append(Message("user", "where?", text(10, 2)))
-    response = engine.generate([Request("a", tuple(messages), max_tokens=4)])[0]
+    response = engine.generate([Generate(tuple(messages), max_tokens=4)])[0]
     assert response.error is None and response.usage.truncated == 1
     assert engine.usage.truncated == 1
     kept = [dataclasses.replace(messages[0], observation="[omitted]"), *messages[1:]]

@@ -8,7 +8,7 @@ import pytest
 
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
-from cirag_jax.llm.types import Message, Request, ScoreRequest
+from cirag_jax.llm.types import Generate, Message, Score
 
 NEW_TOKENS = 16
 
@@ -34,7 +34,7 @@ def requests(shared_data):
             Message("system", "Answer the question from the facts, in a few words."),
             Message("user", f"{known}\nQuestion: {question}"),
         )
-        found.append(Request(f"q{i}", messages, max_tokens=NEW_TOKENS, logprobs=True))
+        found.append(Generate(messages, max_tokens=NEW_TOKENS, logprobs=True))
     return found
 
 
@@ -82,9 +82,9 @@ def test_scores_are_the_logprobs_of_generation(engine, requests, responses):
     for request, response in zip(requests[:12], responses[:12], strict=True):
         tokens = [t for t in response.tokens if t.id not in engine.tokenizer.eos_ids]
         if engine.tokenizer.encode(response.text).tolist() == [t.id for t in tokens]:
-            asked = ScoreRequest(request.id, request.messages, response.text)
+            asked = Score(request.messages, (response.text,))
             pairs.append((asked, [t.logprob for t in tokens]))
     assert len(pairs) >= 8
     scores = engine.score([asked for asked, _ in pairs])
-    for score, (_, logprobs) in zip(scores, pairs, strict=True):
-        np.testing.assert_allclose([t.logprob for t in score.tokens], logprobs, atol=1e-4)
+    for scored, (_, logprobs) in zip(scores, pairs, strict=True):
+        np.testing.assert_allclose([t.logprob for t in scored.tokens[0]], logprobs, atol=1e-4)
