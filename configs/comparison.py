@@ -1,7 +1,7 @@
 r"""Compares several runs of launch/answer.py on the same questions.
 
 python launch/evaluate.py --config=configs/comparison.py --workdir=C \
-    --config.runs="('student=A1', 'frozen base=A2', 'top-k=A3')"
+    --config.runs="('student=A1', 'frozen base=A2', 'top-k=A3')" --config.allow_different=true
 
 Each is a workdir, with a name in front of it or called by its folder's. The first run's lead over
 each other one is reported with its interval.
@@ -44,6 +44,8 @@ def get_config() -> Any:
     config: Any = ConfigDict()
     config.component = "answers"
     config.runs = placeholder(object)  # A workdir of launch/answer.py, or a tuple of them.
+    # Compare runs of other models, K, limits and so on, too; the table says what differs.
+    config.allow_different = False
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
     config.bootstrap_samples = 10_000
     config.seed = 0

@@ -1,5 +1,6 @@
 """Methods side by side: the answers of several runs of launch/answer.py to the same questions."""
 
+import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.llm.types import Usage
+from cirag_jax.models.io import fingerprint
 from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
@@ -28,13 +30,13 @@ class Run(NamedTuple):
     Attributes:
       name: how tables call it.
       folder: the workdir.
-      passages: hash of the passages that it searched.
+      settings: what decided its answers; of the method's own as ``method.FIELD``.
       records: of its questions, by id; all have ended.
     """
 
     name: str
     folder: str
-    passages: str
+    settings: Mapping[str, Any]
     records: Mapping[str, Record]
 
 
@@ -55,7 +57,8 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``num_questions``, ``num_annotated`` (with gold passages), ``settings``.
 
     Raises:
-      UserError: a run cannot be read, has not ended, or is of other questions or passages.
+      UserError: a run cannot be read, has not ended, is of other questions or passages, or differs
+        in another setting from the first without ``config.allow_different``.
     """
     if config.bootstrap_samples < 1:
         raise UserError("config.bootstrap_samples must be at least 1.")
@@ -63,6 +66,15 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
     runs = _runs(config.runs)
+    different = {run.name: _different(runs[0], run) for run in runs[1:]}
+    for run in runs[1:]:
+        if different[run.name] and not config.allow_different:
+            field, (first, own) = next(iter(different[run.name].items()))
+            raise UserError(
+                f"{run.folder} has {field}={json.dumps(own)} where {runs[0].folder} has "
+                f"{json.dumps(first)}, and {len(different[run.name]) - 1} other settings that "
+                "differ; --config.allow_different=true compares them and prints what differs."
+            )
     ids = list(runs[0].records)
     how_often = (config.bootstrap_samples, config.seed)
     scores = {run.name: _scores(run, ids, config.profile) for run in runs}
@@ -79,6 +91,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(ids),
         "num_annotated": int(scores[first]["recall@5"].bottom_Q.sum()),
         "settings": {"runs": {run.name: run.folder for run in runs}, "profile": config.profile},
+        "different": different,
     }
     table = table_of(result)
     (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
@@ -114,7 +127,8 @@ def _runs(specs: Any) -> list[Run]:
                 f"{run.folder} and {first.folder} have other texts or annotations of question "
                 f"{changed[0]}."
             )
-        if run.passages != first.passages:
+        hashes = {r.settings["passages"] for r in (run, first) if "passages" in r.settings}
+        if len(hashes) > 1:
             raise UserError(f"{run.folder} searched other passages than {first.folder}.")
     return runs
 
@@ -137,7 +151,23 @@ def _run(spec: str) -> Run:
             f"{folder} has not ended: {left} of {len(records)} questions are left; run its command "
             "again first."
         )
-    return Run(name or path.name, folder, str(settings.get("passages")), records)
+    own = f"{settings['method']}."
+    settings = {
+        f"method.{name.removeprefix(own)}" if name.startswith(own) else name: value
+        for name, value in settings.items()
+    }
+    return Run(name or path.name, folder, settings, records)
+
+
+def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+    """Setting -> (first's value, the other's), of settings that both have.
+
+    Two methods differ in name, code and in what only one of them has; that they do is the point.
+    """
+    free = {"code", "method"} if first.settings["method"] != other.settings["method"] else set()
+    shared = (first.settings.keys() & other.settings.keys()) - free
+    old, new = ({k: r.settings[k] for k in r.settings if k in shared} for r in (first, other))
+    return dict(fingerprint.differences(old, new))
 
 
 # ------------------------------------------------------------------------------------- the scores
@@ -208,6 +238,11 @@ def table_of(result: Mapping[str, Any]) -> str:
         "of the answers read from triples, sentences, passages and by default; tokens written a "
         "question"
     )
+    first = next(iter(result["systems"]))
+    for name, fields in result["different"].items():
+        told = (f"{field} {json.dumps(a)} / {json.dumps(b)}" for field, (a, b) in fields.items())
+        if fields:
+            caption += f"\n\nSettings of {first} / {name}: " + "; ".join(told)
     return f"{caption}\n\n{markdown([header, *rows])}"
 
 

@@ -108,12 +108,40 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
     first, second = (workdir(tmp_path, name, many(2)) for name in "ab")
     with pytest.raises(UserError, match="two runs of the name x"):
         compare(tmp_path, f"x={first}", f"x={second}")
-    read = compare.journal.read_settings
+    read = command.journal.read_settings
     monkeypatch.setattr(
-        compare.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}
+        command.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}
     )
     with pytest.raises(UserError, match="b searched other passages than"):
         compare(tmp_path, first, second)
+
+
+def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
+    both = {"reader.model": "m", "encoder.weights": {"version": "1"}, "passages": "p"}
+    own = {
+        "a": {"method": "cirag", "cirag.num_passages": 10, "cirag.max_steps": 4, **both},
+        "b": {"method": "native_rag", "native_rag.num_passages": 10, "code": "2", **both},
+        "c": {"method": "cirag", "cirag.num_passages": 5, "cirag.max_steps": 4, **both},
+        "d": {**{"method": "direct"}, "reader.model": "m"},
+    }
+    own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
+    folders = {name: workdir(tmp_path, name, many(2)) for name in own}
+    monkeypatch.setattr(command.journal, "read_settings", lambda file: own[file.parent.name])
+    # Two methods are there to be compared; what only one has is its own.
+    result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
+    assert result["different"] == {"b": {}, "d": {}}
+    assert "Settings of" not in (tmp_path / "c" / "table.md").read_text()
+    for other in ("a", "b"):
+        with pytest.raises(UserError, match=r"c has method\.num_passages=5 where .* 2 other sett"):
+            compare(tmp_path, folders[other], folders["c"])
+    result = compare(tmp_path, folders["a"], folders["c"], allow_different=True)
+    assert result["different"]["c"] == {
+        "method.num_passages": (10, 5),
+        "reader.model": ("m", "n"),
+        "encoder.weights.version": ("1", "2"),
+    }
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert 'Settings of a / c: method.num_passages 10 / 5; reader.model "m" / "n"; ' in table
 
 
 def test_bad_input(tmp_path):
