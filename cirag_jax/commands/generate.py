@@ -1,36 +1,36 @@
-"""Generation for a file of prompts: what ``launch/generate.py`` runs."""
+"""Generation for a file of prompts: what ``launch/generate.py`` runs.
+
+Every conversation is a program of one request, over the scheduler and the journal of all commands.
+"""
 
 import collections
 import contextlib
 import dataclasses
-import hashlib
-import json
-import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
-
-from tqdm import tqdm
+from typing import Any
 
 from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
-from cirag_jax.llm.types import Backend, Generate, Generated, Token, Usage
-from cirag_jax.models.io.fingerprint import check_same
-
-log = logging.getLogger(__name__)
+from cirag_jax.llm.types import Generate, Generated, Token, Usage
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.requests import Program
+from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
 
 RESPONSES = "responses.jsonl"
-JOURNAL = "journal.jsonl"
+_OLD_JOURNAL = "journal.jsonl"
+_NOT_SENT = Generated("", "error", error="not sent: the budget is exhausted")
 
 
 def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
-    """Answers every request of ``config.prompts``; goes on with what ``workdir`` holds.
+    """Answers every request of ``config.prompts``; resumes what ``workdir`` holds.
 
-    Writes ``responses.jsonl`` (in input order) and, while it runs, ``journal.jsonl``.
+    Writes ``responses.jsonl`` (in input order) and, while it runs, ``journal.sqlite``.
 
     Args:
       config: of configs/generate.py.
@@ -41,7 +41,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
     Raises:
       UserError: the prompts, the config or the model cannot be used, or ``workdir`` was started
-        with other settings.
+        with other settings or by an earlier version.
     """
     _check_config(config, workdir)
     requests = read_prompts(
@@ -49,60 +49,80 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         _defaults(config),
         check_schemas=config.backend != "openai",
     )
-    with Journal(workdir / JOURNAL, backends.fingerprint(config)) as journal:
-        pending = {
-            name: request
-            for name, request in requests.items()
-            if journal.find(name, request) is None
-        }
-        run = _Run(0.0, 0.0, 0)
-        name, exhausted = backends.model_name(config), False
+    programs = {name: _program_id(name, request) for name, request in requests.items()}
+    with Journal(workdir / journal.FILE, backends.fingerprint(config)) as book:
+        known = book.outcomes()
+        pending = {name: r for name, r in requests.items() if programs[name] not in known}
+        run = _Run(0.0, 0.0, 0, False, backends.model_name(config))
         if pending:
             if len(pending) < len(requests):
                 kept = len(requests) - len(pending)
-                say(f"going on: {kept} of {len(requests)} requests are answered already")
-            start = time.perf_counter()
-            backend = backends.open_backend(config, spent=journal.spent)
-            loading = time.perf_counter() - start
-            with contextlib.closing(backend):
-                run = _answer(backend, pending, journal)
-                run = dataclasses.replace(run, load_seconds=loading)
-                exhausted = bool(getattr(backend, "budget_exhausted", False))
-                name = getattr(getattr(backend, "config", None), "model", None) or name
-        rows = [journal.row(name) for name in requests]
-        write_lines(workdir / RESPONSES, rows)
+                say(f"resuming: {kept} of {len(requests)} requests are answered already")
+            jobs = [_job(programs[name], request) for name, request in pending.items()]
+            run = _answer(config, jobs, list(pending.values()), book)
+        errors = {record.id: record.error for record in book.records() if record.error}
+        rows = [
+            _row(name, book.replay(Key(programs[name], 0), request), errors.get(programs[name]))
+            for name, request in requests.items()
+        ]
+    write_lines(workdir / RESPONSES, rows)
     result = summary(rows, run, resumed=len(requests) - len(pending))
     if result["failures"]:
         first = next(row["error"] for row in rows if row["error"])
         say(f"{result['failures']} of {len(rows)} requests failed; the first: {first}")
-    return {**result, "budget_exhausted": exhausted, "backend": config.backend, "model": name}
+    return {
+        **result,
+        "budget_exhausted": run.exhausted,
+        "backend": config.backend,
+        "model": run.model,
+    }
+
+
+def _program_id(name: str, request: Generate) -> str:
+    """A prompt that was changed is another program."""
+    return f"{name}@{codec.digest(codec.dump(codec.encode_request(request)))}"
+
+
+def _job(program: str, request: Generate) -> Job:
+    def start() -> Program[bool]:
+        yield request
+        return True  # the response itself is recorded once, by the journal
+
+    return Job(program, {}, start)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Work of this process: seconds, and tokens generated in them."""
+    """Work of this process: seconds, tokens generated in them, and by which model."""
 
     load_seconds: float
     seconds: float
     generated_tokens: int
+    exhausted: bool
+    model: str | None
 
 
-def _answer(backend: Backend, requests: Mapping[str, Generate], journal: "Journal") -> _Run:
+def _answer(config: Any, jobs: Sequence[Job], requests: Sequence[Generate], book: Journal) -> _Run:
     """Generates, with a progress bar on stderr; every response goes into the journal."""
-    names, asked = list(requests), list(requests.values())
-    estimate = getattr(backend, "estimate", None)
-    if estimate is not None:
-        say(f"estimate: {estimate(asked)}")
-    start, before = time.perf_counter(), backend.usage.generated_tokens
-    with tqdm(total=len(asked), unit="row", file=sys.stderr, mininterval=1) as bar:
-
-        def progress(rows: int, tokens: int) -> None:
-            rate = tokens / max(time.perf_counter() - start, 1e-9)
-            bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
-            bar.update(rows - bar.n)
-
-        backend.generate(asked, progress, lambda i, response: journal.append(names[i], response))
-    return _Run(0.0, time.perf_counter() - start, backend.usage.generated_tokens - before)
+    start = time.perf_counter()
+    spent = sum(book.usage().values(), start=Usage())
+    backend: Any = backends.open_backend(config, spent=spent)
+    with contextlib.closing(backend), progress_bar(len(jobs), "row") as show:
+        loaded = time.perf_counter()
+        if hasattr(backend, "estimate"):
+            say(f"estimate: {backend.estimate(requests)}")
+        handler = GenerateHandler(backend, {}, seed=None)
+        scheduler = Scheduler({"": handler}, book, in_flight=len(jobs), on_progress=show)
+        handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
+        scheduler.run(jobs)
+        name = getattr(getattr(backend, "config", None), "model", None)
+        return _Run(
+            loaded - start,
+            time.perf_counter() - loaded,
+            scheduler.progress.generated_tokens,
+            handler.is_exhausted,
+            name or backends.model_name(config),
+        )
 
 
 def summary(rows: Sequence[Mapping[str, Any]], run: _Run, resumed: int) -> dict[str, Any]:
@@ -140,108 +160,21 @@ def _check_config(config: Any, workdir: Path) -> None:
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
     if config.prompts is None:
         raise UserError("--config.prompts=FILE.jsonl is required: the conversations to answer.")
+    if (workdir / _OLD_JOURNAL).exists():
+        raise UserError(
+            f"{workdir / _OLD_JOURNAL} is of an earlier version, which this one cannot resume; use "
+            "another --workdir."
+        )
 
 
-# ------------------------------------------------------------------------------------ the journal
+# ---------------------------------------------------------------------------------------- the rows
 
 
-class Journal:
-    """Responses as they came, so that a run that was stopped goes on; a context manager.
-
-    The first line holds the settings; every other one a row of ``responses.jsonl`` and the hash of
-    its request, so that a changed prompt is answered anew. Of several rows the last one counts.
-
-    Attributes:
-      spent: tokens and cost of all rows.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any]):
-        """Opens or begins the journal.
-
-        Raises:
-          UserError: it was begun with other settings, or cannot be read or written.
-        """
-        self._path = path
-        self._rows: dict[str, dict[str, Any]] = {}
-        self._hashes: dict[str, str] = {}
-        self.spent = Usage()
-        try:
-            end = self._read(settings) if path.exists() else 0
-            self._file: IO[bytes] = path.open("r+b" if end else "wb")
-            self._file.truncate(end)  # half a line, left by a run that was killed
-            self._file.seek(end)
-            if not end:
-                self._write({"settings": settings})
-        except OSError as error:
-            raise UserError(f"{path} cannot be used: {error.strerror or error}.") from None
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def _read(self, settings: Mapping[str, Any]) -> int:
-        """Reads whole lines; returns where they end, in bytes, or 0 to begin anew."""
-        end, old = 0, {}
-        with self._path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                if not raw.endswith(b"\n"):
-                    break
-                try:
-                    record = json.loads(raw)
-                    if number == 1:
-                        old = dict(record["settings"])
-                    else:
-                        self._keep(record["request"], record["row"])
-                except (ValueError, KeyError, TypeError):
-                    raise UserError(
-                        f"{self._path}:{number} is damaged; remove the file to begin anew."
-                    ) from None
-                end += len(raw)
-        if not self._rows:
-            return 0  # a run that failed before its first response binds nobody
-        self._check(old, settings)
-        return end
-
-    def _check(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        check_same(self._path, old, new)
-
-    def _keep(self, request: str, row: dict[str, Any]) -> None:
-        self._rows[row["id"]], self._hashes[row["id"]] = row, request
-        self.spent += Usage(**row["usage"])
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
-
-    def find(self, name: str, request: Generate) -> dict[str, Any] | None:
-        """The row that answers this very request without an error, if there is one."""
-        row, old = self._rows.get(name), self._hashes.get(name)
-        if row is not None and row["error"] is None and old == _hash(request):
-            return row
-        self._hashes[name] = _hash(request)
-        return None
-
-    def append(self, name: str, response: Generated) -> None:
-        """Adds a response to a request that `find` did not know."""
-        row = response_row(name, response)
-        digest = self._hashes[name]
-        self._write({"request": digest, "row": row})
-        self._keep(digest, row)
-
-    def row(self, name: str) -> dict[str, Any]:
-        """The row of a request that has been answered."""
-        return self._rows[name]
-
-
-def _hash(request: Generate) -> str:
-    text = json.dumps(dataclasses.asdict(request), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def response_row(name: str, response: Generated) -> dict[str, Any]:
+def _row(name: str, found: Any, error: str | None) -> dict[str, Any]:
     """The line of ``responses.jsonl``."""
+    if error is not None:
+        found = Generated("", "error", error=error)
+    response: Generated = found or _NOT_SENT
     row: dict[str, Any] = {
         "id": name,
         "text": response.text,

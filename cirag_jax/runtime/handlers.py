@@ -138,7 +138,8 @@ class GenerateHandler:
     Args:
       backend: the model.
       max_tokens: of each role, where a request names none.
-      seed: of sampled requests; each has its own stream, by its place in its program.
+      seed: of sampled requests; each has its own stream, by its place in its program. None: the
+        requests say theirs.
       cache: responses of earlier runs to the same request; None: none.
       identity: what decides the model's texts, for the cache.
 
@@ -153,7 +154,7 @@ class GenerateHandler:
         backend: llm.Backend,
         max_tokens: Mapping[str, int],
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         cache: ResponseCache | None = None,
         identity: Any = None,
     ):
@@ -223,10 +224,12 @@ class GenerateHandler:
         asked: Generate | Score = call.request
         if isinstance(asked, Score):
             return asked
+        limit = asked.max_tokens or self._max_tokens[asked.role]
+        if self._seed is None:
+            return dataclasses.replace(asked, max_tokens=limit)
         name = f"{self._seed}/{call.key.program}/{call.key.ordinal}.{call.key.part}"
         bits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
         seed = int.from_bytes(bits[:4], "little") >> 1 if asked.temperature else 0
-        limit = asked.max_tokens or self._max_tokens[asked.role]
         return dataclasses.replace(asked, max_tokens=limit, seed=asked.seed or seed)
 
 

@@ -306,10 +306,13 @@ def progress_bar(
         smoothing=0,
         miniters=0,  # tokens count as progress, too
     ) as bar:
+        start = time.monotonic()
 
         def show(progress: Progress, new_tokens: int = 0) -> None:
-            parts = [f"{progress.generated} generations"]
-            parts.append(f"{progress.generated_tokens + new_tokens:,} tokens")
+            tokens = progress.generated_tokens + new_tokens
+            rate = tokens / max(time.monotonic() - start, 1e-9)
+            parts = [f"{progress.generated} generations", f"{tokens:,} tokens"]
+            parts.append(f"{rate:.1f} tokens/s")
             if progress.replayed:
                 parts.append(f"{progress.replayed} replayed")
             if progress.failed:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 
@@ -117,10 +118,11 @@ def test_a_restart_asks_only_for_what_is_missing(server, tmp_path, capfd):
     prompts = write(tmp_path / "p.jsonl", line("a"), line("b"), line("c"))
     server.script["b"] = [400]
     generate_file(served(server, prompts), tmp_path)
-    journal = tmp_path / "journal.jsonl"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole[:-20])  # killed while it wrote the last row
-    lost = json.loads(whole.splitlines()[-1])["row"]["id"]
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:  # killed before it wrote the last one
+        lost = "c"
+        for table, column in (("responses", "program"), ("programs", "id")):
+            db.execute(f"DELETE FROM {table} WHERE {column} LIKE 'c@%'")
+    db.close()
     server.bodies.clear()
     write(tmp_path / "p.jsonl", line("c"), line("new"), line("b"), line("a", "changed"))
     result = generate_file(served(server, prompts, max_retries=3, timeout=900.0), tmp_path)
@@ -147,8 +149,11 @@ def test_other_settings_need_another_workdir(server, tmp_path):
     assert (tmp_path / "responses.jsonl").read_bytes() == before
     generate_file(served(server, prompts, max_tokens=9), tmp_path)  # another request: asked anew
     assert len(server.bodies) == 2
+    (tmp_path / "journal.sqlite").write_text("{}\n" * 9)
+    with pytest.raises(UserError, match="journal.sqlite cannot be used: file is not a database"):
+        generate_file(served(server, prompts), tmp_path)
     (tmp_path / "journal.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="journal.jsonl:1 is damaged"):
+    with pytest.raises(UserError, match="journal.jsonl is of an earlier version"):
         generate_file(served(server, prompts), tmp_path)
 
 
