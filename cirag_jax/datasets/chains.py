@@ -10,12 +10,13 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from absl import logging
 
-from cirag_jax.datasets import sentences
+from cirag_jax.datasets import annotations, sentences
+from cirag_jax.datasets.annotations import Hop
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
@@ -123,18 +124,21 @@ def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKin
 def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | None:
     """The silver chain of one question, or None where the annotations do not reach."""
     comparison = question.type == "comparison"
-    facts = _annotated_facts(dataset, question)
-    steps: dict[Unit, int] = {}  # A unit may state several facts (one sentence, two triples).
-    step_of_fact: list[int | None] = []
+    hops = annotations.hops_of(question, dataset.corpus)
+    answers = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
+    steps: dict[Unit, int] = {}  # A unit may state several hops (one sentence, two triples).
+    last_step: list[int | None] = []  # Of each hop.
     parents: dict[int, set[int]] = collections.defaultdict(set)
-    for fact in facts:
-        unit = _unit_of_fact(dataset, question, fact, kind)
-        step = None if unit is None else steps.setdefault(unit, len(steps))
-        step_of_fact.append(step)
-        if step is not None and not comparison:
-            needed = {step_of_fact[i] for i in fact.parents}
-            # A unit that is already in the chain needs nothing that comes after it.
-            parents[step] |= {p for p in needed if p is not None and p < step}
+    for index, hop in enumerate(hops):
+        needed = {last_step[parent] for parent in hop.parents}
+        step = None
+        for unit in _units_of_hop(dataset, hop, _fact_of(hop, index, answers), kind):
+            step = steps.setdefault(unit, len(steps))
+            if not comparison:
+                # A unit that is already in the chain needs nothing that comes after it.
+                parents[step] |= {p for p in needed if p is not None and p < step}
+            needed = {step}
+        last_step.append(step)
     if not steps:
         return None
     return Chain(
@@ -146,96 +150,32 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fact:
-    """One annotated step, before it is placed on a unit.
-
-    ``about`` is what the unit should be about (head entity, sub-question), ``answer`` what it
-    should state; ``places`` the (passage, sentence) pairs it may stand in, sentence None
-    meaning any.
-    """
+class _Fact(NamedTuple):
+    """What a unit should be about (a head entity, a sub-question), and what it should state."""
 
     about: str
     answer: str
-    places: tuple[tuple[str, int | None], ...]
-    parents: tuple[int, ...]
-    triple: Triple | None = None
 
 
-def _annotated_facts(dataset: Dataset, question: Question) -> list[_Fact]:
-    if question.evidences and question.supporting:
-        return _facts_of_evidences(question)
-    if question.decomposition:
-        return _facts_of_decomposition(question)
-    if question.supporting_sentences:
-        return _facts_of_supporting_sentences(dataset, question)
-    return _facts_of_supporting_passages(question)
+def _fact_of(hop: Hop, index: int, answers: Mapping[int, str]) -> _Fact:
+    if hop.triple is not None:
+        return _Fact(hop.triple[0], hop.triple[2])
+    about = hop.keywords if hop.is_entity else hop.about
+    return _Fact(annotations.fill(about, answers), answers.get(index, ""))
 
 
-def _facts_of_evidences(question: Question) -> list[_Fact]:
-    """2WikiMultihopQA: gold triples; a triple needs the one whose tail is its head."""
-    places = question.supporting_sentences or tuple((p, None) for p in question.supporting or ())
-    evidences = question.evidences or ()
-    facts = []
-    for index, (head, relation, tail) in enumerate(evidences):
-        parents = tuple(i for i in range(index) if _same_name(evidences[i][2], head))
-        triple = Triple(head, relation, tail)
-        facts.append(_Fact(head, tail, tuple(places), parents, triple))
-    return facts
+def _units_of_hop(dataset: Dataset, hop: Hop, fact: _Fact, kind: UnitKind) -> list[Unit]:
+    """The units that state a hop: one at the best of its places, or one at each sentence."""
+    places = hop.places
+    if places and (hop.triple is not None or places[0][1] is None):
+        places = (max(places, key=functools.partial(_place_score, dataset, fact)),)
+    units = (_unit_at(dataset, hop, fact, *place, kind) for place in places)
+    return [unit for unit in units if unit is not None]
 
 
-def _facts_of_decomposition(question: Question) -> list[_Fact]:
-    """MuSiQue: ``#k`` in a sub-question stands for the k-th answer and makes that step a parent."""
-    steps = question.decomposition or ()
-    facts = []
-    for index, step in enumerate(steps):
-        refs = [int(r) - 1 for r in re.findall(r"#(\d+)", step.question) if 0 < int(r) <= index]
-        asked = re.sub(
-            r"#(\d+)",
-            lambda m: steps[int(m[1]) - 1].answer if 0 < int(m[1]) <= len(steps) else m[0],
-            step.question,
-        )
-        places = ((step.supporting, None),) if step.supporting else ()
-        facts.append(_Fact(asked, step.answer, places, tuple(refs)))
-    return facts
-
-
-def _facts_of_supporting_sentences(dataset: Dataset, question: Question) -> list[_Fact]:
-    """HotpotQA: supporting sentences in reading order, the answer's passage last.
-
-    The annotation lists passages in no order; a bridge question is read from the passage that leads
-    on to the one that holds the answer.
-    """
-    by_passage: dict[str, list[int]] = {}
-    for passage_id, sentence in question.supporting_sentences or ():
-        by_passage.setdefault(passage_id, []).append(sentence)
-
-    def holds_answer(passage_id: str) -> bool:
-        text = passage_text(dataset.corpus[passage_id]).lower()
-        return any(answer.lower() in text for answer in question.answers)
-
-    facts = []
-    for passage_id in sorted(by_passage, key=holds_answer):
-        for sentence in sorted(by_passage[passage_id]):
-            parents = (len(facts) - 1,) if facts else ()
-            facts.append(_Fact(question.question, "", ((passage_id, sentence),), parents))
-    return facts
-
-
-def _facts_of_supporting_passages(question: Question) -> list[_Fact]:
-    """Only gold passages are known: one step each, in the given order."""
-    answer = question.answers[0] if question.answers else ""
-    return [
-        _Fact(question.question, answer, ((pid, None),), (index - 1,) if index else ())
-        for index, pid in enumerate(question.supporting or ())
-    ]
-
-
-def _unit_of_fact(dataset: Dataset, question: Question, fact: _Fact, kind: UnitKind) -> Unit | None:
-    """The unit that states the fact best, among the places that the annotation allows."""
-    if not fact.places:
-        return None
-    passage_id, sentence = max(fact.places, key=functools.partial(_place_score, dataset, fact))
+def _unit_at(
+    dataset: Dataset, hop: Hop, fact: _Fact, passage_id: str, sentence: int | None, kind: UnitKind
+) -> Unit | None:
     passage = dataset.corpus[passage_id]
     if kind == "passage":
         return Unit(passage_text(passage), passage_id)
@@ -246,31 +186,34 @@ def _unit_of_fact(dataset: Dataset, question: Question, fact: _Fact, kind: UnitK
         if sentence is None:
             sentence = max(range(len(texts)), key=lambda i: _states(fact, texts[i]))
         return Unit(f"{passage.title}: {texts[sentence]}", passage_id)
-    best = _triple_of_fact(dataset, fact, passage_id, sentence)
+    best = _triple_at(dataset, hop, fact, passage_id, sentence)
     return None if best is None else Unit(triple_text(best), passage_id)
 
 
-def _triple_of_fact(
-    dataset: Dataset, fact: _Fact, passage_id: str, sentence: int | None
+def _triple_at(
+    dataset: Dataset, hop: Hop, fact: _Fact, passage_id: str, sentence: int | None
 ) -> Triple | None:
     """The extracted triple that states the fact, else the annotated one, else None."""
     triples = dataset.triples.get(passage_id, ())
-    if triples:
-        best = max(triples, key=lambda t: _states(fact, triple_text(t)))
-        if _states(fact, triple_text(best)) >= 1.0:  # It names the answer, or all that is asked.
-            return best
-    if fact.triple is not None:
-        return fact.triple
-    # A supporting sentence (HotpotQA) names no fact: take its triple nearest to the question.
-    inside = [t for t in triples if sentence is not None and t.sentence == sentence]
-    return max(inside, key=lambda t: _states(fact, triple_text(t)), default=None)
+    if hop.triple is None and sentence is not None:
+        # A supporting sentence (HotpotQA) names no fact: take its triple nearest to the question.
+        triples = [t for t in triples if t.sentence == sentence]
+    best = max(triples, key=lambda t: _states(fact, triple_text(t)), default=None)
+    if best is not None and (
+        _states(fact, triple_text(best)) >= 1.0  # It names the answer, or all that is asked.
+        or (hop.triple is None and sentence is not None)
+    ):
+        return best
+    return None if hop.triple is None else Triple(*hop.triple)
 
 
 def _place_score(dataset: Dataset, fact: _Fact, place: tuple[str, int | None]) -> float:
     passage = dataset.corpus[place[0]]
     texts = sentences.sentences_of(passage)
     text = passage.text if place[1] is None else texts[place[1]]
-    return 2.0 * _overlap(fact.about, passage.title) + _states(fact, f"{passage.title} {text}")
+    about, title = _words(fact.about), _words(passage.title)
+    is_about = 2 * len(about & title) / (len(about) + len(title) or 1)
+    return 2.0 * is_about + _states(fact, f"{passage.title} {text}")
 
 
 def _states(fact: _Fact, text: str) -> float:
@@ -282,17 +225,7 @@ def _states(fact: _Fact, text: str) -> float:
     return float(named) + (len(about & words) / len(about) if about else 0.0)
 
 
-def _overlap(a: str, b: str) -> float:
-    """F1 of the two word sets."""
-    words_a, words_b = _words(a), _words(b)
-    total = len(words_a) + len(words_b)
-    return 2 * len(words_a & words_b) / total if total else 0.0
-
-
-def _same_name(a: str, b: str) -> bool:
-    return _overlap(a, b) > 0.6
-
-
 @functools.lru_cache(maxsize=65536)
 def _words(text: str) -> frozenset[str]:
+    """All words: a film may be called "On"."""
     return frozenset(re.findall(r"\w+", text.lower()))

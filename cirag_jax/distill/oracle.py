@@ -9,7 +9,8 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
-from cirag_jax.distill.annotation import Hop, Support, fill, hops_of, reachable, supports_of
+from cirag_jax.datasets.annotations import Hop, fill, hops_of
+from cirag_jax.distill.supports import Support, reachable, supports_of
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.triples.normalization import Normalization, normalise
 from cirag_jax.types import Passage, Question, Step, Triple

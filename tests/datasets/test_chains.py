@@ -69,6 +69,7 @@ def test_2wiki_annotation_stands_in_for_a_triple_that_was_not_extracted():
 def test_bridge_comparison_steps_need_only_their_own_bridge():
     question = dataclasses.replace(
         TWO_WIKI, type="bridge_comparison",
+        question="Whose director was born in Olden, Grey Harbour's or Blue Harbour's?",
         supporting=("film", "other", "person", "jon"), supporting_sentences=None,
         evidences=(
             ("Grey Harbour", "director", "Ana Prit"), ("Blue Harbour", "director", "Jon Vey"),

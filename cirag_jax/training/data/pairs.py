@@ -7,20 +7,19 @@ question's own pool and from all passages (or triples) that a bi-encoder finds n
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from cirag_jax.datasets import annotations, load
 from cirag_jax.datasets import chains as chains_lib
-from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.pairs import PairTokens, pad_pairs
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.handlers import tuple_text
-from cirag_jax.types import Config, Dataset, Question, Triple
+from cirag_jax.types import Config, Dataset, Question, SubQuestion, Triple
 
 Kind = Literal["passage", "triple"]
 
@@ -183,18 +182,11 @@ def _negatives(
     return tuple(texts)
 
 
-def _sub_questions(question: Question) -> list[tuple[str, Any]]:
+def _sub_questions(question: Question) -> list[tuple[str, SubQuestion]]:
     """Sub-questions with ``#k`` replaced by the k-th answer, and their steps."""
     steps = question.decomposition or ()
-
-    def fill(text: str) -> str:
-        return re.sub(
-            r"#(\d+)",
-            lambda m: steps[int(m[1]) - 1].answer if 0 < int(m[1]) <= len(steps) else m[0],
-            text,
-        )
-
-    return [(fill(step.question), step) for step in steps]
+    answers = {index: step.answer for index, step in enumerate(steps)}
+    return [(annotations.fill(step.question, answers), step) for step in steps]
 
 
 # ------------------------------------------------------------------------------------------ mining

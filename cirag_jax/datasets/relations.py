@@ -1,13 +1,13 @@
 """Annotated relations as sub-questions, and as noun phrases for a rationale.
 
 Benchmarks name relations as Wikidata does ("place of birth"), the built-in dataset as sentences do
-("directed by"). A relation that is not listed is worded by its form.
+("directed by"). A relation that is not listed gets a template by its form.
 """
 
 import re
 from collections.abc import Mapping
 
-# Wordings of relations: how one asks for the tail, and what the tail then is. ``{}``: the head.
+# Templates of relations: how one asks for the tail, and what the tail then is. ``{}``: the head.
 _GROUPS: tuple[tuple[str, str, str], ...] = (
     ("director, directed by", "Who directed {}?", "the director of {}"),
     ("performer", "Who performed {}?", "the performer of {}"),
@@ -151,7 +151,7 @@ _GROUPS: tuple[tuple[str, str, str], ...] = (
 )
 # A list of names is one text above; only this name has a comma of its own.
 _COMMA = "languages spoken, written or signed"
-_WORDINGS: Mapping[str, tuple[str, str]] = {
+_TEMPLATES: Mapping[str, tuple[str, str]] = {
     relation: (asks, noun)
     for relations, asks, noun in _GROUPS
     for relation in ([relations] if relations == _COMMA else relations.split(", "))
@@ -167,8 +167,8 @@ _ENDS_IN_PREPOSITION = re.compile(r"\b(as|at|by|for|from|in|into|of|on|to|with)$
 def sub_question(relation: str, head: str) -> str:
     """Asks for the tail of ``<head; relation; ?>``."""
     relation = " ".join(relation.split())
-    if relation in _WORDINGS:
-        return _WORDINGS[relation][0].format(head)
+    if relation in _TEMPLATES:
+        return _TEMPLATES[relation][0].format(head)
     if relation in _PERSONS:
         return f"Who is the {relation} of {head}?"
     if _VERB.match(relation):
@@ -181,8 +181,8 @@ def sub_question(relation: str, head: str) -> str:
 def noun_phrase(relation: str, head: str) -> str:
     """What the tail of ``<head; relation; ?>`` is; empty where the relation makes no good name."""
     relation = " ".join(relation.split())
-    if relation in _WORDINGS:
-        return _WORDINGS[relation][1].format(head)
+    if relation in _TEMPLATES:
+        return _TEMPLATES[relation][1].format(head)
     if _VERB.match(relation) or _ENDS_IN_PREPOSITION.search(relation):
         return ""
     return f"the {relation} of {head}"

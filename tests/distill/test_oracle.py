@@ -6,8 +6,6 @@ import random
 import pytest
 
 from cirag_jax.datasets import demo
-from cirag_jax.distill import templates
-from cirag_jax.distill.annotation import hops_of, words
 from cirag_jax.distill.oracle import Round, decide, gold_of
 from cirag_jax.distill.teachers import AnnotationTeacher, read_conversation
 from cirag_jax.prompts import cirag as prompts
@@ -42,69 +40,6 @@ QUESTION = Question(
 
 def two_wiki(question, evidences, type=None):
     return Question("w", question, ("x",), type=type, supporting=("song",), evidences=evidences)
-
-
-# ------------------------------------------------------------------------------------------- hops
-
-
-def test_a_head_that_is_an_earlier_tail_stands_for_its_answer():
-    question = two_wiki(
-        "Who is the mother of the director of Sleepless?",
-        (("Sleepless", "director", "Ann Lee"), ("Ann Lee", "mother", "May Lee")),
-    )
-    first, second = hops_of(question, {})
-    assert (first.asks, first.noun) == ("Who directed Sleepless?", "the director of Sleepless")
-    assert (second.asks, second.parents) == ("Who is the mother of #1?", (0,))
-    assert first.parents == () and second.answers == ("May Lee",)
-
-
-def test_heads_of_a_comparison_are_independent_and_each_goes_on_by_itself():
-    question = two_wiki(
-        "Which film has the director who died later, Red Sand or Blue Sand?",
-        (
-            ("Red Sand", "director", "André de Toth"), ("Blue Sand", "director", "Robert Stemm"),
-            ("Andre DeToth", "date of death", "1975"), ("Robert Stemm", "date of death", "1987"),
-        ),
-    )  # fmt: skip
-    hops = hops_of(question, {})
-    assert [hop.parents for hop in hops] == [(), (), (0,), (1,)]
-    # Another spelling of the name goes on from the answer that nothing else took up.
-    assert [hop.asks for hop in hops[2:]] == ["When did #1 die?", "When did #2 die?"]
-
-
-def test_a_decomposition_is_asked_in_its_own_words():
-    performer, born, lies = hops_of(QUESTION, CORPUS)
-    assert performer.asks == "Who performed Night Tide?"
-    assert (born.asks, born.noun, born.parents) == ("Where was #1 born?", "", (0,))
-    assert lies.parents == (1,) and lies.answers == ("Sogn", "the Sogn region")
-    assert born.keywords == "#1 born"
-
-
-def test_supporting_sentences_lead_from_the_named_passage_to_the_hidden_one():
-    corpus = {
-        "a": Passage("a", "Night Tide", "", ("Night Tide is by Ola Brandt.", "It is long.")),
-        "b": Passage("b", "Ola Brandt", "", ("Ola Brandt is from Vik.",)),
-    }
-    question = Question(
-        "h", "Where is the singer of Night Tide from?", ("Vik",), supporting=("b", "a"),
-        supporting_sentences=(("b", 0), ("a", 0)),
-    )  # fmt: skip
-    first, second = hops_of(question, corpus)
-    assert (first.answers, first.places) == (("Ola Brandt",), frozenset({("a", 0)}))
-    assert (second.parents, second.answers) == ((0,), ("Vik",))
-    assert second.asks == f"What about #1: {question.question}"
-    # Without sentences the passages alone are the hops; without annotations there are none.
-    bare = dataclasses.replace(question, supporting_sentences=None)
-    assert [hop.places for hop in hops_of(bare, corpus)] == [{("a", None)}, {("b", None)}]
-    assert hops_of(dataclasses.replace(bare, supporting=None), corpus) == ()
-
-
-def test_any_relation_becomes_a_question():
-    for relation in ("director", "circulates in", "is on", "atomic number", "directed by"):
-        asks = templates.sub_question(relation, "Vik {0} #1")
-        assert "Vik {0} #1" in asks and asks.endswith("?")
-    assert templates.noun_phrase("stays on", "Vik") == ""
-    assert templates.sub_question("directed by", "x") == templates.sub_question("director", "x")
 
 
 # -------------------------------------------------------------------------------------- decisions
@@ -286,8 +221,3 @@ def test_the_conversation_is_read_back(few_shot):
     # Names come in the words of the passages, although the prompt shows their normal form.
     text = AnnotationTeacher({}, 1).respond(gold(), messages)
     assert "Vik" in text and "Sogn" in text and prompts.NO_QUESTION in text
-
-
-def test_words_are_compared_without_accents_and_stop_words():
-    assert words("The Façade of Łódź, 1920") == {"facade", "łodz", "1920"}
-    assert words("The Who") == {"the", "who"}

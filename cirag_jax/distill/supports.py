@@ -1,0 +1,140 @@
+"""Which facts support a question's hops: pure functions.
+
+A hop is solved by a candidate triple that states its answer; until then its answer is used nowhere,
+so that a trajectory holds nothing that a student could not have read.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from cirag_jax.datasets.annotations import Hop, fill, overlap, words
+from cirag_jax.types import Triple
+
+_KEPT_PER_HOP = 2  # core triples that state the same answer: a paraphrase may help, a third not
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Support:
+    """A candidate that solves a hop, and the hop's answer as far as the candidate states it.
+
+    ``strength`` compares candidates: how exactly it states the answer, whether as its tail, and how
+    many words it shares with what was asked.
+    """
+
+    hop: int
+    triple: Triple
+    value: str
+    strength: tuple[int, bool, int]
+
+
+def supports_of(
+    hops: Sequence[Hop],
+    known: Mapping[int, str],
+    facts: Sequence[Sequence[Triple]],
+    titles: Mapping[str, str],
+) -> list[Support]:
+    """Which facts solve hops that can be reached, to the fix point, parallel hops included.
+
+    Args:
+      hops: of the question.
+      known: hop -> its answer, for those solved before.
+      facts: candidates, each with every statement of it (one triple, several sources).
+      titles: passage id -> title, of gold passages.
+
+    Returns:
+      For every hop that is solved now, at most two supports, the best first.
+    """
+    known, found = dict(known), []
+    while True:
+        new = []
+        for index in reachable(hops, known):
+            ranked = [
+                s for place in facts if (s := _support(index, hops[index], known, place, titles))
+            ]
+            ranked.sort(key=lambda s: s.strength, reverse=True)  # ties: the ranker's order
+            new += [s for s in ranked if s.strength == ranked[0].strength][:_KEPT_PER_HOP]
+        if not new:
+            return found
+        found += new
+        for support in reversed(new):  # the best one's wording stands
+            known[support.hop] = support.value
+
+
+def reachable(hops: Sequence[Hop], known: Mapping[int, str]) -> list[int]:
+    """Hops that are not solved but whose parents are."""
+    return [
+        index
+        for index, hop in enumerate(hops)
+        if index not in known and all(parent in known for parent in hop.parents)
+    ]
+
+
+def _support(
+    index: int,
+    hop: Hop,
+    known: Mapping[int, str],
+    statements: Sequence[Triple],
+    titles: Mapping[str, str],
+) -> Support | None:
+    """Whether a candidate, of which ``statements`` are the sources, supports a hop.
+
+    A fact has to speak of what is asked itself: that its passage does would leave a rationale
+    without ground. The passage's title makes up for part of an entity's name.
+    """
+    about, wanted = words(fill(hop.about, known)), words(fill(hop.keywords or hop.about, known))
+    for triple in statements:
+        is_gold = hop.triple is not None and _same(triple, hop.triple)
+        if not is_gold and not _stands_there(triple, hop):
+            continue
+        stated = _stated(hop.answers, triple)
+        if stated is None:
+            continue
+        value, exactness = stated
+        rest = words(f"{triple.head} {triple.relation} {triple.tail}") - words(value)
+        near = len(_stems(wanted | about) & _stems(rest))
+        is_head = words(value) <= words(triple.head)  # then the fact may be about the answer
+        if hop.is_entity and not is_gold:
+            title = frozenset() if is_head else words(titles.get(triple.passage_id or "", ""))
+            if 2 * len(about & (rest | title)) < len(about):
+                continue
+        if near:
+            return Support(index, triple, value, (exactness, not is_head, near))
+    return None
+
+
+def _stands_there(triple: Triple, hop: Hop) -> bool:
+    """Whether it stands where the hop's fact may; annotated triples may stand in any sentence."""
+    if hop.triple is not None:
+        return any(triple.passage_id == passage_id for passage_id, _ in hop.places)
+    return (triple.passage_id, None) in hop.places or (
+        triple.passage_id,
+        triple.sentence,
+    ) in hop.places
+
+
+def _stated(answers: Sequence[str], triple: Triple) -> tuple[str, int] | None:
+    """The answer that a triple states, in its words, and how exactly (2: as a part of its own)."""
+    if not answers:
+        return "", 0
+    text = words(f"{triple.head} {triple.relation} {triple.tail}")
+    best: tuple[str, int] | None = None
+    for answer in answers:
+        wanted = words(answer)
+        for part in (triple.tail, triple.head):
+            if words(part) == wanted:
+                return part, 2
+            numbers = {w for w in wanted if any(map(str.isdigit, w))}
+            if overlap(part, answer) >= 0.6 and numbers <= words(part) and best is None:
+                best = (part, 0)
+        if wanted and wanted <= text:
+            return answer, 1
+    return best
+
+
+def _same(triple: Triple, gold: tuple[str, str, str]) -> bool:
+    parts = (triple.head, triple.relation, triple.tail)
+    return all(words(a) == words(b) for a, b in zip(parts, gold, strict=True))
+
+
+def _stems(found: frozenset[str]) -> frozenset[str]:
+    return frozenset(word[:6] for word in found)  # performed, performer
