@@ -424,7 +424,7 @@ def test_a_lock_dies_with_its_process(run, script, tmp_path):
     command = [sys.executable, str(script), f"--workdir={tmp_path / 'work'}"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:
-        assert process.stderr.read(2) == b"in"
+        assert process.stderr and process.stderr.read(2) == b"in"
         assert refused(run(), f"in use by command.py (process {process.pid})")
         process.kill()
         process.wait()

@@ -170,7 +170,7 @@ def run(
 def _refuse_budgets(config: Config) -> None:
     for name, block in config.items():
         budget = block.get("budget") if isinstance(block, ConfigDict) else None
-        if budget and (budget.cost is not None or budget.tokens is not None):
+        if isinstance(budget, ConfigDict) and any(v is not None for v in budget.values()):
             raise UserError(f"config.{name}.budget holds in one process, not over several.")
 
 

@@ -51,7 +51,7 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(_ROOT)
     folders, two = tiny_folders(tmp_path), tmp_path / "two"
     code, wanted, err = alone("answer", arguments(folders, tmp_path / "one"), capsys)
-    assert code == 0, err
+    assert code == 0 and wanted, err
     codes, said = together("launch/answer.py", *arguments(folders, two))
     assert codes == [0, 0] and said[1][0] == "", said
     shares = [journalled(two, f"journal.{number}-of-2.sqlite") for number in (1, 2)]
