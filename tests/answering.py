@@ -79,9 +79,6 @@ def execute(folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
         "PYTHONPATH": str(_ROOT),
         "JAX_NUM_CPU_DEVICES": "1",
         "CIRAG_JAX_CACHE": "0",
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     done = subprocess.run(
         [sys.executable, "-m", "tests.answer_driver", str(folder / "plan.json")],
