@@ -41,6 +41,10 @@ class Triple:
     sentence: int | None = None
 
 
+# What a ranker compares with a query.
+Text = str | Passage | Triple
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SubQuestion:
     """One step of a MuSiQue decomposition; ``#1`` in ``question`` stands for the first answer."""

@@ -25,6 +25,17 @@ def encoder() -> Any:
     return config
 
 
+def ranker() -> Any:
+    """What scores texts against a query."""
+    config: Any = ConfigDict()
+    config.kind = "bi_encoder"  # bi_encoder | aligner | cross_encoder | bm25
+    # bi_encoder: null is config.encoder, else an encoder as config.encoder.model names one;
+    # aligner, cross_encoder: a training workdir, a folder or a hub id.
+    config.model = placeholder(str)
+    config.normalization = "ascii"  # Of the triples' text: ascii | unicode.
+    return config
+
+
 def retriever() -> Any:
     """Which index finds passages."""
     config: Any = ConfigDict()

@@ -28,7 +28,7 @@ def arguments(folders, workdir, *more, method="cirag") -> list[str]:
     roles = ("integrator", "reader") if method == "cirag" else ("reader",)
     values = {
         "data.dir": folders["data"], "data.split": "train", "encoder.model": folders["encoder"],
-        "in_flight": 5, f"{method}.num_passages": 3, f"{method}.answer_tokens": 6,
+        "in_flight": 5, f"{method}.num_passages": 3, "reader.max_tokens": 6,
     }  # fmt: skip
     if method == "cirag":
         values |= {

@@ -55,11 +55,12 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
     dataset, questions, corpus = _task(config)
     jobs = [task.job(q, lambda q=q: method.program(q.question, settings)) for q in questions]
-    bound = task.settings(config, method, dataset, corpus)
+    needs = settings.needs
+    bound = task.settings(config, method.program.__module__, needs, dataset, corpus)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
-        return opening.open_handlers(config, method, dataset, corpus, book, stack, rows=at_once)
+        return opening.open_handlers(config, needs, dataset, corpus, book, stack, rows=at_once)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
     if run is None:

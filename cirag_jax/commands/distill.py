@@ -20,9 +20,9 @@ from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
 from cirag_jax.methods.extraction import ONLINE
-from cirag_jax.methods.registry import Method, find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset, Question, Trajectory
 
@@ -64,16 +64,16 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "from: evidences, decomposition, supporting_sentences or supporting."
         )
     held_out = _warn_of_held_out(questions)
-    method, config = _prepared(config)
+    needs, config = _prepared(config, settings)
     jobs = [
         task.job(q, lambda q=q: _program(q, teacher_of[q.id], config.answer, settings))
         for q in questions
     ]
-    bound = _settings(config, method, dataset, corpus)
+    bound = _settings(config, needs, dataset, corpus)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
-        handlers = opening.open_handlers(config, method, dataset, corpus, book, stack, rows=at_once)
+        handlers = opening.open_handlers(config, needs, dataset, corpus, book, stack, rows=at_once)
         return _with_teachers(config, handlers, golds, teacher_of)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
@@ -151,20 +151,20 @@ def _check(config: Config) -> CiragConfig:
     return settings
 
 
-def _prepared(config: Config) -> tuple[Method, Config]:
-    """CIRAG with the roles that are asked, and the config in which the teacher is integrator."""
+def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
+    """CIRAG's needs with the roles that are asked; the config in which the teacher integrates."""
     roles = () if config.teacher.kind == "annotations" else ("integrator",)
     if roles and config.answer:
         roles = (*roles, "reader")
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.integrator = config.teacher.llm
-    return dataclasses.replace(find_method("cirag"), roles=roles), config
+    return dataclasses.replace(settings.needs, roles=roles), config
 
 
-def _settings(config: Config, method: Method, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+def _settings(config: Config, needs: Needs, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
     """What decides the trajectories of a run, named as the user's config names it."""
-    found = task.settings(config, method, dataset, corpus)
+    found = task.settings(config, cirag.__module__, needs, dataset, corpus)
     own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "retries", "share")}
     own["answer"] = config.answer
     return own | {

@@ -15,9 +15,9 @@ from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.extraction import ONLINE
-from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
-from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
+from cirag_jax.retrieval.rankers import check_ranker, open_ranker
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
@@ -28,14 +28,23 @@ from cirag_jax.runtime.handlers import (
     TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
+from cirag_jax.runtime.requests import Extract, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset
 
 
-def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:
+def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
     """The language models a run needs: the method's, and the extractor where it works online."""
-    return (*roles, "extractor") if config.get("triples") == ONLINE else tuple(roles)
+    online = needs.triples and config.triples == ONLINE
+    return (*needs.roles, "extractor") if online else needs.roles
+
+
+def needs_encoder(config: Config, needs: Needs) -> bool:
+    """Whether something embeds with ``config.encoder``."""
+    rankers = (config.rankers[name] for name in needs.rankers)
+    return (needs.corpus and config.retriever.kind != "bm25") or any(
+        block.kind == "bi_encoder" and not block.model for block in rankers
+    )
 
 
 def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def _hash_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
 
 def open_handlers(
     config: Config,
-    method: Any,
+    needs: Needs,
     dataset: Dataset,
     corpus: Corpus,
     book: Journal,
@@ -87,7 +96,7 @@ def open_handlers(
 
     Args:
       config: of configs/methods.
-      method: with ``roles``, ``uses_triples`` and ``config``.
+      needs: of the method with its settings.
       dataset: with the triples of its passages.
       corpus: the passages to search.
       book: the run's journal: what it has used counts against the budgets, and what is extracted
@@ -99,18 +108,18 @@ def open_handlers(
       UserError: something cannot be opened, or does not fit the rest.
     """
     handlers: dict[type | str, Handler] = {}
-    encoder = None
-    roles = roles_of(config, method.roles)
+    roles = roles_of(config, needs)
     check_adapters(config, roles)
-    say(f"{len(corpus.passages):,} passages")
+    if needs.corpus:
+        say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
-    if config.retriever.kind != "bm25" or method.uses_triples:
-        encoder = open_encoder_for(config.encoder)
-    if method.uses_triples:
-        if config.triples != ONLINE:
-            handlers[Extract] = _open_triples(config, dataset, corpus)
-        normalization = config[config.method].normalization
-        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), normalization)
+    for name in needs.rankers:
+        check_ranker(config.rankers[name], name)
+    encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
+    if needs.triples and config.triples != ONLINE:
+        handlers[Extract] = _open_triples(config, dataset, corpus)
+    for name in needs.rankers:
+        handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
     extractions, spent = None, book.usage()
     if "extractor" in roles:
         extractions = _open_extractions(config, book.path, stack)
@@ -118,8 +127,9 @@ def open_handlers(
     handlers |= _open_models(config, roles, stack, rows, spent)
     if extractions is not None:
         handlers[Extract] = _open_online(config, handlers["extractor"], extractions)
-    index = open_retriever(config.retriever, corpus.passages, encoder)
-    handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    if needs.corpus:
+        index = open_retriever(config.retriever, corpus.passages, encoder)
+        handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
 
 
@@ -235,24 +245,3 @@ def _open_store(folder: str, corpus: Corpus) -> TripleSource:
     store = TripleStore.open(folder)
     store.check_corpus(corpus.passages)
     return store.triples
-
-
-def _open_reranker(config: Config, encoder: Encoder | None) -> Reranker:
-    kind, model = config.reranker.kind, config.reranker.model
-    if kind == "cross_encoder":
-        from cirag_jax.retrieval.rerank import CrossEncoderReranker
-
-        if not model:
-            raise UserError("config.reranker.kind=cross_encoder needs config.reranker.model.")
-        return CrossEncoderReranker.open(model)
-    if kind != "bi_encoder":
-        raise UserError(
-            f"config.reranker.kind={kind!r} is unknown; there are bi_encoder and cross_encoder."
-        )
-    if model:
-        block = config.encoder.copy_and_resolve_references()
-        block.model = model
-        encoder = open_encoder_for(block)
-    if encoder is None:
-        raise UserError("config.reranker.kind=bi_encoder needs an encoder.")
-    return BiEncoderReranker(encoder)

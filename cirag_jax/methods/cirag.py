@@ -17,9 +17,10 @@ from cirag_jax.runtime.requests import (
     Extracted,
     Generate,
     Generated,
+    Needs,
     Program,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     Retrieve,
     Retrieved,
 )
@@ -97,6 +98,17 @@ class CiragConfig:
         if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
             raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
 
+    @property
+    def needs(self) -> Needs:
+        """Without rounds there are no triples, so nothing to rank or to integrate."""
+        rounds = self.max_steps > 0
+        asks = rounds and self.integrator == "model"
+        return Needs(
+            roles=("integrator", "reader") if asks else ("reader",),
+            rankers=("triples",) if rounds and self.use_reranker else (),
+            triples=rounds,
+        )
+
 
 def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
     """Answers x: integrates facts round by round, then reads them at rising granularity."""
@@ -130,11 +142,11 @@ def collect(
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         evidence.see(found.passages)
-        candidates: RankedTriples = yield from construct(
+        candidates: Ranked[Triple] = yield from construct(
             query, found.passages, config, parse_errors
         )
         decision, text = yield from integrate(
-            question, steps, candidates.triples, config, parse_errors
+            question, steps, candidates.texts, config, parse_errors
         )
         steps.append(_step(query, found, candidates, decision, text))
         evidence.keep(decision.kept)
@@ -154,7 +166,7 @@ def construct(
     passages: Sequence[Passage],
     config: CiragConfig,
     parse_errors: collections.Counter[str],
-) -> Program[RankedTriples]:
+) -> Program[Ranked[Triple]]:
     """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
     extracted: Extracted = yield Extract(tuple(passages))
     parse_errors["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
@@ -164,8 +176,8 @@ def construct(
     # In the order of the passages, so that the first statement of each is the best ranked one.
     triples = tuple(fact.triple for fact in merge_sources(stated, config.normalization))
     if not config.use_reranker or not triples:
-        return RankedTriples(triples, tuple(0.0 for _ in triples))
-    return (yield RankTriples(query, triples, config.num_candidates))
+        return Ranked(triples, tuple(0.0 for _ in triples))
+    return (yield Rank(query, triples, config.num_candidates, "triples"))
 
 
 # ---------------------------------------------------------------------------------- integration
@@ -248,14 +260,14 @@ def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Progra
 def _step(
     query: str,
     found: Retrieved,
-    candidates: RankedTriples,
+    candidates: Ranked[Triple],
     decision: prompts.Decision,
     response: str,
 ) -> Step:
     return Step(
         query,
         tuple(passage.id for passage in found.passages),
-        candidates.triples,
+        candidates.texts,
         candidates.scores,
         decision.thought,
         decision.kept,

@@ -4,7 +4,7 @@ import dataclasses
 
 from cirag_jax.errors import UserError
 from cirag_jax.prompts import rag as prompts
-from cirag_jax.runtime.requests import Generate, Generated, Program, Retrieve, Retrieved
+from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
 from cirag_jax.types import Attempt, Prediction, Step
 
 
@@ -14,13 +14,13 @@ class NativeRagConfig:
 
     Attributes:
       num_passages: passages retrieved, which recall looks at.
-      num_read: how many of them the reader gets.
-      answer_tokens: most tokens of the answer; 0: the role's.
+      num_read: how many of them the reader gets; the CIRAG paper's NativeRAG reads all ten.
     """
 
+    needs = Needs(roles=("reader",))
+
     num_passages: int = 10
-    num_read: int = 5
-    answer_tokens: int = 32
+    num_read: int = 10
 
     def __post_init__(self):
         if not 1 <= self.num_read <= self.num_passages:
@@ -31,11 +31,7 @@ def native_rag(question: str, config: NativeRagConfig) -> Program[Prediction]:
     """Retrieves once, reads once."""
     found: Retrieved = yield Retrieve(question, config.num_passages)
     read = found.passages[: config.num_read]
-    response: Generated = yield Generate(
-        prompts.reading_messages(question, read),
-        "reader",
-        max_tokens=config.answer_tokens,
-    )
+    response: Generated = yield Generate(prompts.reading_messages(question, read), "reader")
     answer, problem = prompts.parse_short_answer(response.text), ""
     if not answer:
         problem = "answer_empty"

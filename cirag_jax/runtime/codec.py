@@ -17,8 +17,8 @@ from cirag_jax.runtime.requests import (
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     Request,
     RequestError,
     Response,
@@ -27,12 +27,12 @@ from cirag_jax.runtime.requests import (
     Score,
     Scored,
 )
-from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Passage, Prediction, Step, Text, Triple
 
 KINDS: Mapping[type, str] = {
     Retrieve: "retrieve",
     Extract: "extract",
-    RankTriples: "rank_triples",
+    Rank: "rank",
     Generate: "generate",
     Score: "score",
 }
@@ -55,9 +55,10 @@ def encode_request(request: Request) -> dict[str, Any]:
             fields: dict[str, Any] = {"query": request.query, "k": request.k}
         case Extract():
             fields = {"passages": [passage.id for passage in request.passages]}
-        case RankTriples():
-            triples = [encode_triple(triple) for triple in request.triples]
-            fields = {"query": request.query, "triples": triples, "n": request.n}
+        case Rank():
+            texts = [_encode_text(text) for text in request.texts]
+            named = {"query": request.query, "n": request.n, "ranker": request.ranker}
+            fields = {**named, "texts": texts}
         case Generate() | Score():
             fields = dataclasses.asdict(request)
         case _:
@@ -84,9 +85,9 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
                     for found in response.triples
                 ]
             }
-        case RankTriples(), RankedTriples():
-            place = {triple: index for index, triple in enumerate(request.triples)}
-            order = [place[triple] for triple in response.triples]
+        case Rank(), Ranked():
+            place = {text: index for index, text in enumerate(request.texts)}
+            order = [place[text] for text in response.texts]
             return {"order": order, "scores": list(response.scores)}
         case (Generate(), Generated()) | (Score(), Scored()):
             return encode_said(response)
@@ -110,11 +111,20 @@ def decode_response(
                     for found in data["triples"]
                 )
             )
-        case RankTriples():
-            triples = tuple(request.triples[index] for index in data["order"])
-            return RankedTriples(triples, tuple(data["scores"]))
+        case Rank():
+            texts = tuple(request.texts[index] for index in data["order"])
+            return Ranked(texts, tuple(data["scores"]))
         case Generate() | Score():
             return decode_said(request, data)
+
+
+def _encode_text(text: Text) -> Any:
+    match text:
+        case Triple():
+            return encode_triple(text)
+        case Passage():
+            return {"passage": text.id}
+    return text
 
 
 def encode_said(response: Generated | Scored) -> dict[str, Any]:

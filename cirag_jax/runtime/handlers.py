@@ -10,15 +10,15 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
-from cirag_jax.retrieval.rerank import Reranker
+from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     RequestError,
     Retrieve,
     Retrieved,
@@ -26,7 +26,6 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
-from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Passage, Triple
 
 # Finds rows for texts: (queries, k, rows each may find) -> row_QK, score_QK.
@@ -95,41 +94,23 @@ class ExtractHandler:
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
-def tuple_text(triple: Triple, normalization: Normalization) -> str:
-    """A triple as the rankers read it: the tuple of its normalised parts (HippoRAG's form)."""
-    return repr(triple_key(triple, normalization))
-
-
 class RankHandler:
-    """Triples by a reranker's score, best first; ties keep the order they came in.
-
-    Args:
-      reranker: scores texts against queries.
-      normalization: normalisation of the triples' text.
-    """
+    """Texts by a ranker's score, best first; ties keep the order they came in."""
 
     is_slow = False
     is_exhausted = False
 
-    def __init__(self, reranker: Reranker, normalization: Normalization):
-        self._reranker = reranker
-        self._normalization: Normalization = normalization
+    def __init__(self, ranker: Ranker):
+        self._ranker = ranker
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
-        requests: list[RankTriples] = [call.request for call in calls]
-        texts = [
-            [tuple_text(triple, self._normalization) for triple in r.triples] for r in requests
-        ]
-        scored = self._reranker.score([request.query for request in requests], texts)
+        requests: list[Rank] = [call.request for call in calls]
+        scored = self._ranker.score([r.query for r in requests], [r.texts for r in requests])
         for index, (request, scores) in enumerate(zip(requests, scored, strict=True)):
             order = np.argsort(-np.asarray(scores), kind="stable")[: request.n or None]
-            done(
-                index,
-                RankedTriples(
-                    tuple(request.triples[i] for i in order), tuple(float(scores[i]) for i in order)
-                ),
-            )
+            texts = tuple(request.texts[i] for i in order)
+            done(index, Ranked(texts, tuple(float(scores[i]) for i in order)))
 
 
 class GenerateHandler:

@@ -7,10 +7,12 @@ file or a network, and a test drives it by hand.
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cirag_jax.llm.types import Generate, Generated, Score, Scored
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Passage, Text, Triple
+
+TextT = TypeVar("TextT", bound=Text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,24 +46,32 @@ class Extracted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RankTriples:
-    """The ``n`` triples that fit ``query`` best (0: all of them); answered by `RankedTriples`."""
+class Rank:
+    """The ``n`` texts that fit ``query`` best; answered by `Ranked`.
+
+    Attributes:
+      query: what they are compared with.
+      texts: triples, passages or sentences; the ranker writes them as its model reads them.
+      n: 0: all of them.
+      ranker: which one, a block of ``config.rankers``.
+    """
 
     query: str
-    triples: tuple[Triple, ...]
+    texts: tuple[Text, ...]
     n: int
+    ranker: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RankedTriples:
-    """Triples, best first, with the reranker's scores."""
+class Ranked(Generic[TextT]):
+    """Texts, best first, with the ranker's scores."""
 
-    triples: tuple[Triple, ...]
+    texts: tuple[TextT, ...]
     scores: tuple[float, ...]
 
 
-Request = Retrieve | Extract | RankTriples | Generate | Score
-Response = Retrieved | Extracted | RankedTriples | Generated | Scored
+Request = Retrieve | Extract | Rank | Generate | Score
+Response = Retrieved | Extracted | Ranked | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -69,5 +79,29 @@ _T = TypeVar("_T")
 Program = Generator[Request | Sequence[Request], Any, _T]
 
 
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a method asks for with its settings; nothing else is opened.
+
+    Attributes:
+      roles: language models, each a block of the config.
+      rankers: each a block of ``config.rankers``.
+      corpus: passages, by `Retrieve`.
+      triples: of passages, by `Extract`.
+    """
+
+    roles: tuple[str, ...] = ()
+    rankers: tuple[str, ...] = ()
+    corpus: bool = True
+    triples: bool = False
+
+
 class RequestError(Exception):
     """A request that could not be answered; ends its own question, never another's."""
+
+
+def addressee(request: Request) -> type | str:
+    """Whose request it is: a role's, ``rankers.NAME``, or of the only one who answers its type."""
+    if isinstance(request, Generate | Score):
+        return request.role
+    return f"rankers.{request.ranker}" if isinstance(request, Rank) else type(request)

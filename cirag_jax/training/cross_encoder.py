@@ -25,8 +25,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
-from cirag_jax.retrieval.rerank import BiEncoderReranker
-from cirag_jax.runtime.handlers import tuple_text
+from cirag_jax.retrieval.rankers import BiEncoderRanker, tuple_text
 from cirag_jax.training import optimizers, resume
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.metrics import MetricWriter, fetch
@@ -364,7 +363,7 @@ def compare(
     limit = config.evaluate.questions or len(held_out)
     settings = {"samples": config.evaluate.bootstrap_samples, "seed": config.seed}
     score = _scorer(config, model, params, mesh, "comparing")
-    baseline = BiEncoderReranker(bi_encoder).score
+    baseline = BiEncoderRanker(bi_encoder).score
     result: dict[str, Any] = {}
     chosen = held_out[:limit]
     if chosen:

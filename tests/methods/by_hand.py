@@ -9,8 +9,8 @@ from cirag_jax.runtime.requests import (
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     Retrieve,
     Retrieved,
 )
@@ -57,10 +57,10 @@ class Hand:
             case Extract(passages):
                 found = (self.triples.get(passage.id) for passage in passages)
                 return Extracted(tuple(None if t is None else tuple(t) for t in found))
-            case RankTriples(_, triples, n):
-                score = {t: self.scores.get(triple_key(t), 0.0) for t in triples}
-                best = sorted(triples, key=lambda t: -score[t])[: n or None]
-                return RankedTriples(tuple(best), tuple(score[t] for t in best))
+            case Rank(_, texts, n):
+                score = {t: self.scores.get(triple_key(t), 0.0) for t in texts}
+                best = sorted(texts, key=lambda t: -score[t])[: n or None]
+                return Ranked(tuple(best), tuple(score[t] for t in best))
             case Generate(_, role):
                 text = self.texts[role].pop(0)
                 return text if isinstance(text, Generated) else Generated(text, "stop")

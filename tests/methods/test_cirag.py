@@ -5,7 +5,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
-from cirag_jax.runtime.requests import Generate, Generated, RankTriples, Retrieve
+from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
 
@@ -58,13 +58,13 @@ def test_two_rounds_and_an_answer_from_triples():
     hands = hand([GOES_ON, ENDS], [ANSWERS])
     found = run(hands)
     assert hands.kinds() == [
-        *("Retrieve", "Extract", "RankTriples", "integrator") * 2,
+        *("Retrieve", "Extract", "Rank", "integrator") * 2,
         "reader",
     ]
     assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, NEXT]
-    assert [r.query for r in hands.asked(RankTriples)] == [QUESTION, NEXT]
+    assert [r.query for r in hands.asked(Rank)] == [QUESTION, NEXT]
     assert {r.k for r in hands.asked(Retrieve)} == {10}
-    assert {r.n for r in hands.asked(RankTriples)} == {30}
+    assert {r.n for r in hands.asked(Rank)} == {30}
     assert (found.answer, found.granularity, found.parse_errors) == ("Skane", "triple", {})
     assert [step.kept for step in found.steps] == [(BORN,), (PLACE,)]
     assert [step.next_query for step in found.steps] == [NEXT, None]
@@ -108,7 +108,7 @@ def test_the_step_limit_ends_the_loop(limit):
 def test_the_rule_keeps_the_best_three_and_asks_again():
     hands = hand(reader=[ANSWERS])
     found = run(hands, integrator="top_k", max_steps=2)
-    assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples") * 2, "reader"]
+    assert hands.kinds() == [*("Retrieve", "Extract", "Rank") * 2, "reader"]
     assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, QUESTION]
     assert [step.kept for step in found.steps] == [(BORN, PAINTS, MINE)] * 2
     assert [step.next_query for step in found.steps] == [QUESTION] * 2
@@ -242,7 +242,7 @@ def test_nothing_retrieved_at_all():
 def test_without_reranker_all_triples_are_candidates_in_passage_order():
     hands = hand([decision("", NO_FACT, "")], [ANSWERS])
     found = run(hands, use_reranker=False, num_candidates=1)
-    assert not hands.asked(RankTriples)
+    assert not hands.asked(Rank)
     assert found.steps[0].candidates == (BORN, PAINTS, MINE)
     assert found.steps[0].scores == (0.0, 0.0, 0.0)
 
@@ -271,7 +271,7 @@ ENDS_BORN = decision("Enough.", FACT_BORN, "<no question>")
 def test_passages_without_triples_are_counted_apart():
     hands = hand([decision("", NO_FACT, "")], [ANSWERS], triples={"a": (), "c": None})
     found = run(hands)
-    assert not hands.asked(RankTriples)  # there is nothing to rank
+    assert not hands.asked(Rank)  # there is nothing to rank
     assert found.parse_errors == {"passage_not_extracted": 1, "passage_without_triples": 1}
 
 
@@ -368,7 +368,7 @@ def test_a_guided_section_that_is_cut_off_is_counted():
 def test_token_limits_are_the_roles_unless_set():
     hands = hand([ENDS_BORN], [ANSWERS])
     run(hands)
-    assert [r.max_tokens for r in hands.asked(Generate)] == [None, None]
+    assert [r.max_tokens for r in hands.asked(Generate)] == [0, 0]
     hands = hand([ENDS_BORN], [ANSWERS])
     run(hands, decision_tokens=11, answer_tokens=13)
     assert [r.max_tokens for r in hands.asked(Generate)] == [11, 13]

@@ -71,7 +71,7 @@ def test_the_papers_case_study_step_by_step():
     )
     found = hands.drive(cirag(question, CiragConfig()))
 
-    assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples", "integrator") * 2, "reader"]
+    assert hands.kinds() == [*("Retrieve", "Extract", "Rank", "integrator") * 2, "reader"]
     assert [r.query for r in hands.asked(Retrieve)] == [question, birth_years]
     assert [p.title for p in hands.asked(Extract)[0].passages] == [
         "God's Gift to Women", "Aldri annet enn bråk", "Dan Milne",

@@ -13,8 +13,8 @@ from cirag_jax.runtime.requests import (
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     RequestError,
     Retrieve,
     Retrieved,
@@ -49,10 +49,10 @@ def exchanges(draw):
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages
     if kind == "rank":
-        triples = draw(tuples(TRIPLE, unique=True))
-        order = draw(st.permutations(triples))[: draw(st.integers(0, 5))]
-        found = RankedTriples(tuple(order), tuple(draw(NUMBER) for _ in order))
-        return RankTriples(draw(TEXT), triples, draw(COUNT)), found, passages
+        texts = draw(tuples(st.one_of(TRIPLE, TEXT, PASSAGE), unique=True))
+        order = draw(st.permutations(texts))[: draw(st.integers(0, 5))]
+        found = Ranked(tuple(order), tuple(draw(NUMBER) for _ in order))
+        return Rank(draw(TEXT), texts, draw(COUNT), draw(TEXT)), found, passages
     message = st.builds(Message, st.sampled_from(["system", "user", "assistant"]), TEXT, TEXT, TEXT)
     request = Generate(
         draw(tuples(message)),
@@ -92,7 +92,7 @@ def test_requests_differ_as_their_digests_do(one, two):
     a, b = (codec.dump(codec.encode_request(e[0])) for e in (one, two))
     assert json.loads(a)["kind"] == codec.KINDS[type(one[0])]
     # Of passages the ids decide: their texts are the corpus's.
-    if not isinstance(one[0], Extract):
+    if not isinstance(one[0], Extract | Rank):
         assert (codec.digest(a) == codec.digest(b)) == (one[0] == two[0])
 
 
@@ -124,7 +124,7 @@ def test_a_prediction_comes_back_as_it_was(prediction):
     [
         (Retrieve("x", 1), Generated("x", "stop")),
         (say("x"), Retrieved((), ())),
-        (RankTriples("x", (), 1), Extracted(())),
+        (Rank("x", (), 1, "r"), Extracted(())),
         (Extract(()), None),
     ],
 )
@@ -162,10 +162,10 @@ def test_every_field_of_a_generation_decides_its_response():
     assert len(texts) == 8
 
 
-def test_passages_are_written_as_ids_and_ranked_triples_as_places():
+def test_passages_are_written_as_ids_and_ranked_texts_as_places():
     triples = tuple(Triple(name, "is", "x", "p") for name in "abc")
-    ranked = RankedTriples((triples[2], triples[0]), (0.5, 0.25))
-    assert codec.encode_response(RankTriples("q", triples, 2), ranked) == {
+    ranked = Ranked((triples[2], triples[0]), (0.5, 0.25))
+    assert codec.encode_response(Rank("q", triples, 2, "r"), ranked) == {
         "order": [2, 0],
         "scores": [0.5, 0.25],
     }

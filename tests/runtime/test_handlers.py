@@ -15,14 +15,13 @@ from cirag_jax.runtime.handlers import (
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
-    tuple_text,
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
     Extract,
     Generate,
     Generated,
-    RankTriples,
+    Rank,
     RequestError,
     Retrieve,
 )
@@ -123,40 +122,34 @@ def test_every_passage_is_looked_up_once():
 
 
 class Scores:
-    """A reranker with scores by text."""
+    """A ranker with scores by name."""
 
     def __init__(self, table):
         self.table, self.texts = table, []
 
     def score(self, queries, texts):
         self.texts.append(texts)
-        return [np.array([self.table[t] for t in group], np.float32) for group in texts]
+        return [np.array([self.table[t.head] for t in group], np.float32) for group in texts]
 
 
 A, B, C = (Triple(name, "Is", "X!", "p") for name in "ABC")
 
 
 def test_ranking_is_one_call_and_ties_keep_their_order():
-    reranker = Scores({"('a', 'is', 'x')": 0.5, "('b', 'is', 'x')": 0.75, "('c', 'is', 'x')": 0.5})
-    handler = RankHandler(reranker, "ascii")
+    ranker = Scores({"A": 0.5, "B": 0.75, "C": 0.5})
+    handler = RankHandler(ranker)
     found = ask(
         handler,
-        RankTriples("q", (C, A, B), 0),
-        RankTriples("q", (A, B, C), 2),
-        RankTriples("q", (A,), 5),
+        Rank("q", (C, A, B), 0, "r"),
+        Rank("q", (A, B, C), 2, "r"),
+        Rank("q", (A,), 5, "r"),
     )
-    assert [f.triples for f in found] == [(B, C, A), (B, A), (A,)]
+    assert [f.texts for f in found] == [(B, C, A), (B, A), (A,)]
     assert [f.scores for f in found] == [(0.75, 0.5, 0.5), (0.75, 0.5), (0.5,)]
-    assert len(reranker.texts) == 1
+    assert len(ranker.texts) == 1
     # Short lists are sorted by insertion, which is stable whatever is asked for.
     many = tuple(Triple("A", "Is", "X!", f"p{i}") for i in range(60))
-    assert ask(handler, RankTriples("q", (*many, B), 0))[0].triples == (B, *many)
-
-
-def test_triples_are_ranked_by_their_normal_form():
-    triple = Triple("Ås  kyrka", "I", "Öst")
-    assert tuple_text(triple, "ascii") == "('s kyrka', 'i', 'st')"
-    assert tuple_text(triple, "unicode") == "('ås kyrka', 'i', 'öst')"
+    assert ask(handler, Rank("q", (*many, B), 0, "r"))[0].texts == (B, *many)
 
 
 # ------------------------------------------------------------------------------- the language model

@@ -84,7 +84,7 @@ def test_records_sum_tokens_and_calls(path):
     assert found["a"].calls == {
         "retrieve": 1,
         "extract": 0,
-        "rank_triples": 0,
+        "rank": 0,
         "generate": 3,
         "score": 0,
     }

@@ -17,8 +17,8 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.pairs import PairTokens, pad_pairs
+from cirag_jax.retrieval.rankers import tuple_text
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.runtime.handlers import tuple_text
 from cirag_jax.types import Config, Dataset, Question, SubQuestion, Triple
 
 Kind = Literal["passage", "triple"]
