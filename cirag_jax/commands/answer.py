@@ -20,6 +20,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import GRANULARITIES, Config, Dataset, Prediction, Question
 
@@ -40,8 +41,9 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``em``, ``f1``, ``acc``, ``recall``, ``granularities``, ``calls``, tokens, ``seconds`` and
-      the other fields of the command's contract.
+      ``em``, ``f1``, ``acc``, ``recall`` (None without a corpus), ``granularities``, ``calls``,
+      tokens, ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
+      command's contract.
 
     Raises:
       UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
@@ -53,9 +55,9 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
-    dataset, questions, corpus = _task(config)
-    jobs = [task.job(q, lambda q=q: method.program(q.question, settings)) for q in questions]
     needs = settings.needs
+    dataset, questions, corpus = _task(config, needs)
+    jobs = [task.job(question, method.program, settings) for question in questions]
     bound = task.settings(config, method.program.__module__, needs, dataset, corpus)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
@@ -71,16 +73,20 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.question is not None:
         _show(rows[0][1], journal.read_passages(workdir / journal.FILE))
     result = _result(rows, config.profile, run.complete, run.seconds)
+    if not needs.corpus:
+        result["recall"] = None
+    result["sees_gold"] = needs.gold
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
 # ------------------------------------------------------------------------------------- the task
 
 
-def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
+def _task(config: Config, needs: Needs) -> tuple[Dataset, tuple[Question, ...], Corpus]:
     """Data set, selected questions and the passages they may find."""
-    dataset = load.load_dataset(config.data)
-    if config.question is not None:
+    own = config.question is not None
+    dataset = load.load_dataset(config.data, corpus=needs.corpus, questions=not own)
+    if own:
         text = " ".join(config.question.split())
         if not text:
             raise UserError("config.question is empty.")
@@ -88,7 +94,7 @@ def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
             raise UserError("config.question is not valid UTF-8.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
         return dataset, (question,), build_corpus(dataset, (), WHOLE)
-    return dataset, *task.select(dataset, config.data, default_split="test")
+    return dataset, *task.select(dataset, config.data, "test", needs)
 
 
 # ---------------------------------------------------------------------------------- the results

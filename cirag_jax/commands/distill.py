@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import backends, opening, task
@@ -22,9 +22,9 @@ from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
-from cirag_jax.runtime.requests import Needs
+from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import Config, Dataset, Question, Trajectory
+from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory
 
 _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
@@ -41,7 +41,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
+      ``without_annotations``, ``sees_gold`` (whether a teacher did), ``failures``, ``errors``,
+      ``dropped`` (reason -> trajectories),
       tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
 
     Raises:
@@ -51,7 +52,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     started = time.monotonic()
     settings = _check(config)
     dataset = load.load_dataset(config.data)
-    selected, corpus = task.select(dataset, config.data, default_split="train")
+    selected, corpus = task.select(dataset, config.data, "train", settings.needs)
     golds = teachers.read_golds(config, dataset, selected, settings.normalization)
     kind, share = config.teacher.kind, config.teacher.share
     teacher_of = {
@@ -65,10 +66,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         )
     held_out = _warn_of_held_out(questions)
     needs, config = _prepared(config, settings)
-    jobs = [
-        task.job(q, lambda q=q: _program(q, teacher_of[q.id], config.answer, settings))
-        for q in questions
-    ]
+    jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
     bound = _settings(config, needs, dataset, corpus)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
@@ -94,6 +92,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
+        "sees_gold": kind != "llm",
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_costs(records),
         "seconds": run.seconds,
@@ -173,10 +172,9 @@ def _settings(config: Config, needs: Needs, dataset: Dataset, corpus: Corpus) ->
     }
 
 
-def _program(question: Question, teacher: str, answer: bool, settings: CiragConfig):
+def _program(teacher: str, answer: bool) -> Callable[..., Program[Prediction]]:
     """The loop, with the cascade where the answer shows whether a trajectory is right."""
-    method = cirag if answer and teacher == "llm" else construct_and_integrate
-    return method(question.question, settings)
+    return cirag if answer and teacher == "llm" else construct_and_integrate
 
 
 def _with_teachers(

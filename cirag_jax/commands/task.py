@@ -28,7 +28,7 @@ OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Han
 
 
 def select(
-    dataset: Dataset, data: Config, default_split: str
+    dataset: Dataset, data: Config, default_split: str, needs: Needs
 ) -> tuple[tuple[Question, ...], Corpus]:
     """The questions that ``config.data`` selects and the passages they may find.
 
@@ -36,6 +36,7 @@ def select(
       dataset: of ``data``.
       data: ``config.data``.
       default_split: of the built-in dataset, where ``data.split`` is unset.
+      needs: of the method with its settings; without a corpus there are no passages.
 
     Raises:
       UserError: no question is left, or the corpus policy does not fit.
@@ -44,12 +45,18 @@ def select(
     if not data.dir and not data.split:
         data.split = default_split
     questions = load.select_questions(dataset, data)
+    if not needs.corpus:
+        return questions, Corpus("none", ())
     return questions, build_corpus(dataset, questions, data.corpus)
 
 
-def job(question: Question, start: Callable[[], Program[Prediction]]) -> Job:
-    """A program about a question, whose annotations the journal keeps."""
-    return Job(question.id, json.loads(codec.dump(dataclasses.asdict(question))), start)
+def job(
+    question: Question, program: Callable[[Question, Any], Program[Prediction]], settings: Any
+) -> Job:
+    """A program about a question; the annotations are the journal's, not the program's to see."""
+    given = question if settings.needs.gold else Question(question.id, question.question, ())
+    annotated = json.loads(codec.dump(dataclasses.asdict(question)))
+    return Job(question.id, annotated, lambda: program(given, settings))
 
 
 def settings(

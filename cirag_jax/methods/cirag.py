@@ -25,7 +25,7 @@ from cirag_jax.runtime.requests import (
     Retrieved,
 )
 from cirag_jax.triples.normalization import Normalization, merge_sources, triple_key
-from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Question, Step, Triple
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
@@ -110,8 +110,9 @@ class CiragConfig:
         )
 
 
-def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
+def cirag(asked: Question, config: CiragConfig) -> Program[Prediction]:
     """Answers x: integrates facts round by round, then reads them at rising granularity."""
+    question = asked.question
     evidence, steps, parse_errors = Evidence(config.normalization), [], collections.Counter[str]()
     yield from collect(question, evidence, steps, config, parse_errors)
     if not steps:
@@ -123,8 +124,9 @@ def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
     return _prediction(steps, attempts, parse_errors, config)
 
 
-def construct_and_integrate(question: str, config: CiragConfig) -> Program[Prediction]:
+def construct_and_integrate(asked: Question, config: CiragConfig) -> Program[Prediction]:
     """The first module alone, which distillation imitates: steps, and no answer."""
+    question = asked.question
     evidence, steps, parse_errors = Evidence(config.normalization), [], collections.Counter[str]()
     yield from collect(question, evidence, steps, config, parse_errors)
     return _prediction(steps, (), parse_errors, config)

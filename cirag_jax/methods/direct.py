@@ -4,7 +4,7 @@ import dataclasses
 
 from cirag_jax.prompts import rag as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
-from cirag_jax.types import Attempt, Prediction
+from cirag_jax.types import Attempt, Prediction, Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +14,9 @@ class DirectConfig:
     needs = Needs(roles=("reader",), corpus=False)
 
 
-def direct(question: str, config: DirectConfig) -> Program[Prediction]:
+def direct(question: Question, config: DirectConfig) -> Program[Prediction]:
     """Asks the reader the question."""
-    response: Generated = yield Generate(prompts.reading_messages(question, ()), "reader")
+    response: Generated = yield Generate(prompts.reading_messages(question.question, ()), "reader")
     answer = prompts.parse_short_answer(response.text)
     return Prediction(
         answer,

@@ -5,7 +5,7 @@ import dataclasses
 from cirag_jax.errors import UserError
 from cirag_jax.prompts import rag as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Attempt, Prediction, Step
+from cirag_jax.types import Attempt, Prediction, Question, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,9 @@ class NativeRagConfig:
             raise UserError("num_read must lie between 1 and num_passages.")
 
 
-def native_rag(question: str, config: NativeRagConfig) -> Program[Prediction]:
+def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:
     """Retrieves once, reads once."""
+    question = asked.question
     found: Retrieved = yield Retrieve(question, config.num_passages)
     read = found.passages[: config.num_read]
     response: Generated = yield Generate(prompts.reading_messages(question, read), "reader")

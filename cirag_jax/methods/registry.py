@@ -9,7 +9,7 @@ from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Program
-from cirag_jax.types import Prediction
+from cirag_jax.types import Prediction, Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +17,13 @@ class Method:
     """One method.
 
     Attributes:
-      program: begins it for a question.
+      program: begins it for a question, which has its id and its text alone unless the method
+        declares that it sees gold.
       config: its settings, a frozen dataclass whose ``needs`` is a `Needs`; ``config.<name>`` of a
         config file.
     """
 
-    program: Callable[[str, Any], Program[Prediction]]
+    program: Callable[[Question, Any], Program[Prediction]]
     config: type[Any]
 
 

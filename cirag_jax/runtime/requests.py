@@ -88,12 +88,14 @@ class Needs:
       rankers: each a block of ``config.rankers``.
       corpus: passages, by `Retrieve`.
       triples: of passages, by `Extract`.
+      gold: what a question's benchmark annotates, its answers too; results say so.
     """
 
     roles: tuple[str, ...] = ()
     rankers: tuple[str, ...] = ()
     corpus: bool = True
     triples: bool = False
+    gold: bool = False
 
 
 class RequestError(Exception):

@@ -25,7 +25,9 @@ def settings(method="cirag", *overrides, corpus=CORPUS, triples=(FACT,)):
     config = cli.load_config(str(_ROOT / f"configs/methods/{method}.py"), overrides)
     passages = {passage.id: passage for passage in corpus.passages}
     dataset = Dataset("towns", (), passages, {"a": triples, "elsewhere": (FACT,)})
-    return task.settings(config, find_method(method), dataset, corpus)
+    entry = find_method(method)
+    needs = entry.config(**task.plain(config[method])).needs
+    return task.settings(config, entry.program.__module__, needs, dataset, corpus)
 
 
 def different(old, new):

@@ -6,7 +6,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
-from cirag_jax.types import Passage, Step, Triple
+from cirag_jax.types import Passage, Question, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -48,7 +48,7 @@ def hand(integrator=(), reader=(), **fields):
 
 
 def run(hands, **settings):
-    return hands.drive(cirag(QUESTION, CiragConfig(**settings)))
+    return hands.drive(cirag(Question("q", QUESTION, ()), CiragConfig(**settings)))
 
 
 # ---------------------------------------------------------------------------------------- the loop

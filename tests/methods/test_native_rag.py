@@ -6,7 +6,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Generate, Generated, Retrieve
-from cirag_jax.types import Passage
+from cirag_jax.types import Passage, Question
 from tests.methods.by_hand import Hand, prompt
 
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(6)]
@@ -14,7 +14,7 @@ PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(6)]
 
 def run(text, **settings):
     hands = Hand({None: PASSAGES}, {}, {"reader": [text]})
-    return hands, hands.drive(native_rag("Who?", NativeRagConfig(**settings)))
+    return hands, hands.drive(native_rag(Question("q", "Who?", ()), NativeRagConfig(**settings)))
 
 
 def test_one_retrieval_one_reading():
