@@ -177,8 +177,9 @@ class Trajectory:
         question: Its text.
         teacher: Who decided: ``annotations``, or the name of a language model.
         steps: The rounds of retrieval, each with the teacher's decision.
-        end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, or ``repeat`` (it
-            asked again what it had asked before, and that ends a run).
+        end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, ``repeat`` (it
+            asked again what it had asked before, and that ends a run), or ``no_decision`` (its last
+            response said neither what to ask nor that it had enough).
         solved: Whether core triples support every fact that the question needs (annotations), or
             the answer read from them is right (a language model); None where nobody looked.
         parse_errors: Malformed output of each kind -> how often it was met.
@@ -188,7 +189,7 @@ class Trajectory:
     question: str
     teacher: str
     steps: tuple[Step, ...]
-    end: Literal["stopped", "max_steps", "repeat"]
+    end: Literal["stopped", "max_steps", "repeat", "no_decision"]
     solved: bool | None = None
     parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -231,6 +231,8 @@ def _trajectory(
     end = "stopped"
     if last is not None:
         end = "repeat" if config.cirag.stop_on_repeat and last in asked else "max_steps"
+    elif prediction.parse_errors.get("no_decision"):
+        end = "no_decision"
     name = teacher
     if teacher == "llm":
         name = backends.model_name(config.teacher.llm) or config.teacher.llm.backend

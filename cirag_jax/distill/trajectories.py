@@ -21,9 +21,9 @@ from cirag_jax.types import Count, Filled, Step, Trajectory, Triple
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
 KEEPS = ("all", "parsed", "correct_only")
-ENDS = ("stopped", "max_steps", "repeat")
+ENDS = ("stopped", "max_steps", "repeat", "no_decision")
 # Parse errors of a teacher's own turns; the others are those of retrieval and extraction.
-_TURN_ERRORS = PARSE_ERRORS | {"asked_again"}
+_TURN_ERRORS = PARSE_ERRORS | {"asked_again", "no_decision"}
 
 
 # -------------------------------------------------------------------------------- write and read
@@ -197,10 +197,13 @@ def check_keep(keep: str) -> None:
 
 
 def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
-    """Why the filter drops a trajectory: ``short``, ``parse_errors``, ``not_solved``, ``unknown``.
+    """Why the filter drops a trajectory; None: it does not.
 
-    None: it does not.
+    ``no_decision`` (nothing to imitate at its end), ``short``, ``parse_errors``, ``not_solved`` or
+    ``unknown``.
     """
+    if trajectory.end == "no_decision":
+        return "no_decision"
     if len(trajectory.steps) < min_steps:
         return "short"
     if keep == "all":

@@ -224,11 +224,16 @@ def integrate(
         again: Generated = yield Generate(
             prompts.ask_for_question(messages, text), "integrator", max_tokens=64
         )
+        reply = prompts.parse_reply(again.text, truncated=again.finish_reason == "length")
         decision = dataclasses.replace(
-            decision, next_query=prompts.parse_decision(again.text, ()).next_query
+            decision,
+            next_query=reply.next_query,
+            has_question=reply.has_question,
+            parse_errors=decision.parse_errors + reply.parse_errors,
         )
         parse_errors["asked_again"] += 1
     parse_errors.update(decision.parse_errors)
+    parse_errors["no_decision"] += not decision.has_question  # it ends the rounds, but did not stop
     return decision, text
 
 
@@ -334,7 +339,9 @@ def _read(
         "reader",
         max_tokens=config.answer_tokens,
     )
-    answer, sufficient, problem = prompts.parse_answer(response.text, wide=config.wide_refusal)
+    answer, sufficient, problem = prompts.parse_answer(
+        response.text, wide=config.wide_refusal, truncated=response.finish_reason == "length"
+    )
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
     return Attempt(granularity, pool, response.text, answer, sufficient)

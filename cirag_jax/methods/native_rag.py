@@ -33,7 +33,11 @@ def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:
     found: Retrieved = yield Retrieve(question, config.num_passages)
     read = found.passages[: config.num_read]
     response: Generated = yield Generate(prompts.reading_messages(question, read), "reader")
-    answer = prompts.parse_short_answer(response.text)
+    answer, problem = prompts.parse_short_answer(response.text), ""
+    if not answer:
+        problem = "answer_empty"
+    elif response.finish_reason == "length" and len(response.text.strip().splitlines()) == 1:
+        problem = "answer_truncated"
     ids = tuple(passage.id for passage in found.passages)
     texts = tuple(f"{passage.title}\n{passage.text}" for passage in read)
     return Prediction(
@@ -42,5 +46,5 @@ def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:
         passages=ids,
         steps=(Step(question, ids),),
         attempts=(Attempt("passage", texts, response.text, answer, bool(answer)),),
-        parse_errors={} if answer else {"answer_empty": 1},
+        parse_errors={problem: 1} if problem else {},
     )

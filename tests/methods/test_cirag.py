@@ -150,23 +150,47 @@ def test_a_missing_question_is_asked_for_once_and_the_loop_goes_on():
     assert again.messages[-2].text == silent and "question" in again.messages[-1].text
 
 
-@pytest.mark.parametrize("second", ["", "no idea", "[[## question ##]]\n<no question>"])
-def test_a_question_missing_twice_ends_the_loop(second):
+@pytest.mark.parametrize(
+    ("second", "parse_errors"),
+    [
+        ("", {"no_question": 2, "no_decision": 1}),
+        ("no idea", {"no_question": 2, "no_decision": 1}),
+        (
+            Generated("[[## question", "length"),
+            {"no_question": 2, "truncated": 1, "no_decision": 1},
+        ),
+        ("<no question>", {"no_question": 1, "question_without_header": 1}),
+        ("[[## question ##]]\n<no question>", {"no_question": 1}),
+    ],
+)
+def test_a_question_missing_twice_ends_the_loop_but_did_not_stop(second, parse_errors):
     silent = f"[[## fact_after_filter ##]]\n{FACT_BORN}"
     found = run(hand([silent, second], [ANSWERS]))
     assert len(found.steps) == 1 and found.steps[0].next_query is None
+    assert found.parse_errors == {"asked_again": 1, **parse_errors}
+
+
+def test_a_reply_that_is_plainly_a_question_is_taken_without_its_header():
+    silent = f"[[## fact_after_filter ##]]\n{FACT_BORN}"
+    found = run(hand([silent, NEXT, ENDS], [ANSWERS]))
+    assert [step.next_query for step in found.steps] == [NEXT, None]
+    assert found.parse_errors == {
+        **{"asked_again": 1, "no_question": 1, "question_without_header": 1}
+    }
 
 
 def test_without_retry_a_missing_question_ends_the_loop():
     hands = hand([f"[[## fact_after_filter ##]]\n{FACT_BORN}"], [ANSWERS])
     found = run(hands, retry=False)
-    assert len(found.steps) == 1 and found.parse_errors == {"no_question": 1}
+    assert len(found.steps) == 1
+    assert found.parse_errors == {"no_question": 1, "no_decision": 1}
 
 
 def test_an_empty_response_is_not_asked_for_again():
     hands = hand([""], [ANSWERS])
     found = run(hands)
-    assert len(found.steps) == 1 and found.parse_errors == {"empty": 1}
+    assert len(found.steps) == 1
+    assert found.parse_errors == {"empty": 1, "no_decision": 1}
 
 
 def test_a_repeated_query_ends_the_loop_only_where_asked():
@@ -475,6 +499,7 @@ def test_paraphrased_refusals_count_only_where_asked():
         ("Answer:", "answer_empty", "sentence"),
         ("Skane", "answer_no_answer_mark", "triple"),
         ("It is unanswerable, sorry", "answer_no_answer_mark", "sentence"),
+        (Generated("Thought: Ada Moen was", "length"), "answer_truncated", "sentence"),
     ],
 )
 def test_malformed_answers_are_counted(text, problem, granularity):

@@ -5,7 +5,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
-from cirag_jax.runtime.requests import Generate, Retrieve
+from cirag_jax.runtime.requests import Generate, Generated, Retrieve
 from cirag_jax.types import Passage, Question
 from tests.methods.by_hand import Hand, prompt
 
@@ -38,6 +38,14 @@ def test_an_empty_answer_is_counted():
     _, found = run(" \n ")
     assert found.answer == "" and found.parse_errors == {"answer_empty": 1}
     assert not found.attempts[0].sufficient
+
+
+@pytest.mark.parametrize(
+    ("text", "parse_errors"),
+    [("Ada Moen, who", {"answer_truncated": 1}), ("Ada Moen\nborn in", {})],
+)
+def test_an_answer_that_was_cut_off_is_counted(text, parse_errors):
+    assert run(Generated(text, "length"))[1].parse_errors == parse_errors
 
 
 @pytest.mark.parametrize("settings", [{"num_read": 0}, {"num_passages": 2}])
