@@ -46,6 +46,22 @@ Text = str | Passage | Triple
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Feedback:
+    """Passages that move a query's vector q (Vector-PRF, Li et al. 2021): a q + sum of w_i p_i.
+
+    The average of q and n passages has weights 1 / (n + 1) throughout; Rocchio has a = alpha and
+    w_i = beta / n.
+
+    Attributes:
+        query_weight: a.
+        passages: (passage id, w_i); the vector p_i is the index's own.
+    """
+
+    query_weight: float
+    passages: tuple[tuple[str, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SubQuestion:
     """One step of a MuSiQue decomposition; ``#1`` in ``question`` stands for the first answer."""
 

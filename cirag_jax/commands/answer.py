@@ -56,6 +56,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
     needs = settings.needs
+    opening.check(config, needs)
     dataset, questions, corpus = _task(config, needs)
     jobs = [task.job(question, method.program, settings) for question in questions]
     bound = task.settings(config, method.program.__module__, needs, dataset, corpus)

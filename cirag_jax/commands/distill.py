@@ -51,6 +51,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     started = time.monotonic()
     settings = _check(config)
+    opening.check(config, settings.needs)
     dataset = load.load_dataset(config.data)
     selected, corpus = task.select(dataset, config.data, "train", settings.needs)
     golds = teachers.read_golds(config, dataset, selected, settings.normalization)

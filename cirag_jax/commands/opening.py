@@ -41,6 +41,17 @@ def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
     return (*needs.roles, "extractor") if online else needs.roles
 
 
+def check(config: Config, needs: Needs) -> None:
+    """Raises UserError where a block cannot give what is needed, before anything is opened."""
+    for name in needs.rankers:
+        check_ranker(config.rankers[name], name)
+    if needs.feedback and config.retriever.kind == "bm25":
+        raise UserError(
+            f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "
+            "choose another kind."
+        )
+
+
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
@@ -115,8 +126,6 @@ def open_handlers(
     if needs.corpus:
         say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
-    for name in needs.rankers:
-        check_ranker(config.rankers[name], name)
     encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
         handlers[Extract] = _open_triples(config, dataset, corpus)

@@ -53,6 +53,8 @@ def encode_request(request: Request) -> dict[str, Any]:
     match request:
         case Retrieve():
             fields: dict[str, Any] = {"query": request.query, "k": request.k}
+            if request.feedback is not None:
+                fields["feedback"] = dataclasses.asdict(request.feedback)
         case Extract():
             fields = {"passages": [passage.id for passage in request.passages]}
         case Rank():

@@ -28,8 +28,8 @@ from cirag_jax.runtime.requests import (
 from cirag_jax.runtime.scheduler import Call, Done
 from cirag_jax.types import Passage, Triple
 
-# Finds rows for texts: (queries, k, rows each may find) -> row_QK, score_QK.
-Search = Callable[[Sequence[str], int, Sequence[np.ndarray] | None], tuple[np.ndarray, np.ndarray]]
+# Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
+Search = Callable[..., tuple[np.ndarray, np.ndarray]]
 # Triples of each passage id; None where it was never extracted or failed.
 TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
 
@@ -67,7 +67,8 @@ class RetrieveHandler:
             allowed = None
             if self._allowed is not None:
                 allowed = [self._allowed[calls[index].key.program] for index in indices]
-            row_QK, score_QK = self._search(queries, k, allowed)
+            feedback = [calls[index].request.feedback for index in indices]
+            row_QK, score_QK = self._search(queries, k, allowed, feedback)
             for index, rows, scores in zip(indices, row_QK, score_QK, strict=True):
                 found = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
                 passages = tuple(self._passages[row] for row, _ in found)

@@ -10,17 +10,21 @@ from collections.abc import Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from cirag_jax.llm.types import Generate, Generated, Score, Scored
-from cirag_jax.types import Passage, Text, Triple
+from cirag_jax.types import Feedback, Passage, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Retrieve:
-    """The ``k`` passages nearest to ``query``; answered by `Retrieved`."""
+    """The ``k`` passages nearest to ``query``; answered by `Retrieved`.
+
+    With ``feedback`` those nearest to its vector as passages move it, which no BM25 index answers.
+    """
 
     query: str
     k: int
+    feedback: Feedback | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Needs:
       roles: language models, each a block of the config.
       rankers: each a block of ``config.rankers``.
       corpus: passages, by `Retrieve`.
+      feedback: whether it retrieves by vectors that passages move.
       triples: of passages, by `Extract`.
       gold: what a question's benchmark annotates, its answers too; results say so.
     """
@@ -94,6 +99,7 @@ class Needs:
     roles: tuple[str, ...] = ()
     rankers: tuple[str, ...] = ()
     corpus: bool = True
+    feedback: bool = False
     triples: bool = False
     gold: bool = False
 

@@ -9,6 +9,7 @@ import pytest
 
 from cirag_jax import cli
 from cirag_jax.commands import opening, task
+from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Needs
@@ -83,6 +84,15 @@ def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatc
     monkeypatch.setitem(registry.METHODS, "direct", registry.Method(direct, Oracle))
     argv = arguments(folders, tmp_path, "--config.data.limit=1", method="direct")
     assert run(capsys, argv)["sees_gold"] is True
+
+
+def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
+    config = cli.load_config(
+        str(_ROOT / "configs/methods/native_rag.py"), ["--config.retriever.kind=bm25"]
+    )
+    opening.check(config, Needs())
+    with pytest.raises(UserError, match=r"config\.retriever\.kind=bm25 has no vectors"):
+        opening.check(config, Needs(feedback=True))
 
 
 def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_path):

@@ -19,7 +19,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
     Retrieved,
 )
-from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Feedback, Passage, Prediction, Step, Triple
 from tests.runtime.recording import passage, response_to, say
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -44,7 +44,9 @@ def exchanges(draw):
     if kind in ("retrieve", "error"):
         scores = tuple(draw(NUMBER) for _ in passages)
         found = Retrieved(passages, scores) if kind == "retrieve" else RequestError(draw(TEXT))
-        return Retrieve(draw(TEXT), draw(COUNT)), found, passages
+        moved = st.builds(Feedback, NUMBER, tuples(st.tuples(TEXT, NUMBER)))
+        feedback = draw(st.one_of(st.none(), moved))
+        return Retrieve(draw(TEXT), draw(COUNT), feedback), found, passages
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages

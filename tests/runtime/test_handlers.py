@@ -63,9 +63,9 @@ class Counting:
         self.index = PassageIndex.in_memory(TOWNS, None, "bm25")
         self.calls = []
 
-    def __call__(self, queries, k, allowed=None):
+    def __call__(self, queries, k, allowed, feedback):
         self.calls.append((list(queries), k))
-        return self.index.search(queries, k, allowed)
+        return self.index.search(queries, k, allowed, feedback)
 
 
 def test_retrieval_is_one_search_for_each_k():
@@ -97,7 +97,7 @@ def test_retrieval_finds_what_the_question_may_find():
 
 
 def test_rows_that_were_not_found_are_left_out():
-    def search(queries, k, allowed):
+    def search(queries, k, allowed, feedback):
         return np.array([[2, -1, -1]] * len(queries)), np.zeros((len(queries), 3), np.float32)
 
     found = ask(RetrieveHandler(search, TOWNS), Retrieve("x", 3))[0]
