@@ -5,7 +5,6 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
-from cirag_jax.prompts.cirag import render_facts
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Question, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
