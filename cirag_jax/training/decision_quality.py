@@ -62,8 +62,9 @@ class DecisionQuality:
             Journal(pathlib.Path(folder) / "journal.sqlite", {}) as journal,
             progress_bar(self._steps, "step", "dev decisions") as show,
         ):
-            handlers = {"integrator": self._handler}
-            scheduler = Scheduler(handlers, journal, in_flight=256, on_progress=show)
+            scheduler = Scheduler(
+                {"integrator": self._handler}, journal, in_flight=256, on_progress=show
+            )
             jobs = decisions.jobs(self._trajectories, self._settings)
             records = scheduler.records_of([job for row in jobs for job in row])
         self._engine.set_adapter(None)  # Its memory is the trainer's again.
