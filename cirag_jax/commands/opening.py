@@ -15,6 +15,8 @@ from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.extraction import ONLINE
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.prompts import extraction as extraction_prompts
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import needed, open_retriever
 from cirag_jax.retrieval.rankers import check_ranker, open_ranker
@@ -193,6 +195,8 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         if config[role].backend == "openai" or not is_training_workdir(spec):
             continue
         meta = workdir.check_role(spec, role)
+        if role == meta["component"]:
+            check_prompts(spec, meta)
         if role != "integrator":
             continue
         asked = config.get(config.get("method", ""), {})
@@ -210,6 +214,26 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
                 f"WARNING: config.{config.method}.num_candidates={shown}, but {spec} was trained "
                 f"with {known} at most"
             )
+
+
+def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
+    """Refuses a student whose prompts read otherwise by now than when it was trained.
+
+    Those trained before this was recorded know the old prompts; of these, one changed since: the
+    paper's format lacked the candidates of earlier rounds.
+
+    Args:
+      spec: its workdir.
+      meta: what its checkpoint says of its training.
+    """
+    described = meta.get("prompt") or {}
+    now = prompts.prompt_digest(**described) if described else extraction_prompts.prompt_hash()
+    old = "" if described.get("prompt_format") == "paper" else now
+    if meta.get("prompt_digest", old) != now:
+        raise UserError(
+            f"{spec} was trained with prompts that this version of the program no longer writes; "
+            "train it again."
+        )
 
 
 def _open_models(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from cirag_jax.commands import backends
+from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.types import Usage
@@ -59,6 +60,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     found, described, seen = {}, {}, None
     if is_training_workdir(spec):
         meta = workdir.check_role(spec, role)
+        check_prompts(spec, meta)
         described = meta.get("prompt") or {}
         seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
         block.model = block.model or meta["model"]

@@ -7,6 +7,8 @@ counted.
 
 import dataclasses
 import difflib
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -95,8 +97,7 @@ def _turns(
     messages = [Message("system", _INSTRUCTION)]
     for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
         head = f"[[## Original Query ##]]\n{question}\n\n" if index == 0 else ""
-        observation = f"[[## fact_before_filter ##]]\n{render_facts(facts, normalization)}"
-        messages.append(Message("user", head, observation))
+        messages.append(Message("user", head, _observation(facts, normalization)))
         if index < len(steps):
             messages.append(Message("assistant", render_decision(steps[index], normalization)))
     return tuple(messages)
@@ -105,12 +106,41 @@ def _turns(
 def _single_turn(
     question: str, steps: Sequence[Step], candidates: Facts, normalization: Normalization
 ) -> tuple[Message, ...]:
-    query = f"[[## Original Query ##]]\n{question}\n\n"
-    facts = f"[[## fact_before_filter ##]]\n{render_facts(candidates, normalization)}\n\n"
-    past = "\n\n".join(render_decision(step, normalization) for step in steps) or "none"
-    history = f"[[## historical_context ##]]\n{past}"
-    # Truncation may drop an observation: the current facts and the history, never the query.
-    return (Message("system", _INSTRUCTION), Message("user", query, facts + history))
+    """Equation 1's input. H_<t holds every round's candidates and decision, but those of this one.
+
+    The paper puts the first candidates beside H and the current ones at its end; here each round's
+    stand before their decision. Truncation may drop the history, never query and current facts.
+    """
+    now = (
+        f"[[## Original Query ##]]\n{question}\n\n"
+        f"{_observation(candidates, normalization)}\n\n[[## historical_context ##]]\n"
+    )
+    rounds = (
+        f"{_observation(step.candidates, normalization)}\n\n{render_decision(step, normalization)}"
+        for step in steps
+    )
+    return (
+        Message("system", _INSTRUCTION),
+        Message("user", now, "\n\n".join(rounds) or "none"),
+    )
+
+
+def _observation(candidates: Facts, normalization: Normalization) -> str:
+    return f"[[## fact_before_filter ##]]\n{render_facts(candidates, normalization)}"
+
+
+def prompt_digest(normalization: Normalization, prompt_format: str, few_shot: bool) -> str:
+    """A hash of how conversations read: what a student was trained on, it must be asked."""
+    messages = integration_messages(
+        _EXAMPLE_QUERY,
+        _EXAMPLE_STEPS,
+        _EXAMPLE_STEPS[0].candidates,
+        normalization=normalization,
+        prompt_format=prompt_format,
+        few_shot=few_shot,
+    )
+    text = json.dumps([[message.role, message.text] for message in messages])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _example(prompt_format: str, normalization: Normalization) -> tuple[Message, ...]:

@@ -50,8 +50,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     dataset = load.load_dataset(config.data)
     train_questions, dev_questions = split_questions(dataset, config)
     kind = config.data.units
-    chains = chains_lib.silver_chains(dataset, train_questions, kind)
-    pools = _pools(dataset, train_questions, chains, kind)
+    chains, pools = pools_lib.chains_and_pools(dataset, train_questions, kind, config.negatives)
 
     # ---- Mesh and model -------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -276,16 +275,6 @@ def split_questions(
     )
 
 
-def _pools(
-    dataset: Dataset,
-    questions: tuple[Question, ...],
-    chains: list[chains_lib.Chain],
-    kind: chains_lib.UnitKind,
-) -> list[tuple[chains_lib.Unit, ...]]:
-    by_id = {question.id: question for question in questions}
-    return [chains_lib.pool_of(dataset, by_id[c.question_id], kind) for c in chains]
-
-
 def make_batches(
     config: Config,
     chains: list[chains_lib.Chain],
@@ -348,8 +337,7 @@ def make_evaluate(
     if not questions:
         return lambda params: {}
     kind = config.data.units
-    chains = chains_lib.silver_chains(dataset, questions, kind)
-    problems = next_unit.next_units(chains, _pools(dataset, questions, chains, kind), kind)
+    problems = next_unit.next_units(*pools_lib.chains_and_pools(dataset, questions, kind), kind)
 
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):

@@ -312,15 +312,26 @@ def test_the_papers_rendering_is_one_turn_with_the_history_last():
     run(hands, prompt_format="paper")
     first, second = hands.asked(Generate, "integrator")
     assert [m.role for m in second.messages] == ["system", "user"]
-    text = second.messages[1].text
-    places = [
-        text.index(f"[[## {name} ##]]")
-        for name in ("Original Query", "fact_before_filter", "historical_context", "thought")
-    ]
-    assert places == sorted(places)
-    assert text.endswith(GOES_ON)
-    assert '["lund", "in", "sk ne"]' in text[places[1] : places[2]]
+    now, history = second.messages[1].text.split("[[## historical_context ##]]\n")
+    assert now.startswith(f"[[## Original Query ##]]\n{QUESTION}\n\n[[## fact_before_filter ##]]\n")
+    assert '["lund", "in", "sk ne"]' in now
     assert first.messages[1].text.endswith("[[## historical_context ##]]\nnone")
+    # Equation 2: the earlier round's candidates too, of which it kept one.
+    shown = (
+        '["ada moen", "born in", "lund"], ["ada moen", "is", "painter"], ["kiruna", "has", "mine"]'
+    )
+    assert history == f'[[## fact_before_filter ##]]\n{{"fact": [{shown}]}}\n\n{GOES_ON}'
+    assert second.messages[1].observation == history  # what truncation may drop
+
+
+def test_the_papers_history_holds_every_round():
+    texts = [decision("More.", FACT_BORN, f"question {i}?") for i in range(3)]
+    hands = hand(texts, [ANSWERS])
+    run(hands, prompt_format="paper", max_steps=3)
+    history = hands.asked(Generate, "integrator")[2].messages[1].observation
+    assert history.count("[[## fact_before_filter ##]]") == history.count("[[## question ##]]") == 2
+    assert history.index('"kiruna"') < history.index("question 0?") < history.index('"cathedral"')
+    assert history.endswith("question 1?")
 
 
 @pytest.mark.parametrize("prompt_format", ["multi_turn", "paper"])

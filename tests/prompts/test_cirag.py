@@ -486,6 +486,17 @@ def test_a_query_that_was_injected_stays_in_its_turn():
     assert messages[1].text.count("[[## Original Query ##]]") == 1
 
 
+def test_the_digest_changes_with_what_the_prompts_say(monkeypatch):
+    def digests():
+        settings = [("multi_turn", False), ("paper", False), ("multi_turn", True), ("paper", True)]
+        return [prompts.prompt_digest("ascii", *setting) for setting in settings]
+
+    before = digests()
+    assert len(set(before)) == 4 and before == digests()
+    monkeypatch.setattr(prompts, "render_decision", lambda *_: "nothing")
+    assert not set(digests()) & set(before)
+
+
 # -------------------------------------------------------------------------------------- round trip
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

@@ -1,5 +1,6 @@
 """Training of the student: what it leaves alone, resumption, meshes, export, what is refused."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -356,6 +357,22 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
         backends.model_name(language_model(adapter=str(tmp_path)))
 
 
+def test_a_student_of_other_prompts_is_refused(trained):
+    config = cli.load_config(
+        str(_ROOT / "configs/methods/cirag.py"), [f"--config.integrator.adapter={trained[0]}"]
+    )
+    opening.check_adapters(config, ("integrator",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "render_decision", lambda *_: "worded anew")
+        with pytest.raises(UserError, match="no longer writes; train it again"):
+            opening.check_adapters(config, ("integrator",))
+    # Before it was recorded, one format changed.
+    for prompt_format, refused in (("multi_turn", False), ("paper", True)):
+        prompt = {"normalization": "ascii", "prompt_format": prompt_format, "few_shot": False}
+        with pytest.raises(UserError) if refused else contextlib.nullcontext():
+            opening.check_prompts("student", {"prompt": prompt})
+
+
 def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys, tmp_path):
     workdir = str(trained[0])
 
@@ -463,9 +480,9 @@ def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
     made[2] = dataclasses.replace(made[2], solved=False)
     made[3] = dataclasses.replace(made[3], parse_errors={"passage_without_triples": 2})
     config = config_of((folders[0], write(tmp_path / "t", made)), dev_fraction=0.0)
-    assert load(config).counts["left_out"] == {"dropped_problems": 1}
+    assert load(config).counts["left_out"] == {"dropped_parse_errors": 1}
     config.keep = "correct_only"
-    wanted = {"dropped_problems": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
+    wanted = {"dropped_parse_errors": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
     assert load(config).counts["left_out"] == wanted
     config.keep = "all"
     longest = max(len(example.tokens_T) for example in load(config).train)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from cirag_jax import cli, sharding
-from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.training import aligner, optimizers
+from cirag_jax.training.data import pools as pools_lib
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -80,9 +80,7 @@ def test_golden_step(folders):
 
     dataset = load.load_dataset(config.data)
     questions, _ = aligner.split_questions(dataset, config)
-    chains = chains_lib.silver_chains(dataset, questions, "triple")
-    by_id = {q.id: q for q in questions}
-    pools = [chains_lib.pool_of(dataset, by_id[c.question_id], "triple") for c in chains]
+    chains, pools = pools_lib.chains_and_pools(dataset, questions, "triple")
     batches = aligner.make_batches(config, chains, pools, encoder, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)
     state = aligner.make_state(encoder, tx, 0, mesh)

@@ -116,7 +116,7 @@ def triple_targets(
 
     A triple that names the answer of the step and stands in its passage is no negative: extraction
     states a fact several times. A data set without extracted triples (2WikiMultihopQA) gives its
-    annotated evidences as positives and has no pool.
+    annotated evidences as positives and has no pool; one with some gives those alone.
     """
     targets = []
     for question in questions:
@@ -148,13 +148,17 @@ def triple_targets(
 
 
 def gold_triples(dataset: Dataset, question: Question) -> tuple[Triple, ...]:
-    """The triples of the question's silver chain, extracted ones where they state the fact."""
+    """The triples of the question's silver chain: extracted ones, where anything was extracted.
+
+    Among extracted negatives, the style of an annotated triple would give it away.
+    """
     chain = chains_lib.chain_of(dataset, question, "triple")
     if chain is None:
         return ()
-    known = {chains_lib.triple_text(Triple(*e)): Triple(*e) for e in question.evidences or ()}
-    for triple in _triple_pool(dataset, question):
-        known[chains_lib.triple_text(triple)] = triple
+    pool = _triple_pool(dataset, question)
+    if not dataset.triples:
+        pool = [Triple(*evidence) for evidence in question.evidences or ()]
+    known = {chains_lib.triple_text(triple): triple for triple in pool}
     return tuple(known[step.text] for step in chain.steps if step.text in known)
 
 
