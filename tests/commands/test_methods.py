@@ -110,15 +110,14 @@ def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeyp
     monkeypatch.setitem(registry.METHODS, "shows", registry.Method(shows, Shows))
     config = tmp_path / "shows.py"
     config.write_text(
-        "from configs.methods import blocks\n\n\ndef get_config():\n    return blocks.method('shows')\n"
+        "from configs.methods import blocks\n\ndef get_config(): return blocks.method('shows')\n"
     )
     values = {"data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev"}
     argv = [f"--config={config}", *(f"--config.{key}={value}" for key, value in values.items())]
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == {"demonstrate": 4}
     for row in lines(tmp_path / "predictions.jsonl"):
-        assert len(shown := row["answer"].split()) == 2 and set(shown) <= {
-            f"q{i}" for i in range(8)
-        }
+        shown = row["answer"].split()
+        assert len(shown) == 2 and set(shown) <= {f"q{i}" for i in range(8)}
 
 
 def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatch):

@@ -141,7 +141,7 @@ def test_facts_point_at_their_sentences_and_gold_is_marked(made_up_page):
     assert data["q2"]["f1"] == 0.5  # Ferry County, Orlin County
 
 
-def test_units_of_any_granularity_and_notes_are_on_the_page(tmp_path):
+def test_units_of_any_granularity_and_notes_are_on_the_page(page, tmp_path):
     kept = (Sentence("p-bay", 1), "p-varga", "p-ferry", "gone")
     step = Step("Who?", ("p-bay",), kept, (), kept=kept, more_queries=("Where?",), notes={"k": [1]})
     prediction = dataclasses.replace(made_up.PREDICTION, steps=(*made_up.PREDICTION.steps, step))
@@ -155,6 +155,13 @@ def test_units_of_any_granularity_and_notes_are_on_the_page(tmp_path):
     assert [unit[:3] for unit in drawn["kept"]] == [[None, None, i] for i in (*ids[:3], "gone")]
     assert [unit[4] for unit in drawn["kept"]] == [1, None, None, None]
     assert [unit[5] for unit in drawn["kept"]] == [True, True, False, False]  # gold
+    page.open(tmp_path / "trace.html")
+    last = page.text(".step:last-of-type")
+    for text in ("Where?", made_up.sentence("p-bay", 1), "Ilse Varga", "gone", "source unknown"):
+        assert text in last
+    details = "document.querySelector('.step:last-of-type details:last-of-type')"
+    page.after("toggle", details, f"{details}.open = true")
+    assert '"k": [' in page.text(".step:last-of-type pre") and page.complaints() == []
 
 
 def test_passages_without_own_sentences_are_split_as_extraction_splits_them(made_up_page):
