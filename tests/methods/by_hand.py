@@ -20,7 +20,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.triples.normalization import triple_key
-from cirag_jax.types import Passage, Prediction, Question, Text, Triple
+from cirag_jax.types import Passage, Question, Text, Triple
 
 
 @dataclasses.dataclass
@@ -46,7 +46,7 @@ class Hand:
     shown: Sequence[Question] = ()
     requests: list[Any] = dataclasses.field(default_factory=list)
 
-    def drive(self, program) -> Prediction:
+    def drive(self, program) -> Any:
         """Runs the program to its end; every canned text must have been asked for."""
         response = None
         while True:
