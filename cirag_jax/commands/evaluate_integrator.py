@@ -266,7 +266,7 @@ def _rows(
             "response": one.response,
             "parsed": {
                 "thought": one.thought,
-                "kept": [codec.encode_triple(triple) for triple in one.kept],
+                "kept": [codec.encode(triple) for triple in one.kept],
                 "next_query": one.next_query,
                 "has_question": one.has_question,
             },

@@ -81,8 +81,8 @@ def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[l
 
 def _digest(trajectory: Trajectory, index: int) -> str:
     """Of all that a model is given at a step."""
-    steps = [codec.encode_step(step) for step in trajectory.steps[:index]]
-    candidates = [codec.encode_triple(triple) for triple in trajectory.steps[index].candidates]
+    steps = [codec.encode(step) for step in trajectory.steps[:index]]
+    candidates = [codec.encode(triple) for triple in trajectory.steps[index].candidates]
     return codec.digest(codec.dump([trajectory.question, steps, candidates]))[:16]
 
 
@@ -104,7 +104,7 @@ def _decide(
     decision, text = yield from cirag.integrate(question, steps, candidates, settings, parse_errors)
     return {
         "thought": decision.thought,
-        "kept": [codec.encode_triple(triple) for triple in decision.kept],
+        "kept": [codec.encode(triple) for triple in decision.kept],
         "next_query": decision.next_query,
         "has_question": decision.has_question,
         "parse_errors": list(decision.parse_errors),
@@ -117,7 +117,7 @@ def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
         return Decided(has_question=False, error=error)
     return Decided(
         outcome["thought"],
-        tuple(codec.decode_triple(triple) for triple in outcome["kept"]),
+        tuple(Triple(*triple) for triple in outcome["kept"]),
         outcome["next_query"],
         outcome["has_question"],
         tuple(outcome["parse_errors"]),
