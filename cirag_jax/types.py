@@ -5,7 +5,7 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -27,8 +27,7 @@ class Passage:
     sentences: tuple[str, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Triple:
+class Triple(NamedTuple):
     """A fact ``<head; relation; tail>`` with its provenance.
 
     ``sentence`` indexes the sentences of passage ``passage_id``.
@@ -40,6 +39,18 @@ class Triple:
     passage_id: str | None = None
     sentence: int | None = None
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence by its place: the ``index``-th of passage ``passage_id``."""
+
+    passage_id: str
+    index: int
+
+
+# What a step shows and keeps: a triple, a sentence, or a passage by its id.
+Unit = Triple | Sentence | str
+UnitT = TypeVar("UnitT", bound=Unit, covariant=True)
 
 # What a ranker compares with a query.
 Text = str | Passage | Triple
@@ -114,22 +125,26 @@ GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[UnitT]):
     """One round of iterative retrieval, as a trace shows it and distillation trains on it.
 
     ``candidates`` are what the model was shown, best first, with the ranker's ``scores``; ``kept``
-    the triples it chose (CIRAG's core triples, in the order it named them); ``next_query`` is None
-    where it asked for nothing more. ``response`` is the model's text as it came.
+    the units it chose (CIRAG's core triples, in the order it named them); ``next_query`` is None
+    where it asked for nothing more. ``response`` is the model's text as it came. A round of several
+    queries has the others in ``more_queries``. ``notes`` are whatever else a method wants to be
+    seen (a plan, an outline, a number), as JSON.
     """
 
     query: str
     passages: tuple[str, ...] = ()
-    candidates: tuple[Triple, ...] = ()
+    candidates: tuple[UnitT, ...] = ()
     scores: tuple[float, ...] = ()
     thought: str = ""
-    kept: tuple[Triple, ...] = ()
+    kept: tuple[UnitT, ...] = ()
     next_query: str | None = None
     response: str = ""
+    more_queries: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

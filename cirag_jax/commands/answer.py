@@ -11,7 +11,7 @@ from typing import Any
 
 from cirag_jax.commands import online, opening, task
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import WHOLE, Corpus, build_corpus
+from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import evidence_recall
@@ -22,7 +22,7 @@ from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import GRANULARITIES, Config, Dataset, Prediction, Question
+from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,14 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
     needs = settings.needs
     opening.check(config, needs)
-    dataset, questions, corpus = _task(config, needs)
+    asked = _task(config, needs)
+    questions = asked.questions
     jobs = [task.job(question, method.program, settings) for question in questions]
-    bound = task.settings(config, method.program.__module__, needs, dataset, corpus)
+    bound = task.settings(config, method.program.__module__, asked)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
-        return opening.open_handlers(config, needs, dataset, corpus, book, stack, rows=at_once)
+        return opening.open_handlers(config, asked, book, stack, rows=at_once)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
     if run is None:
@@ -83,10 +84,11 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- the task
 
 
-def _task(config: Config, needs: Needs) -> tuple[Dataset, tuple[Question, ...], Corpus]:
+def _task(config: Config, needs: Needs) -> opening.Task:
     """Data set, selected questions and the passages they may find."""
     own = config.question is not None
-    dataset = load.load_dataset(config.data, corpus=needs.corpus, questions=not own)
+    questions = not own or needs.demonstrations
+    dataset = load.load_dataset(config.data, corpus=needs.corpus, questions=questions)
     if own:
         text = " ".join(config.question.split())
         if not text:
@@ -94,8 +96,8 @@ def _task(config: Config, needs: Needs) -> tuple[Dataset, tuple[Question, ...], 
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError("config.question is not valid UTF-8.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
-        return dataset, (question,), build_corpus(dataset, (), WHOLE)
-    return dataset, *task.select(dataset, config.data, "test", needs)
+        return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
+    return task.select(dataset, config.data, "test", needs)
 
 
 # ---------------------------------------------------------------------------------- the results

@@ -11,7 +11,6 @@ from typing import Any
 
 from cirag_jax.commands import backends, opening, task
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.distill import teachers, trajectories
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
@@ -53,7 +52,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     settings = _check(config)
     opening.check(config, settings.needs)
     dataset = load.load_dataset(config.data)
-    selected, corpus = task.select(dataset, config.data, "train", settings.needs)
+    chosen = task.select(dataset, config.data, "train", settings.needs)
+    selected = chosen.questions
     golds = teachers.read_golds(config, dataset, selected, settings.normalization)
     kind, share = config.teacher.kind, config.teacher.share
     teacher_of = {
@@ -68,11 +68,12 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     held_out = _warn_of_held_out(questions)
     needs, config = _prepared(config, settings)
     jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
-    bound = _settings(config, needs, dataset, corpus)
+    chosen = chosen._replace(needs=needs)
+    bound = _settings(config, chosen)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
-        handlers = opening.open_handlers(config, needs, dataset, corpus, book, stack, rows=at_once)
+        handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
         return _with_teachers(config, handlers, golds, teacher_of)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
@@ -162,9 +163,9 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
     return dataclasses.replace(settings.needs, roles=roles), config
 
 
-def _settings(config: Config, needs: Needs, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+def _settings(config: Config, chosen: opening.Task) -> dict[str, Any]:
     """What decides the trajectories of a run, named as the user's config names it."""
-    found = task.settings(config, cirag.__module__, needs, dataset, corpus)
+    found = task.settings(config, cirag.__module__, chosen)
     own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "retries", "share")}
     own["answer"] = config.answer
     return own | {

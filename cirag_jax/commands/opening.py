@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends
 from cirag_jax.datasets.corpus import Corpus
@@ -18,11 +18,12 @@ from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import extraction as extraction_prompts
 from cirag_jax.retrieval.encoders import open_encoder_for
-from cirag_jax.retrieval.index import open_retriever
+from cirag_jax.retrieval.index import needed, open_retriever
 from cirag_jax.retrieval.rankers import check_ranker, open_ranker
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    DemonstrateHandler,
     ExtractHandler,
     GenerateHandler,
     RankHandler,
@@ -30,9 +31,26 @@ from cirag_jax.runtime.handlers import (
     TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Extract, Needs, Retrieve
+from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import Config, Dataset
+from cirag_jax.triples.normalization import normalise
+from cirag_jax.types import Config, Dataset, Question
+
+
+class Task(NamedTuple):
+    """What a run is about.
+
+    Attributes:
+      needs: of the method with its settings.
+      dataset: with the triples of its passages.
+      questions: those that are answered.
+      corpus: the passages to search; none where none are needed.
+    """
+
+    needs: Needs
+    dataset: Dataset
+    questions: Sequence[Question]
+    corpus: Corpus
 
 
 def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
@@ -55,18 +73,40 @@ def check(config: Config, needs: Needs) -> None:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    return (needs.corpus and config.retriever.kind != "bm25") or any(
-        block.kind == "bi_encoder" and not block.model for block in rankers
+    embeds = needs.demonstrations or (needs.corpus and config.retriever.kind != "bm25")
+    return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
+
+
+def demonstrations(task: Task) -> tuple[Question, ...]:
+    """Training questions that may be shown: none that is answered or that others evaluate on.
+
+    Raises:
+      UserError: there is none.
+    """
+    ids = {question.id for question in task.questions}
+    texts = {normalise(question.question, "unicode") for question in task.questions}
+    found = tuple(
+        question
+        for question in task.dataset.questions
+        if question.split == "train"
+        and question.fold in (None, "train")
+        and question.id not in ids
+        and normalise(question.question, "unicode") not in texts
     )
+    if not found:
+        raise UserError(
+            f"{task.dataset.name} has no question of split train to demonstrate with that is not "
+            "answered itself."
+        )
+    return found
 
 
-def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+def triples_settings(config: Config, task: Task) -> dict[str, Any]:
     """Which triples a run sees, flat as its journal keeps it.
 
     Args:
       config: of configs/methods, of a method that uses triples.
-      dataset: with the triples of its passages.
-      corpus: the passages to search.
+      task: what is searched.
 
     Raises:
       UserError: ``config.triples`` is no store.
@@ -76,9 +116,9 @@ def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[s
 
         version = extraction.version()
         return {"triples": ONLINE} | {f"extractor.{k}": value for k, value in version.items()}
-    ids = [passage.id for passage in corpus.passages]
+    ids = [passage.id for passage in task.corpus.passages]
     if config.triples is None:
-        content = _hash_triples(dataset, ids)
+        content = _hash_triples(task.dataset, ids)
     else:
         from cirag_jax.triples.store import TripleStore
 
@@ -90,17 +130,14 @@ def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[s
 def _hash_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
     found = hashlib.sha256()
     for passage_id in passage_ids:
-        triples = dataset.triples.get(passage_id)
-        rows = None if triples is None else [codec.encode_triple(triple) for triple in triples]
+        rows = codec.encode(dataset.triples.get(passage_id))
         found.update(json.dumps([passage_id, rows]).encode() + b"\n")
     return found.hexdigest()
 
 
 def open_handlers(
     config: Config,
-    needs: Needs,
-    dataset: Dataset,
-    corpus: Corpus,
+    task: Task,
     book: Journal,
     stack: contextlib.ExitStack,
     rows: int,
@@ -109,9 +146,7 @@ def open_handlers(
 
     Args:
       config: of configs/methods.
-      needs: of the method with its settings.
-      dataset: with the triples of its passages.
-      corpus: the passages to search.
+      task: what is asked, and over what.
       book: the run's journal: what it has used counts against the budgets, and what is extracted
         online is kept beside it.
       stack: closes what was opened.
@@ -121,6 +156,7 @@ def open_handlers(
       UserError: something cannot be opened, or does not fit the rest.
     """
     handlers: dict[type | str, Handler] = {}
+    needs, corpus = task.needs, task.corpus
     roles = roles_of(config, needs)
     check_adapters(config, roles)
     if needs.corpus:
@@ -128,7 +164,7 @@ def open_handlers(
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
-        handlers[Extract] = _open_triples(config, dataset, corpus)
+        handlers[Extract] = _open_triples(config, task.dataset, corpus)
     for name in needs.rankers:
         handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
     extractions, spent = None, book.usage()
@@ -138,6 +174,9 @@ def open_handlers(
     handlers |= _open_models(config, roles, stack, rows, spent)
     if extractions is not None:
         handlers[Extract] = _open_online(config, handlers["extractor"], extractions)
+    if needs.demonstrations:
+        shown = demonstrations(task)
+        handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
     if needs.corpus:
         index = open_retriever(config.retriever, corpus.passages, encoder)
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)

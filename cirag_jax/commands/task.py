@@ -28,9 +28,7 @@ from cirag_jax.types import Config, Dataset, Prediction, Question
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
 
 
-def select(
-    dataset: Dataset, data: Config, default_split: str, needs: Needs
-) -> tuple[tuple[Question, ...], Corpus]:
+def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
     """The questions that ``config.data`` selects and the passages they may find.
 
     Args:
@@ -47,8 +45,8 @@ def select(
         data.split = default_split
     questions = load.select_questions(dataset, data)
     if not needs.corpus:
-        return questions, Corpus("none", ())
-    return questions, build_corpus(dataset, questions, data.corpus)
+        return opening.Task(needs, dataset, questions, Corpus("none", ()))
+    return opening.Task(needs, dataset, questions, build_corpus(dataset, questions, data.corpus))
 
 
 def job(
@@ -60,18 +58,15 @@ def job(
     return Job(question.id, annotated, lambda: program(given, settings))
 
 
-def settings(
-    config: Config, code: str, needs: Needs, dataset: Dataset, corpus: Corpus
-) -> dict[str, Any]:
+def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     """What decides the results of a run, flat: the message of a refusal names one field.
 
     Args:
       config: of configs/methods, or with the same blocks.
       code: name of the module with the program.
-      needs: of the method with its settings.
-      dataset: with the triples of its passages.
-      corpus: the passages to search.
+      task: what is asked, and over what.
     """
+    needs, corpus = task.needs, task.corpus
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
     found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
@@ -87,7 +82,10 @@ def settings(
         found |= {f"{role}.{k}": v for k, v in backends.fingerprint(config[role]).items()}
         found[f"{role}.max_tokens"] = config[role].max_tokens
     if needs.triples:
-        found |= opening.triples_settings(config, dataset, corpus)
+        found |= opening.triples_settings(config, task)
+    if needs.demonstrations:
+        shown = codec.encode(opening.demonstrations(task))
+        found["demonstrations"] = codec.digest(codec.dump(shown))
     if needs.corpus and config.get("question") is None:
         found["data.corpus"] = corpus.policy
     if needs.corpus:
@@ -212,7 +210,7 @@ def _run(
                 handlers,
                 book,
                 in_flight=config.in_flight,
-                encode=codec.encode_prediction,
+                encode=codec.encode,
                 on_progress=show,
             )
             for handler in set(handlers.values()):

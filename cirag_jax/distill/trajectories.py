@@ -117,7 +117,7 @@ def _encode(trajectory: Trajectory) -> dict[str, Any]:
         "question_id": trajectory.question_id,
         "question": trajectory.question,
         "teacher": trajectory.teacher,
-        "steps": [codec.encode_step(step) for step in trajectory.steps],
+        "steps": [codec.encode(step) for step in trajectory.steps],
         "end": trajectory.end,
         "solved": trajectory.solved,
         "parse_errors": dict(sorted(trajectory.parse_errors.items())),

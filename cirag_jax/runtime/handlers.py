@@ -10,9 +10,13 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
+from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.rankers import Ranker
+from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
+    Demonstrate,
+    Demonstrated,
     Extract,
     Extracted,
     Generate,
@@ -26,7 +30,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Passage, Question, Triple
 
 # Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
 Search = Callable[..., tuple[np.ndarray, np.ndarray]]
@@ -93,6 +97,32 @@ class ExtractHandler:
         found = self._source(list(wanted))
         for index, call in enumerate(calls):
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
+
+
+class DemonstrateHandler:
+    """Training questions by the cosine of their embeddings.
+
+    Args:
+      questions: those that may be shown.
+      encoder: embeds them, all as queries.
+    """
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, questions: Sequence[Question], encoder: Encoder):
+        self._questions = questions
+        self._encoder = encoder
+        self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        requests: list[Demonstrate] = [call.request for call in calls]
+        query_QD = self._encoder.encode([request.query for request in requests], "query")
+        row_QK, _ = self._index.search(query_QD, max(request.n for request in requests))
+        for index, request in enumerate(requests):
+            rows = row_QK[index, : request.n]
+            done(index, Demonstrated(tuple(self._questions[row] for row in rows)))
 
 
 class RankHandler:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from cirag_jax.llm.types import Generate, Generated, Score, Scored
-from cirag_jax.types import Feedback, Passage, Text, Triple
+from cirag_jax.types import Feedback, Passage, Question, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
 
@@ -74,8 +74,26 @@ class Ranked(Generic[TextT]):
     scores: tuple[float, ...]
 
 
-Request = Retrieve | Extract | Rank | Generate | Score
-Response = Retrieved | Extracted | Ranked | Generated | Scored
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demonstrate:
+    """The ``n`` training questions most similar to ``query``; answered by `Demonstrated`.
+
+    Never one that is being answered, by its id or by its text.
+    """
+
+    query: str
+    n: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demonstrated:
+    """Training questions with their annotations, the most similar first."""
+
+    questions: tuple[Question, ...]
+
+
+Request = Retrieve | Extract | Rank | Demonstrate | Generate | Score
+Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -93,6 +111,7 @@ class Needs:
       corpus: passages, by `Retrieve`.
       feedback: whether it retrieves by vectors that passages move.
       triples: of passages, by `Extract`.
+      demonstrations: training questions, by `Demonstrate`.
       gold: what a question's benchmark annotates, its answers too; results say so.
     """
 
@@ -101,6 +120,7 @@ class Needs:
     corpus: bool = True
     feedback: bool = False
     triples: bool = False
+    demonstrations: bool = False
     gold: bool = False
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import tqdm
 
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.journal import Journal, Key, Record
 from cirag_jax.runtime.requests import (
     Generate,
     Program,
@@ -162,6 +162,15 @@ class Scheduler:
         finally:
             for running in self._running.values():
                 running.program.close()
+
+    def records_of(
+        self, jobs: Sequence[Job], *, deadline: float | None = None
+    ) -> dict[str, Record] | None:
+        """`run`, and the record of every job by its id; None where not all have ended."""
+        if not self.run(jobs, deadline=deadline):
+            return None
+        wanted = {job.id for job in jobs}
+        return {record.id: record for record in self._journal.records() if record.id in wanted}
 
     def _run(self, todo: collections.deque[tuple[int, Job]], deadline: float | None) -> bool:
         while todo or self._running:

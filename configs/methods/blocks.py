@@ -42,7 +42,7 @@ def method(name: str, **max_tokens: int) -> Any:
     needs = settings.needs
     if needs.corpus:
         config.retriever = retrievers.retriever()
-    if needs.corpus or needs.rankers:
+    if needs.corpus or needs.rankers or needs.demonstrations:
         config.encoder = retrievers.encoder()
     if needs.rankers:
         config.rankers = ConfigDict()

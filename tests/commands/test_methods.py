@@ -9,11 +9,12 @@ import pytest
 
 from cirag_jax import cli
 from cirag_jax.commands import opening, task
+from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.direct import DirectConfig, direct
-from cirag_jax.runtime.requests import Needs
-from cirag_jax.types import Question
+from cirag_jax.runtime.requests import Demonstrate, Needs
+from cirag_jax.types import Dataset, Prediction, Question
 from tests import tiny
 from tests.answering import arguments, lines, tiny_folders
 
@@ -74,6 +75,49 @@ def test_a_program_sees_no_gold_unless_it_declares_that_it_does():
         job.start()
         assert job.input["answers"] == list(GOLD.answers)  # the journal's, for the viewer
     assert seen == [Question(GOLD.id, GOLD.question, ()), GOLD]
+
+
+def test_an_evaluated_question_is_never_demonstrated():
+    def train(name, text, fold=None, split="train"):
+        return Question(name, text, ("x",), split=split, fold=fold)
+
+    asked = (train("a", "Who is  it?"), train("b", "Where?", split="dev"))
+    others = (
+        train("c", "who is it"),  # another id, the same text
+        train("d", "When?", fold="test"),
+        train("e", "When?", split="dev"),
+        train("f", "When?", fold="train"),
+        train("g", "How?"),
+    )
+    dataset = Dataset("towns", (*asked, *others), {}, {})
+    shown = opening.Task(Needs(demonstrations=True), dataset, asked, Corpus("none", ()))
+    assert [q.id for q in opening.demonstrations(shown)] == ["f", "g"]
+    with pytest.raises(UserError, match="no question of split train to demonstrate"):
+        opening.demonstrations(shown._replace(questions=dataset.questions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shows:
+    needs = Needs(corpus=False, demonstrations=True)
+
+
+def shows(question, config):
+    found = yield Demonstrate(question.question, 2)
+    return Prediction(" ".join(q.id for q in found.questions), "default")
+
+
+def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(registry.METHODS, "shows", registry.Method(shows, Shows))
+    config = tmp_path / "shows.py"
+    config.write_text(
+        "from configs.methods import blocks\n\ndef get_config(): return blocks.method('shows')\n"
+    )
+    values = {"data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev"}
+    argv = [f"--config={config}", *(f"--config.{key}={value}" for key, value in values.items())]
+    assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == {"demonstrate": 4}
+    for row in lines(tmp_path / "predictions.jsonl"):
+        shown = row["answer"].split()
+        assert len(shown) == 2 and set(shown) <= {f"q{i}" for i in range(8)}
 
 
 def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatch):

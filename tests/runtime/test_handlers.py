@@ -11,6 +11,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    DemonstrateHandler,
     ExtractHandler,
     GenerateHandler,
     RankHandler,
@@ -18,6 +19,7 @@ from cirag_jax.runtime.handlers import (
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
+    Demonstrate,
     Extract,
     Generate,
     Generated,
@@ -26,7 +28,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
 from tests.runtime.recording import passage, say
@@ -102,6 +104,30 @@ def test_rows_that_were_not_found_are_left_out():
 
     found = ask(RetrieveHandler(search, TOWNS), Retrieve("x", 3))[0]
     assert [p.id for p in found.passages] == ["visby"] and found.scores == (0.0,)
+
+
+class Letters:
+    """An encoder of a text's letters."""
+
+    dim = 26
+
+    def encode(self, texts, kind="passage", progress=None):
+        found = np.array([[t.lower().count(chr(97 + i)) for i in range(26)] for t in texts], float)
+        return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_the_most_similar_questions_are_demonstrated():
+    texts = ("Who sang it?", "Where is the mine?", "Where was the mine dug?")
+    pool = [Question(f"t{i}", text, ("x",)) for i, text in enumerate(texts)]
+    handler = DemonstrateHandler(pool, Letters())
+    asked = (
+        Demonstrate("where is that mine?", 2),
+        Demonstrate("who sang?", 1),
+        Demonstrate("a", 9),
+    )
+    found = ask(handler, *asked)
+    assert [[q.id for q in f.questions] for f in found[:2]] == [["t1", "t2"], ["t0"]]
+    assert len(found[2].questions) == 3 and found[0].questions[0] is pool[1]
 
 
 # ----------------------------------------------------------------------------------------- triples

@@ -30,6 +30,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.training import adapter, decision_quality, utilisation
 from cirag_jax.training.data import conversations
 from configs import common
@@ -190,9 +191,13 @@ def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
     handler = GenerateHandler(backend, {"integrator": 24})
     settings = CiragConfig(**data.described)
     with Journal(tmp_path / "journal.sqlite", {}) as journal:
-        found = decisions.decode(data.dev_trajectories, handler, settings, journal)
+        jobs = decisions.jobs(data.dev_trajectories, settings)
+        steps = [job for row in jobs for job in row]
+        records = Scheduler({"integrator": handler}, journal).records_of(steps)
     backend.close()
-    assert found is not None and any(decided.response for row in found for decided in row)
+    assert records is not None
+    found = decisions.read(jobs, records)
+    assert any(decided.response for row in found for decided in row)
     scores = decisions.score(data.dev_trajectories, found, normalization=settings.normalization)
     for metric, name in decision_quality.SCORES.items():
         assert result[metric] == scores[name].value
@@ -207,15 +212,14 @@ def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
     tokenizer = ChatTokenizer.load(loaded.folder)
     data = conversations.load_data(config, tokenizer, config.length)
     engine = Engine(loaded.config, decoder.to_params(loaded.state), tokenizer)
-    texts, decode = [], decisions.decode
+    texts, read = [], decisions.read
 
-    def recorded(*args, **kwargs):
-        found = decode(*args, **kwargs)
-        assert found is not None
+    def recorded(*args):
+        found = read(*args)
         texts.append([decided.response for row in found for decided in row])
         return found
 
-    monkeypatch.setattr(decisions, "decode", recorded)
+    monkeypatch.setattr(decisions, "read", recorded)
     lora_config = adapter.make_lora(config)
     quality = decision_quality.DecisionQuality(
         engine, lora_config, data.dev_trajectories, data.described, 8
