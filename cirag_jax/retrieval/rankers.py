@@ -110,7 +110,7 @@ def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
     block = config.rankers[name]
     if block.triple_text is not None:
         return TripleText(block.triple_text, block.normalization), False
-    spec = None if block.kind == "bm25" else block.model or config.encoder.model
+    spec = "" if block.kind == "bm25" else str(block.model or config.encoder.model)
     if is_training_workdir(spec):
         from cirag_jax.models.io.workdir import ranker_meta
 
