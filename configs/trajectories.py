@@ -32,14 +32,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cirag_jax.distill import teachers
 from configs.methods import blocks
+
+PRESETS = ("annotations", "llm", "mixture")  # teachers, see cirag_jax/distill/teachers.py
 
 
 def get_config(preset: str = "annotations") -> Any:
     """What is asked, of whom, and what is kept."""
-    if preset not in teachers.KINDS:
-        raise ValueError(f"the presets are {', '.join(teachers.KINDS)}")
+    if preset not in PRESETS:
+        raise ValueError(f"the presets are {', '.join(PRESETS)}")
     config = blocks.method("cirag", reader=192)  # The reader is asked only with config.answer.
     del config.question, config.integrator
     config.cirag.num_candidates = 15  # The paper has 30; a small student's context holds fewer.
