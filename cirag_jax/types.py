@@ -200,10 +200,10 @@ class Trajectory:
         parse_errors: Malformed output of each kind -> how often it was met.
     """
 
-    question_id: str
-    question: str
+    question_id: Filled
+    question: Filled
     teacher: str
-    steps: tuple[Step, ...]
+    steps: tuple[Step[Triple], ...]
     end: Literal["stopped", "max_steps", "repeat", "no_decision"]
     solved: bool | None = None
     parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -32,7 +32,10 @@ def ranker() -> Any:
     # bi_encoder: null is config.encoder, else an encoder as config.encoder.model names one;
     # aligner, cross_encoder: a training workdir, a folder or a hub id.
     config.model = placeholder(str)
-    config.normalization = "ascii"  # Of the triples' text: ascii | unicode.
+    # How triples are written: tuple (of normalised parts, CIRAG) | angle (<head; relation; tail> as
+    # extracted, KiRAG). null: as the model was trained; one that was not trained on triples: tuple.
+    config.triple_text = placeholder(str)
+    config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
     return config
 
 

@@ -18,6 +18,7 @@ from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
+from cirag_jax.retrieval.rankers import TripleText, triple_text_of
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs, Program
@@ -104,6 +105,10 @@ def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
     for name, block in blocks.items():
         if block.get("model"):
             found[f"{name}.weights"] = fingerprint.of_model(block.model)
+        if name.startswith("rankers."):
+            text, _ = triple_text_of(config, name.removeprefix("rankers."))
+            if text != TripleText("tuple", block.normalization):  # as all did before it was noted
+                found[f"{name}.writes"] = dataclasses.asdict(text)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
+from cirag_jax.methods.ircot import IrcotConfig, ircot
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Program
 from cirag_jax.types import Prediction, Question
@@ -30,6 +31,7 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "cirag": Method(cirag, CiragConfig),
     "direct": Method(direct, DirectConfig),
+    "ircot": Method(ircot, IrcotConfig),
     "native_rag": Method(native_rag, NativeRagConfig),
 }
 

@@ -4,15 +4,17 @@ A ranker is given what a method has (strings, passages, triples) and writes it a
 it: a `Write`, by default `text_of`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from jax.sharding import Mesh
 
-from cirag_jax.datasets.chains import passage_text
+from cirag_jax.datasets.chains import passage_text, triple_text
 from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
@@ -33,19 +35,34 @@ class Ranker(Protocol):
         ...
 
 
-def text_of(text: Text, normalization: Normalization = "ascii") -> str:
-    """A text as rankers read it: a passage with its title, a triple as `tuple_text`."""
+@dataclasses.dataclass(frozen=True)
+class TripleText:
+    """How a ranker's triples are written; one that was trained on triples is served the same text.
+
+    Attributes:
+      form: ``tuple`` of the normalised parts (HippoRAG, CIRAG's Figure 12), or ``angle``,
+        ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on.
+      normalization: of the parts of a tuple.
+    """
+
+    form: Literal["tuple", "angle"] = "tuple"
+    normalization: Normalization = "ascii"
+
+    def __call__(self, triple: Triple) -> str:
+        """The text of a triple."""
+        if self.form == "angle":
+            return triple_text(triple)
+        return repr(triple_key(triple, self.normalization))
+
+
+def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) -> str:
+    """A text as rankers read it: a passage with its title, a triple as ``write_triple`` has it."""
     match text:
         case Triple():
-            return tuple_text(text, normalization)
+            return write_triple(text)
         case Passage():
             return passage_text(text)
     return text
-
-
-def tuple_text(triple: Triple, normalization: Normalization) -> str:
-    """The tuple of a triple's normalised parts (HippoRAG's form)."""
-    return repr(triple_key(triple, normalization))
 
 
 def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
@@ -61,7 +78,13 @@ def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
     """
     block = config.rankers[name]
     check_ranker(block, name)
-    write = functools.partial(text_of, normalization=block.normalization)
+    text, assumed = triple_text_of(config, name)
+    if assumed:
+        say(
+            f"{block.model or config.encoder.model} does not say how it was trained to read "
+            f"triples: config.rankers.{name} writes them in the form {text.form!r}"
+        )
+    write = functools.partial(text_of, write_triple=text)
     if block.kind == "bm25":
         return BM25Ranker(write)
     if block.kind == "cross_encoder":
@@ -75,11 +98,45 @@ def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
     return BiEncoderRanker(encoder, write)
 
 
+def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
+    """How the ranker ``config.rankers.NAME`` writes triples, and whether that is only assumed.
+
+    In the form that the config asks for; else in the one its model was trained on; else, where it
+    is an aligner, in the form of KiRAG; else as CIRAG does.
+
+    Raises:
+      UserError: its training workdir cannot be read.
+    """
+    block = config.rankers[name]
+    if block.triple_text is not None:
+        return TripleText(block.triple_text, block.normalization), False
+    spec = "" if block.kind == "bm25" else str(block.model or config.encoder.model)
+    if is_training_workdir(spec):
+        from cirag_jax.models.io.workdir import ranker_meta
+
+        meta = ranker_meta(spec)
+        if "triple_text" in meta:
+            trained_on = meta["triple_text"]
+            return (TripleText(**trained_on) if trained_on else _default(block)), False
+        if meta.get("units") == "triple":
+            return TripleText("angle"), True
+        return _default(block), meta["component"] == "cross_encoder"
+    if block.kind == "aligner":
+        return TripleText("angle"), True
+    return _default(block), False
+
+
+def _default(block: Config) -> TripleText:
+    return TripleText("tuple", block.normalization)
+
+
 def check_ranker(block: Config, name: str) -> None:
     """Raises UserError where a block cannot be right, before anything is opened."""
     field = f"config.rankers.{name}"
     if block.kind not in KINDS:
         raise UserError(f"{field}.kind={block.kind!r} is unknown; there are {', '.join(KINDS)}.")
+    if block.triple_text not in (None, "tuple", "angle"):
+        raise UserError(f"{field}.triple_text={block.triple_text!r} must be tuple or angle.")
     if block.kind in ("aligner", "cross_encoder") and not block.model:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
 

@@ -1,5 +1,6 @@
 """Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
 
+import dataclasses
 import functools
 import pathlib
 import time
@@ -20,6 +21,7 @@ from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, optimizers, resume
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
@@ -85,6 +87,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
+        "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
         "run": resume.fingerprint(config),

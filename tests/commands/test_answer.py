@@ -200,7 +200,7 @@ def fails(capsys, argv) -> str:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("method=crag", "config.method='crag' is no method; there are cirag, direct, native_rag."),
+        ("method=crag", "config.method='crag' is no method; there are cirag, direct,"),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.max_steps=-1", "max_steps must be >= 0"),
         ("cirag.num_candidates=0", "num_candidates >= 1"),

@@ -1,9 +1,20 @@
+from typing import Any
+
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from cirag_jax.errors import UserError
+from cirag_jax.models.io import workdir
 from cirag_jax.retrieval.encoders import open_encoder_for
-from cirag_jax.retrieval.rankers import BiEncoderRanker, BM25Ranker, check_ranker, text_of
+from cirag_jax.retrieval.rankers import (
+    BiEncoderRanker,
+    BM25Ranker,
+    TripleText,
+    check_ranker,
+    text_of,
+    triple_text_of,
+)
 from cirag_jax.types import Passage, Triple
 from configs import retrievers
 from tests import tiny
@@ -63,7 +74,8 @@ def test_what_is_remembered_is_bounded(tiny_encoder):
 def test_a_triple_is_written_in_its_normal_form_and_a_passage_with_its_title():
     triple = Triple("Ås  kyrka", "I", "Öst")
     assert text_of(triple) == "('s kyrka', 'i', 'st')"
-    assert text_of(triple, "unicode") == "('ås kyrka', 'i', 'öst')"
+    assert text_of(triple, TripleText("tuple", "unicode")) == "('ås kyrka', 'i', 'öst')"
+    assert text_of(triple, TripleText("angle")) == "<Ås  kyrka; I; Öst>"
     passage = Passage("p", "Lund", "A town.")
     assert "Lund" in text_of(passage) and "A town." in text_of(passage)
     assert text_of("A (town)") == "A (town)"
@@ -90,6 +102,7 @@ def test_bm25_ranks_by_words():
         ({"kind": "oracle"}, "kind='oracle' is unknown"),
         ({"kind": "aligner"}, r"kind=aligner needs config\.rankers\.units\.model"),
         ({"kind": "cross_encoder"}, "kind=cross_encoder needs"),
+        ({"triple_text": "json"}, "must be tuple or angle"),
     ],
 )
 def test_a_block_that_cannot_be_right_is_refused(fields, words):
@@ -97,3 +110,34 @@ def test_a_block_that_cannot_be_right_is_refused(fields, words):
     block.update(fields)
     with pytest.raises(UserError, match=words):
         check_ranker(block, "units")
+
+
+ANGLE = TripleText("angle")
+
+
+@pytest.mark.parametrize(
+    ("meta", "fields", "text", "assumed"),
+    [
+        (None, {}, TripleText("tuple", "unicode"), False),  # a frozen encoder, as the paper has it
+        (None, {"kind": "bm25"}, TripleText("tuple", "unicode"), False),
+        (None, {"kind": "aligner"}, ANGLE, True),
+        (None, {"triple_text": "angle"}, TripleText("angle", "unicode"), False),
+        ({"triple_text": {"form": "angle", "normalization": "ascii"}}, {}, ANGLE, False),
+        ({"triple_text": {"form": "tuple", "normalization": "ascii"}}, {}, TripleText(), False),
+        ({"triple_text": None}, {}, TripleText("tuple", "unicode"), False),
+        ({"units": "triple"}, {}, ANGLE, True),
+        ({"units": "sentence"}, {}, TripleText("tuple", "unicode"), False),
+        ({"component": "cross_encoder"}, {}, TripleText("tuple", "unicode"), True),
+        ({"triple_text": None}, {"triple_text": "tuple"}, TripleText("tuple", "unicode"), False),
+    ],
+)
+def test_a_ranker_writes_triples_as_it_was_trained_on_them(
+    tmp_path, monkeypatch, meta, fields, text, assumed
+):
+    config: Any = ConfigDict({"encoder": retrievers.encoder(), "rankers": {"it": {}}})
+    config.rankers.it = retrievers.ranker()
+    config.rankers.it.update({"model": str(tmp_path), "normalization": "unicode", **fields})
+    if meta is not None:
+        (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(workdir, "ranker_meta", lambda _: {"component": "aligner", **(meta or {})})
+    assert triple_text_of(config, "it") == (text, assumed)

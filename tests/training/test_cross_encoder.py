@@ -177,6 +177,7 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(folders, tmp_
         open_encoder(str(tmp_path / "w"))
     model, meta = open_cross_encoder(str(tmp_path / "w"))
     assert meta["max_length"] == model.max_length == 64
+    assert meta["triple_text"] == {"form": "tuple", "normalization": "ascii"}
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
     done = _run("launch/export.py", tmp_path / "e", [f"--config.checkpoint={tmp_path / 'w'}"])
     assert done.returncode == 0, done.stderr

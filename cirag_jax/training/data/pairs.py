@@ -17,7 +17,7 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.pairs import PairTokens, pad_pairs
-from cirag_jax.retrieval.rankers import tuple_text
+from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.types import Config, Dataset, Question, SubQuestion, Triple
 
@@ -118,16 +118,13 @@ def triple_targets(
     states a fact several times. A data set without extracted triples (2WikiMultihopQA) gives its
     annotated evidences as positives and has no pool; one with some gives those alone.
     """
-    targets = []
+    write, targets = TripleText("tuple", normalization), []
     for question in questions:
         pool = _triple_pool(dataset, question)
         positives = gold_triples(dataset, question)
         answers = [*question.answers, *(s.answer for s in question.decomposition or ())]
-        rest = _negatives(pool, positives, answers, set(question.supporting or ()), normalization)
-        targets += [
-            Target("triple", question.question, tuple_text(t, normalization), rest)
-            for t in positives
-        ]
+        rest = _negatives(pool, positives, answers, set(question.supporting or ()), write)
+        targets += [Target("triple", question.question, write(t), rest) for t in positives]
         for sub_question, step in _sub_questions(question):
             if not step.supporting:
                 continue
@@ -140,10 +137,8 @@ def triple_targets(
                 decomposition=(dataclasses.replace(step, question=sub_question),),
             )
             found = gold_triples(dataset, alone)
-            rest = _negatives(pool, found, [step.answer], {step.supporting}, normalization)
-            targets += [
-                Target("triple", sub_question, tuple_text(t, normalization), rest) for t in found
-            ]
+            rest = _negatives(pool, found, [step.answer], {step.supporting}, write)
+            targets += [Target("triple", sub_question, write(t), rest) for t in found]
     return targets
 
 
@@ -172,13 +167,13 @@ def _negatives(
     positives: Sequence[Triple],
     answers: Sequence[str],
     gold_passages: set[str],
-    normalization: Any,
+    write: Callable[[Triple], str],
 ) -> tuple[str, ...]:
-    taken = {tuple_text(triple, normalization) for triple in positives}
+    taken = {write(triple) for triple in positives}
     named = [answer.lower() for answer in answers if answer]
     texts = {}
     for triple in pool:
-        text = tuple_text(triple, normalization)
+        text = write(triple)
         whole = f"{triple.head} {triple.relation} {triple.tail}".lower()
         states_it = triple.passage_id in gold_passages and any(name in whole for name in named)
         if text not in taken and not states_it:
