@@ -262,7 +262,6 @@ def _costs(records: Sequence[Record]) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "generated_tokens": usage.generated_tokens,
-        "cost": usage.cost,
     }
 
 

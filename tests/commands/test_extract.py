@@ -422,7 +422,7 @@ def test_a_deadline_ends_cleanly_and_a_budget_too(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     stopped = run(server, folder, tmp_path / "w", stop_after_minutes=1e-9)
     assert not stopped["complete"] and stopped["left"] == 6 and not server.asked
-    budget = {"extractor.budget.tokens": 900, "extractor.max_concurrency": 1}
+    budget = {"extractor.budget_tokens": 900, "extractor.max_concurrency": 1}
     stopped = run(server, folder, tmp_path / "w", **budget)
     assert not stopped["complete"] and server.asked
     assert run(server, folder, tmp_path / "w")["complete"]
