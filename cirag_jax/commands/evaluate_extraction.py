@@ -25,7 +25,6 @@ from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
 from cirag_jax.triples.normalization import Normalization
-from cirag_jax.triples.store import content_hash
 from cirag_jax.types import Config, Passage, Triple
 
 FILE = "extractions.jsonl"
@@ -39,14 +38,14 @@ class Found:
       triples: as `graph.extraction.extract` leaves them.
       entities: as its first answer lists them.
       status: ``ok``, ``empty`` or ``failed``; a passage that failed has no triples.
-      problems: malformed answers of each kind.
+      parse_errors: malformed answers of each kind.
       cause: why it failed.
     """
 
     triples: tuple[Triple, ...] = ()
     entities: tuple[str, ...] = ()
     status: str = "failed"
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cause: str | None = None
 
 
@@ -62,8 +61,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``systems``: of each model ``exact``, ``soft`` and ``entities`` (the scores of
-      `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, problems, tokens
-      and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
+      `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, parse errors,
+      tokens and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
       student was trained on, None: not known; ``selection``, ``settings``, ``complete``.
 
     Raises:
@@ -100,7 +99,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             start = time.monotonic()
             found = _run(config, name, model, passages, settings, journal, until)
             seconds = journal.add_seconds(time.monotonic() - start)
-            usage = side_by_side.usage_of(journal, set(map(program_of, passages)))
+            usage = side_by_side.usage_of(journal, set(map(extraction.program_of, passages)))
         if found is None:
             complete = False
             continue
@@ -174,7 +173,7 @@ def extract(
     """
     jobs = [
         Job(
-            program_of(passage),
+            extraction.program_of(passage),
             json.loads(codec.dump(dataclasses.asdict(passage))),
             lambda passage=passage: _extract(passage, settings),
         )
@@ -186,13 +185,8 @@ def extract(
     if not scheduler.run(jobs, deadline=until):
         return None
     records = {record.id: record for record in journal.records()}
-    asked = [(passage, records[program_of(passage)]) for passage in passages]
+    asked = [(passage, records[extraction.program_of(passage)]) for passage in passages]
     return [_found(passage, record.outcome, record.error) for passage, record in asked]
-
-
-def program_of(passage: Passage) -> str:
-    """The journal's name of a passage; one that has changed is another program."""
-    return f"{passage.id}@{content_hash(passage, {}).hex()[:16]}"
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
@@ -212,9 +206,10 @@ def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str
 def _found(passage: Passage, outcome: Mapping[str, Any] | None, error: str | None) -> Found:
     if outcome is None:
         return Found(cause=f"request: {error}")
-    record = extraction.stored(passage, b"", outcome, None)
+    record = extraction.stored(passage, outcome, None)
+    entities = tuple(outcome["entities"])
     return Found(
-        record.triples, tuple(outcome["entities"]), record.status, record.problems, record.cause
+        record.triples or (), entities, outcome["status"], record.parse_errors, record.cause
     )
 
 
@@ -230,7 +225,7 @@ def _run(
     known = journal.outcomes()
     with contextlib.ExitStack() as stack:
         handler: Any = None
-        if any(program_of(passage) not in known for passage in passages):
+        if any(extraction.program_of(passage) not in known for passage in passages):
             handler = stack.enter_context(
                 side_by_side.open_model(config, model, "extractor", settings.triple_tokens, journal)
             )
@@ -275,15 +270,15 @@ def score(
 
 
 def _outcomes(found: Sequence[Found]) -> dict[str, Any]:
-    problems: collections.Counter[str] = collections.Counter()
+    parse_errors: collections.Counter[str] = collections.Counter()
     for one in found:
-        problems.update(one.problems)
+        parse_errors.update(one.parse_errors)
     causes = collections.Counter(one.cause for one in found if one.cause is not None)
     outcomes = collections.Counter(one.status for one in found)
     return {
         "outcomes": {name: outcomes[name] for name in ("ok", "empty", "failed")},
         "failures": dict(causes.most_common(5)),
-        "problems": dict(sorted(problems.items())),
+        "parse_errors": dict(sorted(parse_errors.items())),
         "triples_per_passage": sum(len(one.triples) for one in found) / len(found),
     }
 
@@ -301,7 +296,7 @@ def _row(
         "exact_f1": exact_overlap(found.triples, reference.triples, normalization).f1,
         "soft_f1": soft_overlap(found.triples, reference.triples, normalization).f1,
         "entity_f1": entity_overlap(found.entities, reference.entities, normalization).f1,
-        "problems": found.problems,
+        "parse_errors": found.parse_errors,
     }
 
 
