@@ -5,7 +5,7 @@ Everything optional is ``None`` when a data set does not say; ``None`` means unk
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -27,8 +27,7 @@ class Passage:
     sentences: tuple[str, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Triple:
+class Triple(NamedTuple):
     """A fact ``<head; relation; tail>`` with its provenance.
 
     ``sentence`` indexes the sentences of passage ``passage_id``.
@@ -39,6 +38,38 @@ class Triple:
     tail: str
     passage_id: str | None = None
     sentence: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence by its place: the ``index``-th of passage ``passage_id``."""
+
+    passage_id: str
+    index: int
+
+
+# What a step shows and keeps: a triple, a sentence, or a passage by its id.
+Unit = Triple | Sentence | str
+UnitT = TypeVar("UnitT", bound=Unit, covariant=True)
+
+# What a ranker compares with a query.
+Text = str | Passage | Triple
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feedback:
+    """Passages that move a query's vector q (Vector-PRF, Li et al. 2021): a q + sum of w_i p_i.
+
+    The average of q and n passages has weights 1 / (n + 1) throughout; Rocchio has a = alpha and
+    w_i = beta / n.
+
+    Attributes:
+        query_weight: a.
+        passages: (passage id, w_i); the vector p_i is the index's own.
+    """
+
+    query_weight: float
+    passages: tuple[tuple[str, float], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,22 +125,26 @@ GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[UnitT]):
     """One round of iterative retrieval, as a trace shows it and distillation trains on it.
 
     ``candidates`` are what the model was shown, best first, with the ranker's ``scores``; ``kept``
-    the triples it chose (CIRAG's core triples, in the order it named them); ``next_query`` is None
-    where it asked for nothing more. ``response`` is the model's text as it came.
+    the units it chose (CIRAG's core triples, in the order it named them); ``next_query`` is None
+    where it asked for nothing more. ``response`` is the model's text as it came. A round of several
+    queries has the others in ``more_queries``. ``notes`` are whatever else a method wants to be
+    seen (a plan, an outline, a number), as JSON.
     """
 
     query: str
     passages: tuple[str, ...] = ()
-    candidates: tuple[Triple, ...] = ()
+    candidates: tuple[UnitT, ...] = ()
     scores: tuple[float, ...] = ()
     thought: str = ""
-    kept: tuple[Triple, ...] = ()
+    kept: tuple[UnitT, ...] = ()
     next_query: str | None = None
     response: str = ""
+    more_queries: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,18 +192,19 @@ class Trajectory:
         question: Its text.
         teacher: Who decided: ``annotations``, or the name of a language model.
         steps: The rounds of retrieval, each with the teacher's decision.
-        end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, or ``repeat`` (it
-            asked again what it had asked before, and that ends a run).
+        end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, ``repeat`` (it
+            asked again what it had asked before, and that ends a run), or ``no_decision`` (its last
+            response said neither what to ask nor that it had enough).
         solved: Whether core triples support every fact that the question needs (annotations), or
             the answer read from them is right (a language model); None where nobody looked.
         parse_errors: Malformed output of each kind -> how often it was met.
     """
 
-    question_id: str
-    question: str
+    question_id: Filled
+    question: Filled
     teacher: str
-    steps: tuple[Step, ...]
-    end: Literal["stopped", "max_steps", "repeat"]
+    steps: tuple[Step[Triple], ...]
+    end: Literal["stopped", "max_steps", "repeat", "no_decision"]
     solved: bool | None = None
     parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

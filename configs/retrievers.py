@@ -25,6 +25,20 @@ def encoder() -> Any:
     return config
 
 
+def ranker() -> Any:
+    """What scores texts against a query."""
+    config: Any = ConfigDict()
+    config.kind = "bi_encoder"  # bi_encoder | aligner | cross_encoder | bm25
+    # bi_encoder: null is config.encoder, else an encoder as config.encoder.model names one;
+    # aligner, cross_encoder: a training workdir, a folder or a hub id.
+    config.model = placeholder(str)
+    # How triples are written: tuple (of normalised parts, CIRAG) | angle (<head; relation; tail> as
+    # extracted, KiRAG). null: as the model was trained; one that was not trained on triples: tuple.
+    config.triple_text = placeholder(str)
+    config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
+    return config
+
+
 def retriever() -> Any:
     """Which index finds passages."""
     config: Any = ConfigDict()

@@ -32,18 +32,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cirag_jax.distill import teachers
-from configs import common
 from configs.methods import blocks
+
+PRESETS = ("annotations", "llm", "mixture")  # teachers, see cirag_jax/distill/teachers.py
 
 
 def get_config(preset: str = "annotations") -> Any:
     """What is asked, of whom, and what is kept."""
-    if preset not in teachers.KINDS:
-        raise ValueError(f"the presets are {', '.join(teachers.KINDS)}")
-    config = blocks.method("cirag")
-    del config.question
-    blocks.triples(config)
+    if preset not in PRESETS:
+        raise ValueError(f"the presets are {', '.join(PRESETS)}")
+    config = blocks.method("cirag", reader=192)  # The reader is asked only with config.answer.
+    del config.question, config.integrator
     config.cirag.num_candidates = 15  # The paper has 30; a small student's context holds fewer.
     config.data.split = "train"
 
@@ -52,9 +51,6 @@ def get_config(preset: str = "annotations") -> Any:
     config.teacher.retries = 1  # annotations: further queries for one fact before it gives up.
     config.teacher.share = 0.5  # mixture: the part of the questions that the language model gets.
     config.teacher.llm = blocks.role(max_tokens=384)
-    config.reader = blocks.role(max_tokens=192)  # Asked only with config.answer.
-    # Asked only with triples="online".
-    config.extractor = blocks.role(max_tokens=512, block=common.extractor)
 
     # Also answer from what the language model collected: says which of its trajectories are right.
     config.answer = False

@@ -26,7 +26,7 @@ def main(config, workdir):
     export_sentence_transformers(encoder, encoder.state, workdir / "model")
     questions = workdir / "answers"
     questions.mkdir(exist_ok=True)
-    config.answer.reranker.model = str(checkpoint)
+    config.answer.rankers.triples.model = str(checkpoint)
     answered = answer.answer(config.answer, questions)
     trace.write_trace(questions, workdir / "trace.html", title="CIRAG on the built-in dataset")
     return {

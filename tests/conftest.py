@@ -1,8 +1,11 @@
 """Settings of every test: eight CPU devices, strict JAX, no network, and where the data lie."""
 
+import atexit
 import importlib.util
 import os
 import pathlib
+import shutil
+import tempfile
 
 # A test that reaches for a model hub fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,6 +20,16 @@ os.environ.setdefault("CIRAG_JAX_CACHE", "0")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 ).strip()
+
+# Tests check values, not speed: most of XLA's optimisations cost more time than they save here.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# The workers and the commands that they start compile a program once between them. The process that
+# makes the folder removes it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cirag-jax-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest

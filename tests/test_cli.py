@@ -397,6 +397,30 @@ def test_help_does_not_import_jax(script, tmp_path):
     assert done.stderr.endswith("did you mean train.steps?\n")
 
 
+_HELP = """
+import contextlib, importlib, io, pathlib, runpy, sys
+
+for path in sorted(pathlib.Path("launch").glob("*.py")):
+    sys.argv = [str(path), "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        runpy.run_path(str(path), run_name="__main__")
+    assert "usage: python" in out.getvalue(), path
+    assert not {"jax", "torch", "transformers"} & sys.modules.keys(), path
+for path in sorted(pathlib.Path("cirag_jax").rglob("*.py")):
+    if path.stem not in ("__main__", "transformers_backend"):
+        importlib.import_module(".".join(path.with_suffix("").parts))
+    assert "torch" not in sys.modules, path
+"""
+
+
+def test_help_of_every_command_and_no_start_of_one_imports_what_it_does_not_need(repository):
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP],
+        cwd=repository, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_compilation_cache_is_filled(script, tmp_path):
     slow = script.read_text().replace(
         'print("noise of Python")',

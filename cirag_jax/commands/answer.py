@@ -11,7 +11,7 @@ from typing import Any
 
 from cirag_jax.commands import online, opening, task
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import WHOLE, Corpus, build_corpus
+from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import evidence_recall
@@ -20,8 +20,9 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import GRANULARITIES, Config, Dataset, Prediction, Question
+from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,9 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``em``, ``f1``, ``acc``, ``recall``, ``granularities``, ``calls``, tokens, ``seconds`` and
-      the other fields of the command's contract.
+      ``em``, ``f1``, ``acc``, ``recall`` (None without a corpus), ``granularities``, ``calls``,
+      tokens, ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
+      command's contract.
 
     Raises:
       UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
@@ -53,13 +55,16 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.profile not in answers.PROFILES:
         known = ", ".join(answers.PROFILES)
         raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
-    dataset, questions, corpus = _task(config)
-    jobs = [task.job(q, lambda q=q: method.program(q.question, settings)) for q in questions]
-    bound = task.settings(config, method, dataset, corpus)
+    needs = settings.needs
+    opening.check(config, needs)
+    asked = _task(config, needs)
+    questions = asked.questions
+    jobs = [task.job(question, method.program, settings) for question in questions]
+    bound = task.settings(config, method.program.__module__, asked)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
-        return opening.open_handlers(config, method, dataset, corpus, book, stack, rows=at_once)
+        return opening.open_handlers(config, asked, book, stack, rows=at_once)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
     if run is None:
@@ -70,24 +75,29 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.question is not None:
         _show(rows[0][1], journal.read_passages(workdir / journal.FILE))
     result = _result(rows, config.profile, run.complete, run.seconds)
+    if not needs.corpus:
+        result["recall"] = None
+    result["sees_gold"] = needs.gold
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
 # ------------------------------------------------------------------------------------- the task
 
 
-def _task(config: Config) -> tuple[Dataset, tuple[Question, ...], Corpus]:
+def _task(config: Config, needs: Needs) -> opening.Task:
     """Data set, selected questions and the passages they may find."""
-    dataset = load.load_dataset(config.data)
-    if config.question is not None:
+    own = config.question is not None
+    questions = not own or needs.demonstrations
+    dataset = load.load_dataset(config.data, corpus=needs.corpus, questions=questions)
+    if own:
         text = " ".join(config.question.split())
         if not text:
             raise UserError("config.question is empty.")
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError("config.question is not valid UTF-8.")
         question = Question(f"question-{codec.digest(text)[:12]}", text, ())
-        return dataset, (question,), build_corpus(dataset, (), WHOLE)
-    return dataset, *task.select(dataset, config.data, default_split="test")
+        return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
+    return task.select(dataset, config.data, "test", needs)
 
 
 # ---------------------------------------------------------------------------------- the results

@@ -6,12 +6,11 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import backends, opening, task
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.distill import teachers, trajectories
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
@@ -20,11 +19,11 @@ from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
 from cirag_jax.methods.extraction import ONLINE
-from cirag_jax.methods.registry import Method, find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import Config, Dataset, Question, Trajectory
+from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory
 
 _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
@@ -41,7 +40,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
+      ``without_annotations``, ``sees_gold`` (whether a teacher did), ``failures``, ``errors``,
+      ``dropped`` (reason -> trajectories),
       tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
 
     Raises:
@@ -50,8 +50,10 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     started = time.monotonic()
     settings = _check(config)
+    opening.check(config, settings.needs)
     dataset = load.load_dataset(config.data)
-    selected, corpus = task.select(dataset, config.data, default_split="train")
+    chosen = task.select(dataset, config.data, "train", settings.needs)
+    selected = chosen.questions
     golds = teachers.read_golds(config, dataset, selected, settings.normalization)
     kind, share = config.teacher.kind, config.teacher.share
     teacher_of = {
@@ -64,16 +66,14 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "from: evidences, decomposition, supporting_sentences or supporting."
         )
     held_out = _warn_of_held_out(questions)
-    method, config = _prepared(config)
-    jobs = [
-        task.job(q, lambda q=q: _program(q, teacher_of[q.id], config.answer, settings))
-        for q in questions
-    ]
-    bound = _settings(config, method, dataset, corpus)
+    needs, config = _prepared(config, settings)
+    jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
+    chosen = chosen._replace(needs=needs)
+    bound = _settings(config, chosen)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
-        handlers = opening.open_handlers(config, method, dataset, corpus, book, stack, rows=at_once)
+        handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
         return _with_teachers(config, handlers, golds, teacher_of)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
@@ -94,6 +94,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
+        "sees_gold": kind != "llm",
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_costs(records),
         "seconds": run.seconds,
@@ -151,20 +152,20 @@ def _check(config: Config) -> CiragConfig:
     return settings
 
 
-def _prepared(config: Config) -> tuple[Method, Config]:
-    """CIRAG with the roles that are asked, and the config in which the teacher is integrator."""
+def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
+    """CIRAG's needs with the roles that are asked; the config in which the teacher integrates."""
     roles = () if config.teacher.kind == "annotations" else ("integrator",)
     if roles and config.answer:
         roles = (*roles, "reader")
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.integrator = config.teacher.llm
-    return dataclasses.replace(find_method("cirag"), roles=roles), config
+    return dataclasses.replace(settings.needs, roles=roles), config
 
 
-def _settings(config: Config, method: Method, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+def _settings(config: Config, chosen: opening.Task) -> dict[str, Any]:
     """What decides the trajectories of a run, named as the user's config names it."""
-    found = task.settings(config, method, dataset, corpus)
+    found = task.settings(config, cirag.__module__, chosen)
     own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "retries", "share")}
     own["answer"] = config.answer
     return own | {
@@ -173,10 +174,9 @@ def _settings(config: Config, method: Method, dataset: Dataset, corpus: Corpus) 
     }
 
 
-def _program(question: Question, teacher: str, answer: bool, settings: CiragConfig):
+def _program(teacher: str, answer: bool) -> Callable[..., Program[Prediction]]:
     """The loop, with the cascade where the answer shows whether a trajectory is right."""
-    method = cirag if answer and teacher == "llm" else construct_and_integrate
-    return method(question.question, settings)
+    return cirag if answer and teacher == "llm" else construct_and_integrate
 
 
 def _with_teachers(
@@ -232,6 +232,8 @@ def _trajectory(
     end = "stopped"
     if last is not None:
         end = "repeat" if config.cirag.stop_on_repeat and last in asked else "max_steps"
+    elif prediction.parse_errors.get("no_decision"):
+        end = "no_decision"
     name = teacher
     if teacher == "llm":
         name = backends.model_name(config.teacher.llm) or config.teacher.llm.backend

@@ -1,13 +1,12 @@
 """Evaluates an extractor: triples and entities of passages against reference ones."""
 
 import collections
-import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from cirag_jax.commands import side_by_side
@@ -21,9 +20,9 @@ from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
+from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Passage, Triple
 
@@ -92,23 +91,24 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     complete = True
-    passages = [reference.passage for reference in references]
+    jobs = [job(reference.passage, settings) for reference in references]
     for name, model in models.items():
         bound = {**model.identity, **dataclasses.asdict(settings), **extraction.version()}
         with Journal(workdir / f"{name}.sqlite", bound) as journal:
             start = time.monotonic()
-            found = _run(config, name, model, passages, settings, journal, until)
-            seconds = journal.add_seconds(time.monotonic() - start)
-            usage = side_by_side.usage_of(journal, set(map(extraction.program_of, passages)))
-        if found is None:
+            asked = ("extractor", settings.triple_tokens)
+            shown = ("passage", name)
+            records = side_by_side.ask(config, journal, model, asked, jobs, until, shown)
+            usage = side_by_side.spent(journal, jobs, start)
+        if records is None:
             complete = False
             continue
+        found = read(references, records)
         scores[name] = score(references, found, normalization=config.normalization)
         systems[name] = {
             **side_by_side.by_kind(intervals(scores[name], config.bootstrap_samples, config.seed)),
             **_outcomes(found),
             **usage,
-            "seconds": seconds,
         }
         rows += [
             _row(name, r, f, config.normalization) for r, f in zip(references, found, strict=True)
@@ -144,48 +144,15 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- extracting
 
 
-def extract(
-    passages: Sequence[Passage],
-    model: Handler,
-    settings: ExtractionSettings,
-    journal: Journal,
-    *,
-    in_flight: int = 256,
-    until: float | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> list[Found] | None:
-    """Extracts passages by the programs that launch/extract.py runs.
+def job(passage: Passage, settings: ExtractionSettings) -> Job:
+    """The program of launch/extract.py for a passage, which asks role ``extractor``."""
+    described = json.loads(codec.dump(dataclasses.asdict(passage)))
+    return Job(extraction.program_of(passage), described, lambda: _extract(passage, settings))
 
-    Args:
-      passages: with distinct ids.
-      model: answers the requests of role ``extractor``.
-      settings: how a passage is extracted.
-      journal: keeps the responses; what it has is not asked again.
-      in_flight: passages under way together.
-      until: as ``deadline`` of `Scheduler.run`.
-      on_progress: as in `Scheduler`.
 
-    Returns:
-      One result a passage; None where the time or a budget ended before the last.
-
-    Raises:
-      UserError: the journal is another run's.
-    """
-    jobs = [
-        Job(
-            extraction.program_of(passage),
-            json.loads(codec.dump(dataclasses.asdict(passage))),
-            lambda passage=passage: _extract(passage, settings),
-        )
-        for passage in passages
-    ]
-    scheduler = Scheduler(
-        {"extractor": model}, journal, in_flight=in_flight, on_progress=on_progress
-    )
-    if not scheduler.run(jobs, deadline=until):
-        return None
-    records = {record.id: record for record in journal.records()}
-    asked = [(passage, records[extraction.program_of(passage)]) for passage in passages]
+def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list[Found]:
+    """What was extracted from every passage."""
+    asked = [(r.passage, records[extraction.program_of(r.passage)]) for r in references]
     return [_found(passage, record.outcome, record.error) for passage, record in asked]
 
 
@@ -211,34 +178,6 @@ def _found(passage: Passage, outcome: Mapping[str, Any] | None, error: str | Non
     return Found(
         record.triples or (), entities, outcome["status"], record.parse_errors, record.cause
     )
-
-
-def _run(
-    config: Config,
-    name: str,
-    model: side_by_side.Model,
-    passages: Sequence[Passage],
-    settings: ExtractionSettings,
-    journal: Journal,
-    until: float | None,
-) -> list[Found] | None:
-    known = journal.outcomes()
-    with contextlib.ExitStack() as stack:
-        handler: Any = None
-        if any(extraction.program_of(passage) not in known for passage in passages):
-            handler = stack.enter_context(
-                side_by_side.open_model(config, model, "extractor", settings.triple_tokens, journal)
-            )
-        show = stack.enter_context(progress_bar(len(passages), "passage", name))
-        return extract(
-            passages,
-            handler,
-            settings,
-            journal,
-            in_flight=config.in_flight,
-            until=until,
-            on_progress=show,
-        )
 
 
 # ---------------------------------------------------------------------------------------- scoring

@@ -1,7 +1,6 @@
 """Evaluates an integrator's decisions step by step: what ``launch/evaluate.py`` runs for it."""
 
 import collections
-import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -24,7 +23,6 @@ from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import markdown
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.scheduler import progress_bar
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Trajectory, Triple
 
@@ -71,13 +69,13 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         plain = {f"cirag.{key}": value for key, value in dataclasses.asdict(how).items()}
         bound = {**model.identity, **plain, "max_tokens": config.integrator.max_tokens}
         with Journal(workdir / f"{name}.sqlite", bound) as journal:
-            start = time.monotonic()
-            rows = _decode(config, name, model, found, how, journal, until)
-            seconds = journal.add_seconds(time.monotonic() - start)
-            programs = {program for names in decisions.names(found) for program in names}
-            spent[name] = {**side_by_side.usage_of(journal, programs), "seconds": seconds}
-        if rows is not None:
-            decided[name] = rows
+            start, jobs = time.monotonic(), decisions.jobs(found, how)
+            steps = [job for row in jobs for job in row]
+            asked = ("integrator", config.integrator.max_tokens)
+            records = side_by_side.ask(config, journal, model, asked, steps, until, ("step", name))
+            spent[name] = side_by_side.spent(journal, steps, start)
+        if records is not None:
+            decided[name] = decisions.read(jobs, records)
         settings[name] = {
             key: getattr(how, key) for key in (*PROMPT_FIELDS, "prefilled_headers", "match_cutoff")
         }
@@ -243,38 +241,6 @@ def _similarity(config: Config) -> Similarity:
     return cosine
 
 
-def _decode(
-    config: Config,
-    name: str,
-    model: side_by_side.Model,
-    found: Sequence[Trajectory],
-    settings: CiragConfig,
-    journal: Journal,
-    until: float | None,
-) -> list[list[Decided]] | None:
-    names = decisions.names(found)
-    known = journal.outcomes()
-    with contextlib.ExitStack() as stack:
-        handler: Any = None
-        if any(program not in known for row in names for program in row):
-            handler = stack.enter_context(
-                side_by_side.open_model(
-                    config, model, "integrator", config.integrator.max_tokens, journal
-                )
-            )
-        total = sum(map(len, names))
-        show = stack.enter_context(progress_bar(total, "step", name))
-        return decisions.decode(
-            found,
-            handler,
-            settings,
-            journal,
-            in_flight=config.in_flight,
-            deadline=until,
-            on_progress=show,
-        )
-
-
 # ------------------------------------------------------------------------------------ the results
 
 
@@ -300,7 +266,7 @@ def _rows(
             "response": one.response,
             "parsed": {
                 "thought": one.thought,
-                "kept": [codec.encode_triple(triple) for triple in one.kept],
+                "kept": [codec.encode(triple) for triple in one.kept],
                 "next_query": one.next_query,
                 "has_question": one.has_question,
             },

@@ -17,7 +17,8 @@ from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
-from cirag_jax.evaluation.recall import paired_bootstrap, recall_at
+from cirag_jax.evaluation.overlap import mean_of, paired_interval
+from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import write_lines
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.workdir import open_encoder
@@ -115,13 +116,11 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     result: dict[str, Any] = {
         system: {f"recall@{k}": float(recalls[system][k].mean()) for k in KS} for system in SYSTEMS
     }
+    how_often = (config.bootstrap_samples, config.seed)
     result["differences"] = {
         f"trained-{system}": {
-            f"recall@{k}": paired_bootstrap(
-                recalls["trained"][k],
-                recalls[system][k],
-                samples=config.bootstrap_samples,
-                seed=config.seed,
+            f"recall@{k}": paired_interval(
+                mean_of(recalls["trained"][k]), mean_of(recalls[system][k]), *how_often
             )
             for k in KS
         }

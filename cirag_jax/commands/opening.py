@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends
 from cirag_jax.datasets.corpus import Corpus
@@ -15,12 +15,15 @@ from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.extraction import ONLINE
-from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
-from cirag_jax.retrieval.index import open_retriever
-from cirag_jax.retrieval.rerank import BiEncoderReranker, Reranker
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.prompts import extraction as extraction_prompts
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.index import needed, open_retriever
+from cirag_jax.retrieval.rankers import check_ranker, open_ranker
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    DemonstrateHandler,
     ExtractHandler,
     GenerateHandler,
     RankHandler,
@@ -28,23 +31,82 @@ from cirag_jax.runtime.handlers import (
     TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Extract, RankTriples, Retrieve
+from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import Config, Dataset
+from cirag_jax.triples.normalization import normalise
+from cirag_jax.types import Config, Dataset, Question
 
 
-def roles_of(config: Config, roles: Sequence[str]) -> tuple[str, ...]:
+class Task(NamedTuple):
+    """What a run is about.
+
+    Attributes:
+      needs: of the method with its settings.
+      dataset: with the triples of its passages.
+      questions: those that are answered.
+      corpus: the passages to search; none where none are needed.
+    """
+
+    needs: Needs
+    dataset: Dataset
+    questions: Sequence[Question]
+    corpus: Corpus
+
+
+def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
     """The language models a run needs: the method's, and the extractor where it works online."""
-    return (*roles, "extractor") if config.get("triples") == ONLINE else tuple(roles)
+    online = needs.triples and config.triples == ONLINE
+    return (*needs.roles, "extractor") if online else needs.roles
 
 
-def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+def check(config: Config, needs: Needs) -> None:
+    """Raises UserError where a block cannot give what is needed, before anything is opened."""
+    for name in needs.rankers:
+        check_ranker(config.rankers[name], name)
+    if needs.feedback and config.retriever.kind == "bm25":
+        raise UserError(
+            f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "
+            "choose another kind."
+        )
+
+
+def needs_encoder(config: Config, needs: Needs) -> bool:
+    """Whether something embeds with ``config.encoder``."""
+    rankers = (config.rankers[name] for name in needs.rankers)
+    embeds = needs.demonstrations or (needs.corpus and config.retriever.kind != "bm25")
+    return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
+
+
+def demonstrations(task: Task) -> tuple[Question, ...]:
+    """Training questions that may be shown: none that is answered or that others evaluate on.
+
+    Raises:
+      UserError: there is none.
+    """
+    ids = {question.id for question in task.questions}
+    texts = {normalise(question.question, "unicode") for question in task.questions}
+    found = tuple(
+        question
+        for question in task.dataset.questions
+        if question.split == "train"
+        and question.fold in (None, "train")
+        and question.id not in ids
+        and normalise(question.question, "unicode") not in texts
+    )
+    if not found:
+        raise UserError(
+            f"{task.dataset.name} has no question of split train to demonstrate with that is not "
+            "answered itself."
+        )
+    return found
+
+
+def triples_settings(config: Config, task: Task) -> dict[str, Any]:
     """Which triples a run sees, flat as its journal keeps it.
 
     Args:
       config: of configs/methods, of a method that uses triples.
-      dataset: with the triples of its passages.
-      corpus: the passages to search.
+      task: what is searched.
 
     Raises:
       UserError: ``config.triples`` is no store.
@@ -54,9 +116,9 @@ def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[s
 
         version = extraction.version()
         return {"triples": ONLINE} | {f"extractor.{k}": value for k, value in version.items()}
-    ids = [passage.id for passage in corpus.passages]
+    ids = [passage.id for passage in task.corpus.passages]
     if config.triples is None:
-        content = _hash_triples(dataset, ids)
+        content = _hash_triples(task.dataset, ids)
     else:
         from cirag_jax.triples.store import TripleStore
 
@@ -68,17 +130,14 @@ def triples_settings(config: Config, dataset: Dataset, corpus: Corpus) -> dict[s
 def _hash_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
     found = hashlib.sha256()
     for passage_id in passage_ids:
-        triples = dataset.triples.get(passage_id)
-        rows = None if triples is None else [codec.encode_triple(triple) for triple in triples]
+        rows = codec.encode(dataset.triples.get(passage_id))
         found.update(json.dumps([passage_id, rows]).encode() + b"\n")
     return found.hexdigest()
 
 
 def open_handlers(
     config: Config,
-    method: Any,
-    dataset: Dataset,
-    corpus: Corpus,
+    task: Task,
     book: Journal,
     stack: contextlib.ExitStack,
     rows: int,
@@ -87,9 +146,7 @@ def open_handlers(
 
     Args:
       config: of configs/methods.
-      method: with ``roles``, ``uses_triples`` and ``config``.
-      dataset: with the triples of its passages.
-      corpus: the passages to search.
+      task: what is asked, and over what.
       book: the run's journal: what it has used counts against the budgets, and what is extracted
         online is kept beside it.
       stack: closes what was opened.
@@ -99,18 +156,17 @@ def open_handlers(
       UserError: something cannot be opened, or does not fit the rest.
     """
     handlers: dict[type | str, Handler] = {}
-    encoder = None
-    roles = roles_of(config, method.roles)
+    needs, corpus = task.needs, task.corpus
+    roles = roles_of(config, needs)
     check_adapters(config, roles)
-    say(f"{len(corpus.passages):,} passages")
+    if needs.corpus:
+        say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
-    if config.retriever.kind != "bm25" or method.uses_triples:
-        encoder = open_encoder_for(config.encoder)
-    if method.uses_triples:
-        if config.triples != ONLINE:
-            handlers[Extract] = _open_triples(config, dataset, corpus)
-        normalization = config[config.method].normalization
-        handlers[RankTriples] = RankHandler(_open_reranker(config, encoder), normalization)
+    encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
+    if needs.triples and config.triples != ONLINE:
+        handlers[Extract] = _open_triples(config, task.dataset, corpus)
+    for name in needs.rankers:
+        handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
     extractions, spent = None, book.usage()
     if "extractor" in roles:
         extractions = _open_extractions(config, book.path, stack)
@@ -118,8 +174,12 @@ def open_handlers(
     handlers |= _open_models(config, roles, stack, rows, spent)
     if extractions is not None:
         handlers[Extract] = _open_online(config, handlers["extractor"], extractions)
-    index = open_retriever(config.retriever, corpus.passages, encoder)
-    handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    if needs.demonstrations:
+        shown = demonstrations(task)
+        handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
+    if needs.corpus:
+        index = open_retriever(config.retriever, corpus.passages, encoder)
+        handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
 
 
@@ -135,6 +195,8 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         if config[role].backend == "openai" or not is_training_workdir(spec):
             continue
         meta = workdir.check_role(spec, role)
+        if role == meta["component"]:
+            check_prompts(spec, meta)
         if role != "integrator":
             continue
         asked = config.get(config.get("method", ""), {})
@@ -152,6 +214,26 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
                 f"WARNING: config.{config.method}.num_candidates={shown}, but {spec} was trained "
                 f"with {known} at most"
             )
+
+
+def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
+    """Refuses a student whose prompts read otherwise by now than when it was trained.
+
+    Those trained before this was recorded know the old prompts; of these, one changed since: the
+    paper's format lacked the candidates of earlier rounds.
+
+    Args:
+      spec: its workdir.
+      meta: what its checkpoint says of its training.
+    """
+    described = meta.get("prompt") or {}
+    now = prompts.prompt_digest(**described) if described else extraction_prompts.prompt_hash()
+    old = "" if described.get("prompt_format") == "paper" else now
+    if meta.get("prompt_digest", old) != now:
+        raise UserError(
+            f"{spec} was trained with prompts that this version of the program no longer writes; "
+            "train it again."
+        )
 
 
 def _open_models(
@@ -235,24 +317,3 @@ def _open_store(folder: str, corpus: Corpus) -> TripleSource:
     store = TripleStore.open(folder)
     store.check_corpus(corpus.passages)
     return store.triples
-
-
-def _open_reranker(config: Config, encoder: Encoder | None) -> Reranker:
-    kind, model = config.reranker.kind, config.reranker.model
-    if kind == "cross_encoder":
-        from cirag_jax.retrieval.rerank import CrossEncoderReranker
-
-        if not model:
-            raise UserError("config.reranker.kind=cross_encoder needs config.reranker.model.")
-        return CrossEncoderReranker.open(model)
-    if kind != "bi_encoder":
-        raise UserError(
-            f"config.reranker.kind={kind!r} is unknown; there are bi_encoder and cross_encoder."
-        )
-    if model:
-        block = config.encoder.copy_and_resolve_references()
-        block.model = model
-        encoder = open_encoder_for(block)
-    if encoder is None:
-        raise UserError("config.reranker.kind=bi_encoder needs an encoder.")
-    return BiEncoderReranker(encoder)

@@ -4,17 +4,19 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import backends
+from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.peft_format import CONFIG_FILE
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
 from cirag_jax.types import Config
 
 STUDENT, BASE = "student", "base"
@@ -59,6 +61,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     found, described, seen = {}, {}, None
     if is_training_workdir(spec):
         meta = workdir.check_role(spec, role)
+        check_prompts(spec, meta)
         described = meta.get("prompt") or {}
         seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
         block.model = block.model or meta["model"]
@@ -76,14 +79,47 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     return found
 
 
+def ask(
+    config: Config,
+    journal: Journal,
+    model: Model,
+    asked: tuple[str, int],
+    jobs: Sequence[Job],
+    until: float | None,
+    shown: tuple[str, str],
+) -> dict[str, Record] | None:
+    """Runs programs about one model, which is opened only if one of them is left.
+
+    Args:
+      config: with ``in_flight``, ``seed``, and ``cache``, which keeps responses that several runs
+        share.
+      journal: of the model; what it has is not asked again.
+      model: whose budget also covers what ``journal`` has used.
+      asked: role, and most tokens of a response.
+      jobs: the programs.
+      until: as ``deadline`` of `Scheduler.run`.
+      shown: unit and name on the progress bar.
+
+    Returns:
+      The record of every program by its id; None where the time or a budget ended before the last.
+    """
+    known = journal.outcomes()
+    with contextlib.ExitStack() as stack:
+        handler: Any = None
+        if any(job.id not in known for job in jobs):
+            handler = stack.enter_context(open_model(config, model, dict([asked]), journal))
+        show = stack.enter_context(progress_bar(len(jobs), *shown))
+        scheduler = Scheduler(
+            {asked[0]: handler}, journal, in_flight=config.in_flight, on_progress=show
+        )
+        return scheduler.records_of(jobs, deadline=until)
+
+
 @contextlib.contextmanager
 def open_model(
-    config: Config, model: Model, role: str, max_tokens: int, journal: Journal
-) -> Iterator[Any]:
-    """The handler of one model; ``config.cache`` keeps responses that several runs share.
-
-    What ``journal`` has used counts against the model's budget.
-    """
+    config: Config, model: Model, roles: dict[str, int], journal: Journal
+) -> Iterator[GenerateHandler]:
+    """The handler of one model for ``roles``, each with its most tokens."""
     with contextlib.ExitStack() as stack:
         cache = None
         if config.cache:
@@ -92,7 +128,7 @@ def open_model(
         opened = backends.open_backend(model.block, spent=spent)
         backend = stack.enter_context(contextlib.closing(opened))
         yield GenerateHandler(
-            backend, {role: max_tokens}, seed=config.seed, cache=cache, identity=model.identity
+            backend, roles, seed=config.seed, cache=cache, identity=model.identity
         )
 
 
@@ -114,15 +150,15 @@ def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -
     return seen
 
 
-def usage_of(journal: Journal, programs: Collection[str]) -> dict[str, Any]:
-    """What programs took of a language model, as results have it."""
-    records = [record for record in journal.records() if record.id in programs]
-    usage = sum((record.usage for record in records), start=Usage())
+def spent(journal: Journal, jobs: Sequence[Job], started: float) -> dict[str, Any]:
+    """What programs took of a language model, and the seconds of all runs, as results have it."""
+    ids = {job.id for job in jobs}
+    usage = sum((r.usage for r in journal.records() if r.id in ids), start=Usage())
     return {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "generated_tokens": usage.generated_tokens,
-        "cost": usage.cost,
+        "seconds": journal.add_seconds(time.monotonic() - started),
     }
 
 

@@ -18,24 +18,24 @@ from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
+from cirag_jax.retrieval.rankers import TripleText, triple_text_of
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
-from cirag_jax.runtime.requests import Program
+from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
 
 
-def select(
-    dataset: Dataset, data: Config, default_split: str
-) -> tuple[tuple[Question, ...], Corpus]:
+def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
     """The questions that ``config.data`` selects and the passages they may find.
 
     Args:
       dataset: of ``data``.
       data: ``config.data``.
       default_split: of the built-in dataset, where ``data.split`` is unset.
+      needs: of the method with its settings; without a corpus there are no passages.
 
     Raises:
       UserError: no question is left, or the corpus policy does not fit.
@@ -44,53 +44,71 @@ def select(
     if not data.dir and not data.split:
         data.split = default_split
     questions = load.select_questions(dataset, data)
-    return questions, build_corpus(dataset, questions, data.corpus)
+    if not needs.corpus:
+        return opening.Task(needs, dataset, questions, Corpus("none", ()))
+    return opening.Task(needs, dataset, questions, build_corpus(dataset, questions, data.corpus))
 
 
-def job(question: Question, start: Callable[[], Program[Prediction]]) -> Job:
-    """A program about a question, whose annotations the journal keeps."""
-    return Job(question.id, json.loads(codec.dump(dataclasses.asdict(question))), start)
+def job(
+    question: Question, program: Callable[[Question, Any], Program[Prediction]], settings: Any
+) -> Job:
+    """A program about a question; the annotations are the journal's, not the program's to see."""
+    given = question if settings.needs.gold else Question(question.id, question.question, ())
+    annotated = json.loads(codec.dump(dataclasses.asdict(question)))
+    return Job(question.id, annotated, lambda: program(given, settings))
 
 
-def settings(config: Config, method: Any, dataset: Dataset, corpus: Corpus) -> dict[str, Any]:
+def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     """What decides the results of a run, flat: the message of a refusal names one field.
 
     Args:
       config: of configs/methods, or with the same blocks.
-      method: with ``roles`` and ``uses_triples``.
-      dataset: with the triples of its passages.
-      corpus: the passages to search.
+      code: name of the module with the program.
+      task: what is asked, and over what.
     """
+    needs, corpus = task.needs, task.corpus
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
     found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
-    blocks = ["retriever", "encoder"] + (["reranker"] if method.uses_triples else [])
-    for block in blocks:
-        found |= {f"{block}.{name}": value for name, value in plain(config[block]).items()}
-    found |= _models(config, method)
-    found["code"] = fingerprint.of_code(method.program.__module__)
-    for role in opening.roles_of(config, method.roles):
+    blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
+    if needs.corpus:
+        blocks["retriever"] = config.retriever
+    if opening.needs_encoder(config, needs):
+        blocks["encoder"] = config.encoder
+    for name, block in blocks.items():
+        found |= {f"{name}.{field}": value for field, value in plain(block).items()}
+    found |= _models(config, blocks)
+    found["code"] = fingerprint.of_code(code)
+    for role in opening.roles_of(config, needs):
         found |= {f"{role}.{k}": v for k, v in backends.fingerprint(config[role]).items()}
         found[f"{role}.max_tokens"] = config[role].max_tokens
-    if method.uses_triples:
-        found |= opening.triples_settings(config, dataset, corpus)
-    if config.get("question") is None:
+    if needs.triples:
+        found |= opening.triples_settings(config, task)
+    if needs.demonstrations:
+        shown = codec.encode(opening.demonstrations(task))
+        found["demonstrations"] = codec.digest(codec.dump(shown))
+    if needs.corpus and config.get("question") is None:
         found["data.corpus"] = corpus.policy
-    found["passages"] = hash_corpus(corpus.passages)
+    if needs.corpus:
+        found["passages"] = hash_corpus(corpus.passages)
     return found
 
 
-def _models(config: Config, method: Any) -> dict[str, Any]:
+def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
     """What embeds and ranks, beside what the config says of it."""
     found: dict[str, Any] = {}
-    if config.retriever.folder:
+    if "retriever" in blocks and config.retriever.folder:
         found["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
-    if config.retriever.kind != "bm25" or method.uses_triples:
-        found["encoder.weights"] = fingerprint.of_model(config.encoder.model)
+    if "encoder" in blocks:
         readers = ("sentence-transformers", "transformers")
         used = readers if config.encoder.backend == "sentence_transformers" else ()
         found["encoder.packages"] = fingerprint.of_packages("tokenizers", *used)
-    if method.uses_triples and config.reranker.model:
-        found["reranker.weights"] = fingerprint.of_model(config.reranker.model)
+    for name, block in blocks.items():
+        if block.get("model"):
+            found[f"{name}.weights"] = fingerprint.of_model(block.model)
+        if name.startswith("rankers."):
+            text, _ = triple_text_of(config, name.removeprefix("rankers."))
+            if text != TripleText("tuple", block.normalization):  # as all did before it was noted
+                found[f"{name}.writes"] = dataclasses.asdict(text)
     return found
 
 
@@ -193,7 +211,7 @@ def _run(
                 handlers,
                 book,
                 in_flight=config.in_flight,
-                encode=codec.encode_prediction,
+                encode=codec.encode,
                 on_progress=show,
             )
             for handler in set(handlers.values()):

@@ -29,7 +29,9 @@ _CONTENTS = f"a dataset folder holds {QUESTIONS} and {CORPUS}"
 # ------------------------------------------------------------------------------- public functions
 
 
-def read_dataset(folder: str | os.PathLike[str]) -> Dataset:
+def read_dataset(
+    folder: str | os.PathLike[str], *, corpus: bool = True, questions: bool = True
+) -> Dataset:
     """Reads and validates a dataset folder.
 
     Absent and null fields become None. Pairs of ``supporting_sentences`` whose index lies beyond
@@ -39,6 +41,8 @@ def read_dataset(folder: str | os.PathLike[str]) -> Dataset:
 
     Args:
         folder: Holds ``questions.jsonl``, ``corpus.jsonl`` and optionally ``openie.jsonl``.
+        corpus: Whether there must be a corpus; questions alone may name any passage.
+        questions: Whether they are read; else there are none.
 
     Returns:
         The dataset, named after the folder; corpus and questions in file order.
@@ -51,14 +55,16 @@ def read_dataset(folder: str | os.PathLike[str]) -> Dataset:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; {_CONTENTS}.")
-    for name in (QUESTIONS, CORPUS):
-        if not (folder / name).is_file():
+    has_corpus = corpus or (folder / CORPUS).is_file()
+    for name, wanted in ((QUESTIONS, questions), (CORPUS, has_corpus)):
+        if wanted and not (folder / name).is_file():
             raise UserError(f"{folder / name} does not exist; {_CONTENTS}.")
-    corpus = read_corpus(folder)
-    questions = _read_questions(folder / QUESTIONS, corpus)
-    openie = folder / OPENIE
-    triples = _read_openie(openie, corpus) if openie.exists() else {}
-    return Dataset(folder.resolve().name, questions, corpus, triples)
+    passages = read_corpus(folder) if has_corpus else None
+    asked = _read_questions(folder / QUESTIONS, passages) if questions else ()
+    openie, triples = folder / OPENIE, {}
+    if passages is not None and openie.exists():
+        triples = _read_openie(openie, passages)
+    return Dataset(folder.resolve().name, asked, passages or {}, triples)
 
 
 def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
@@ -113,13 +119,14 @@ class OpenIE(msgspec.Struct):
     triple_sentences: list[Count | None] | None = None
 
 
-def _read_questions(path: Path, corpus: Mapping[str, Passage]) -> tuple[Question, ...]:
+def _read_questions(path: Path, corpus: Mapping[str, Passage] | None) -> tuple[Question, ...]:
     questions: dict[str, Question] = {}
     out_of_range = 0
     for place, question in read_lines(path, Question):
-        _check_passages(place, question, corpus)
         pairs = question.supporting_sentences
-        if pairs is not None:
+        if corpus is not None:
+            _check_passages(place, question, corpus)
+        if corpus is not None and pairs is not None:
             kept = tuple(p for p in pairs if p[1] < len(sentences_of(corpus[p[0]])))
             out_of_range += len(pairs) - len(kept)
             question = dataclasses.replace(question, supporting_sentences=kept)

@@ -10,10 +10,16 @@ from cirag_jax.errors import UserError
 from cirag_jax.types import Config, Dataset, Question
 
 
-def load_dataset(data: Config) -> Dataset:
-    """The dataset folder ``data.dir``, or the built-in dataset where it is null."""
+def load_dataset(data: Config, *, corpus: bool = True, questions: bool = True) -> Dataset:
+    """The dataset folder ``data.dir``, or the built-in dataset where it is null.
+
+    Args:
+      data: ``config.data``.
+      corpus: see `jsonl.read_dataset`; likewise ``questions``.
+      questions: see above.
+    """
     if data.dir:
-        return jsonl.read_dataset(pathlib.Path(data.dir))
+        return jsonl.read_dataset(pathlib.Path(data.dir), corpus=corpus, questions=questions)
     return demo.build()
 
 

@@ -8,49 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
 from cirag_jax.prompts.cirag import PARSE_ERRORS
 from cirag_jax.runtime import codec
-from cirag_jax.types import Count, Filled, Step, Trajectory, Triple
+from cirag_jax.types import Trajectory
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
 KEEPS = ("all", "parsed", "correct_only")
-ENDS = ("stopped", "max_steps", "repeat")
 # Parse errors of a teacher's own turns; the others are those of retrieval and extraction.
-_TURN_ERRORS = PARSE_ERRORS | {"asked_again"}
+_TURN_ERRORS = PARSE_ERRORS | {"asked_again", "no_decision"}
 
 
 # -------------------------------------------------------------------------------- write and read
-
-# Head, relation, tail, passage id, sentence.
-_Row = tuple[str, str, str, str | None, Count | None]
-
-
-class _Step(msgspec.Struct):
-    query: str
-    passages: tuple[str, ...]
-    candidates: list[_Row]
-    scores: tuple[float, ...]
-    thought: str
-    kept: list[_Row]
-    response: str
-    next_query: str | None = None
-
-
-class _Trajectory(msgspec.Struct):
-    question_id: Filled
-    question: Filled
-    teacher: str
-    steps: list[_Step]
-    end: str
-    parse_errors: dict[str, Count]
-    solved: bool | None = None
 
 
 def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
@@ -59,7 +32,7 @@ def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Traj
     Raises:
       OSError: the folder cannot be written.
     """
-    write_lines(Path(path), map(_encode, trajectories))
+    write_lines(Path(path), map(codec.encode, trajectories))
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
@@ -70,8 +43,8 @@ def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
     """
     file = trajectory_file(path)
     found: dict[str, Trajectory] = {}
-    for place, row in read_lines(file, _Trajectory):
-        trajectory = _decode(place, row)
+    for place, trajectory in read_lines(file, Trajectory):
+        _check(place, trajectory)
         if trajectory.question_id in found:
             raise field_error(place, "question_id", f"repeats {trajectory.question_id!r}")
         found[trajectory.question_id] = trajectory
@@ -112,43 +85,15 @@ def trajectory_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def _encode(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "question_id": trajectory.question_id,
-        "question": trajectory.question,
-        "teacher": trajectory.teacher,
-        "steps": [codec.encode_step(step) for step in trajectory.steps],
-        "end": trajectory.end,
-        "solved": trajectory.solved,
-        "parse_errors": dict(sorted(trajectory.parse_errors.items())),
-    }
-
-
-def _decode(place: str, row: _Trajectory) -> Trajectory:
-    if not row.steps:
+def _check(place: str, trajectory: Trajectory) -> None:
+    """What the types of a trajectory cannot say."""
+    if not trajectory.steps:
         raise field_error(place, "steps", "is empty")
-    if row.end not in ENDS:
-        raise field_error(place, "end", f"must be one of {', '.join(ENDS)}")
-    steps = tuple(_decode_step(place, f"steps[{i}]", step) for i, step in enumerate(row.steps))
-    return Trajectory(
-        row.question_id,
-        row.question,
-        row.teacher,
-        steps,
-        row.end,  # pyright: ignore[reportArgumentType]
-        row.solved,
-        row.parse_errors,
-    )
-
-
-def _decode_step(place: str, field: str, row: _Step) -> Step:
-    candidates, kept = (tuple(Triple(*t) for t in rows) for rows in (row.candidates, row.kept))
-    if len(row.scores) != len(candidates):
-        raise field_error(place, f"{field}.scores", "must be as many as the candidates")
-    if not set(kept) <= set(candidates):
-        raise field_error(place, f"{field}.kept", "holds a triple that is no candidate")
-    fields: dict[str, Any] = msgspec.structs.asdict(row)
-    return Step(**{**fields, "candidates": candidates, "kept": kept})
+    for index, step in enumerate(trajectory.steps):
+        if len(step.scores) != len(step.candidates):
+            raise field_error(place, f"steps[{index}].scores", "must be as many as the candidates")
+        if not set(step.kept) <= set(step.candidates):
+            raise field_error(place, f"steps[{index}].kept", "holds a triple that is no candidate")
 
 
 # ----------------------------------------------------------------------------------------- filter
@@ -197,10 +142,13 @@ def check_keep(keep: str) -> None:
 
 
 def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
-    """Why the filter drops a trajectory: ``short``, ``parse_errors``, ``not_solved``, ``unknown``.
+    """Why the filter drops a trajectory; None: it does not.
 
-    None: it does not.
+    ``no_decision`` (nothing to imitate at its end), ``short``, ``parse_errors``, ``not_solved`` or
+    ``unknown``.
     """
+    if trajectory.end == "no_decision":
+        return "no_decision"
     if len(trajectory.steps) < min_steps:
         return "short"
     if keep == "all":

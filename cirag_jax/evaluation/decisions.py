@@ -19,9 +19,9 @@ from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
+from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Step, Trajectory, Triple
 
@@ -63,69 +63,34 @@ Decisions = Sequence[Sequence[Decided]]  # of each trajectory, of each of its st
 # -------------------------------------------------------------------------------------- decoding
 
 
-def decode(
-    trajectories: Sequence[Trajectory],
-    model: Handler,
-    settings: CiragConfig,
-    journal: Journal,
-    *,
-    in_flight: int = 256,
-    deadline: float | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> list[list[Decided]] | None:
-    """Asks a model for its decision at every step, greedily, the teacher's history given.
+def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Job]]:
+    """A program a step that asks role ``integrator`` for its decision, the teacher's history given.
 
     Args:
       trajectories: of a teacher, with the real candidates of every step; one a question.
-      model: answers the requests of role ``integrator``.
       settings: how the model is asked and read; ``retry`` is off here: the one response counts.
-      journal: keeps the responses; what it has is not asked again.
-      in_flight: steps that decode together.
-      deadline: as in `Scheduler.run`.
-      on_progress: as in `Scheduler`.
-
-    Returns:
-      One decision a step; a request that failed gives one with its ``error``. None where a budget
-      or the time ended before the last step.
-
-    Raises:
-      UserError: the journal is another run's.
     """
     settings = dataclasses.replace(settings, retry=False)
-    named = names(trajectories)
-    jobs = [
-        _job(name, trajectory, index, settings)
-        for trajectory, row in zip(trajectories, named, strict=True)
-        for index, name in enumerate(row)
-    ]
-    scheduler = Scheduler(
-        {"integrator": model}, journal, in_flight=in_flight, on_progress=on_progress
-    )
-    if not scheduler.run(jobs, deadline=deadline):
-        return None
-    records = {record.id: record for record in journal.records()}
-    return [[_decided(records[name].outcome, records[name].error) for name in row] for row in named]
+    return [[_job(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
 
 
-def names(trajectories: Sequence[Trajectory]) -> list[list[str]]:
-    """The journal's name of every step; a step that was given something else is another program."""
-    return [
-        [f"{t.question_id}#{index + 1}@{_digest(t, index)}" for index in range(len(t.steps))]
-        for t in trajectories
-    ]
+def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[Decided]]:
+    """The decision of every step; a request that failed gives one with its ``error``."""
+    return [[_decided(records[j.id].outcome, records[j.id].error) for j in row] for row in jobs]
 
 
 def _digest(trajectory: Trajectory, index: int) -> str:
     """Of all that a model is given at a step."""
-    steps = [codec.encode_step(step) for step in trajectory.steps[:index]]
-    candidates = [codec.encode_triple(triple) for triple in trajectory.steps[index].candidates]
+    steps = [codec.encode(step) for step in trajectory.steps[:index]]
+    candidates = [codec.encode(triple) for triple in trajectory.steps[index].candidates]
     return codec.digest(codec.dump([trajectory.question, steps, candidates]))[:16]
 
 
-def _job(name: str, trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
+def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
+    """A step's program; a step that was given something else is another program."""
     steps, step = trajectory.steps[:index], trajectory.steps[index]
     return Job(
-        name,
+        f"{trajectory.question_id}#{index + 1}@{_digest(trajectory, index)}",
         {"question": trajectory.question_id, "step": index + 1},
         lambda: _decide(trajectory.question, steps, step.candidates, settings),
     )
@@ -139,7 +104,7 @@ def _decide(
     decision, text = yield from cirag.integrate(question, steps, candidates, settings, parse_errors)
     return {
         "thought": decision.thought,
-        "kept": [codec.encode_triple(triple) for triple in decision.kept],
+        "kept": [codec.encode(triple) for triple in decision.kept],
         "next_query": decision.next_query,
         "has_question": decision.has_question,
         "parse_errors": list(decision.parse_errors),
@@ -152,7 +117,7 @@ def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
         return Decided(has_question=False, error=error)
     return Decided(
         outcome["thought"],
-        tuple(codec.decode_triple(triple) for triple in outcome["kept"]),
+        tuple(Triple(*triple) for triple in outcome["kept"]),
         outcome["next_query"],
         outcome["has_question"],
         tuple(outcome["parse_errors"]),

@@ -63,6 +63,11 @@ class Ratio(NamedTuple):
         return float(self.top_Q.sum() / bottom) if bottom else float("nan")
 
 
+def mean_of(values: Sequence[float] | np.ndarray) -> Ratio:
+    """The mean of one value a group."""
+    return Ratio(np.asarray(values, np.float64), np.ones(len(values)))
+
+
 def ratio(
     tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[int], num_groups: int
 ) -> Ratio:
@@ -124,8 +129,8 @@ def interval(a: Ratio, samples: int = 10_000, seed: int = 0) -> dict[str, float]
 def paired_interval(a: Ratio, b: Ratio, samples: int = 10_000, seed: int = 0) -> dict[str, float]:
     """``a - b`` with its 95 % percentile interval, both on the same resampled groups.
 
-    As `recall.paired_bootstrap` (Efron and Tibshirani 1993), for ratios of sums; with one item a
-    group they agree. A resample in which nothing counts is left out.
+    The paired bootstrap of Efron and Tibshirani (1993), for ratios of sums. A resample in which
+    nothing counts is left out.
 
     Returns:
       ``difference``, ``low`` and ``high``; NaN where nothing counts.

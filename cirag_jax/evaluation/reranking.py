@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.datasets import chains as chains_lib
-from cirag_jax.evaluation.recall import paired_bootstrap
+from cirag_jax.evaluation.overlap import mean_of, paired_interval
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.types import Dataset, Question
 
@@ -77,7 +77,7 @@ def compare(
     """Mean figures of two scorers and their differences with 95 % intervals.
 
     Returns:
-      ``cross_encoder``, ``bi_encoder``, ``difference`` (see `recall.paired_bootstrap`), counts.
+      ``cross_encoder``, ``bi_encoder``, ``difference`` (see `overlap.paired_interval`), counts.
     """
     queries = [problem.query for problem in problems]
     texts = [problem.texts for problem in problems]
@@ -89,7 +89,7 @@ def compare(
         "cross_encoder": {name: float(values.mean()) for name, values in mine.items()},
         "bi_encoder": {name: float(values.mean()) for name, values in theirs.items()},
         "difference": {
-            name: paired_bootstrap(values, theirs[name], samples=samples, seed=seed)
+            name: paired_interval(mean_of(values), mean_of(theirs[name]), samples, seed)
             for name, values in mine.items()
         },
     }

@@ -17,14 +17,15 @@ from cirag_jax.runtime.requests import (
     Extracted,
     Generate,
     Generated,
+    Needs,
     Program,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     Retrieve,
     Retrieved,
 )
 from cirag_jax.triples.normalization import Normalization, merge_sources, triple_key
-from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Question, Step, Triple
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
@@ -97,9 +98,21 @@ class CiragConfig:
         if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
             raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
 
+    @property
+    def needs(self) -> Needs:
+        """Without rounds there are no triples, so nothing to rank or to integrate."""
+        rounds = self.max_steps > 0
+        asks = rounds and self.integrator == "model"
+        return Needs(
+            roles=("integrator", "reader") if asks else ("reader",),
+            rankers=("triples",) if rounds and self.use_reranker else (),
+            triples=rounds,
+        )
 
-def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
+
+def cirag(asked: Question, config: CiragConfig) -> Program[Prediction]:
     """Answers x: integrates facts round by round, then reads them at rising granularity."""
+    question = asked.question
     evidence, steps, parse_errors = Evidence(config.normalization), [], collections.Counter[str]()
     yield from collect(question, evidence, steps, config, parse_errors)
     if not steps:
@@ -111,8 +124,9 @@ def cirag(question: str, config: CiragConfig) -> Program[Prediction]:
     return _prediction(steps, attempts, parse_errors, config)
 
 
-def construct_and_integrate(question: str, config: CiragConfig) -> Program[Prediction]:
+def construct_and_integrate(asked: Question, config: CiragConfig) -> Program[Prediction]:
     """The first module alone, which distillation imitates: steps, and no answer."""
+    question = asked.question
     evidence, steps, parse_errors = Evidence(config.normalization), [], collections.Counter[str]()
     yield from collect(question, evidence, steps, config, parse_errors)
     return _prediction(steps, (), parse_errors, config)
@@ -130,11 +144,11 @@ def collect(
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         evidence.see(found.passages)
-        candidates: RankedTriples = yield from construct(
+        candidates: Ranked[Triple] = yield from construct(
             query, found.passages, config, parse_errors
         )
         decision, text = yield from integrate(
-            question, steps, candidates.triples, config, parse_errors
+            question, steps, candidates.texts, config, parse_errors
         )
         steps.append(_step(query, found, candidates, decision, text))
         evidence.keep(decision.kept)
@@ -154,7 +168,7 @@ def construct(
     passages: Sequence[Passage],
     config: CiragConfig,
     parse_errors: collections.Counter[str],
-) -> Program[RankedTriples]:
+) -> Program[Ranked[Triple]]:
     """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
     extracted: Extracted = yield Extract(tuple(passages))
     parse_errors["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
@@ -164,8 +178,8 @@ def construct(
     # In the order of the passages, so that the first statement of each is the best ranked one.
     triples = tuple(fact.triple for fact in merge_sources(stated, config.normalization))
     if not config.use_reranker or not triples:
-        return RankedTriples(triples, tuple(0.0 for _ in triples))
-    return (yield RankTriples(query, triples, config.num_candidates))
+        return Ranked(triples, tuple(0.0 for _ in triples))
+    return (yield Rank(query, triples, config.num_candidates, "triples"))
 
 
 # ---------------------------------------------------------------------------------- integration
@@ -210,11 +224,16 @@ def integrate(
         again: Generated = yield Generate(
             prompts.ask_for_question(messages, text), "integrator", max_tokens=64
         )
+        reply = prompts.parse_reply(again.text, truncated=again.finish_reason == "length")
         decision = dataclasses.replace(
-            decision, next_query=prompts.parse_decision(again.text, ()).next_query
+            decision,
+            next_query=reply.next_query,
+            has_question=reply.has_question,
+            parse_errors=decision.parse_errors + reply.parse_errors,
         )
         parse_errors["asked_again"] += 1
     parse_errors.update(decision.parse_errors)
+    parse_errors["no_decision"] += not decision.has_question  # it ends the rounds, but did not stop
     return decision, text
 
 
@@ -243,14 +262,14 @@ def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Progra
 def _step(
     query: str,
     found: Retrieved,
-    candidates: RankedTriples,
+    candidates: Ranked[Triple],
     decision: prompts.Decision,
     response: str,
 ) -> Step:
     return Step(
         query,
         tuple(passage.id for passage in found.passages),
-        candidates.triples,
+        candidates.texts,
         candidates.scores,
         decision.thought,
         decision.kept,
@@ -320,7 +339,9 @@ def _read(
         "reader",
         max_tokens=config.answer_tokens,
     )
-    answer, sufficient, problem = prompts.parse_answer(response.text, wide=config.wide_refusal)
+    answer, sufficient, problem = prompts.parse_answer(
+        response.text, wide=config.wide_refusal, truncated=response.finish_reason == "length"
+    )
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
     return Attempt(granularity, pool, response.text, answer, sufficient)

@@ -1,4 +1,4 @@
-"""The methods by name: their programs, their settings, the models they need."""
+"""The methods by name: their programs and their settings, which say what they need."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,9 +6,11 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.direct import DirectConfig, direct
+from cirag_jax.methods.ircot import IrcotConfig, ircot
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Program
-from cirag_jax.types import Prediction
+from cirag_jax.types import Prediction, Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,21 +18,21 @@ class Method:
     """One method.
 
     Attributes:
-      program: begins it for a question.
-      config: its settings, a frozen dataclass; ``config.<name>`` of a config file.
-      roles: the language models it asks.
-      uses_triples: whether it asks for triples.
+      program: begins it for a question, which has its id and its text alone unless the method
+        declares that it sees gold.
+      config: its settings, a frozen dataclass whose ``needs`` is a `Needs`; ``config.<name>`` of a
+        config file.
     """
 
-    program: Callable[[str, Any], Program[Prediction]]
-    config: type
-    roles: tuple[str, ...]
-    uses_triples: bool
+    program: Callable[[Question, Any], Program[Prediction]]
+    config: type[Any]
 
 
 METHODS: Mapping[str, Method] = {
-    "cirag": Method(cirag, CiragConfig, ("integrator", "reader"), uses_triples=True),
-    "native_rag": Method(native_rag, NativeRagConfig, ("reader",), uses_triples=False),
+    "cirag": Method(cirag, CiragConfig),
+    "direct": Method(direct, DirectConfig),
+    "ircot": Method(ircot, IrcotConfig),
+    "native_rag": Method(native_rag, NativeRagConfig),
 }
 
 

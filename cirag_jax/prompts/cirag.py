@@ -7,10 +7,13 @@ counted.
 
 import dataclasses
 import difflib
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cirag_jax.llm.types import Message
+from cirag_jax.prompts.refusals import refuses
 from cirag_jax.prompts.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
 from cirag_jax.types import Step, Triple
@@ -42,17 +45,19 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 
+_END_MARK = re.compile(r"<\s*no[ _]?question\s*>", re.IGNORECASE)
 _DOUBLED = re.compile(r"([\[\]#])\1+")
 
 Facts = Sequence[Triple]
 
 MAX_FACTS = 500  # of one response that are looked at; each may cost a search for the closest
-# Every kind of malformed output that `parse_decision` names.
+# Every kind of malformed output that `parse_decision` and `parse_reply` name.
 PARSE_ERRORS = frozenset(
     {
         *("empty", "truncated", "no_header", "no_facts", "no_question", "repeated_header"),
         *("facts_no_json", "facts_broken_json", "facts_loose_json", "facts_cut"),
         *("facts_wrong_shape", "too_many_facts", "not_a_triple", "not_a_candidate"),
+        "question_without_header",
     }
 )
 
@@ -92,8 +97,7 @@ def _turns(
     messages = [Message("system", _INSTRUCTION)]
     for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
         head = f"[[## Original Query ##]]\n{question}\n\n" if index == 0 else ""
-        observation = f"[[## fact_before_filter ##]]\n{render_facts(facts, normalization)}"
-        messages.append(Message("user", head, observation))
+        messages.append(Message("user", head, _observation(facts, normalization)))
         if index < len(steps):
             messages.append(Message("assistant", render_decision(steps[index], normalization)))
     return tuple(messages)
@@ -102,12 +106,41 @@ def _turns(
 def _single_turn(
     question: str, steps: Sequence[Step], candidates: Facts, normalization: Normalization
 ) -> tuple[Message, ...]:
-    query = f"[[## Original Query ##]]\n{question}\n\n"
-    facts = f"[[## fact_before_filter ##]]\n{render_facts(candidates, normalization)}\n\n"
-    past = "\n\n".join(render_decision(step, normalization) for step in steps) or "none"
-    history = f"[[## historical_context ##]]\n{past}"
-    # Truncation may drop an observation: the current facts and the history, never the query.
-    return (Message("system", _INSTRUCTION), Message("user", query, facts + history))
+    """Equation 1's input. H_<t holds every round's candidates and decision, but those of this one.
+
+    The paper puts the first candidates beside H and the current ones at its end; here each round's
+    stand before their decision. Truncation may drop the history, never query and current facts.
+    """
+    now = (
+        f"[[## Original Query ##]]\n{question}\n\n"
+        f"{_observation(candidates, normalization)}\n\n[[## historical_context ##]]\n"
+    )
+    rounds = (
+        f"{_observation(step.candidates, normalization)}\n\n{render_decision(step, normalization)}"
+        for step in steps
+    )
+    return (
+        Message("system", _INSTRUCTION),
+        Message("user", now, "\n\n".join(rounds) or "none"),
+    )
+
+
+def _observation(candidates: Facts, normalization: Normalization) -> str:
+    return f"[[## fact_before_filter ##]]\n{render_facts(candidates, normalization)}"
+
+
+def prompt_digest(normalization: Normalization, prompt_format: str, few_shot: bool) -> str:
+    """A hash of how conversations read: what a student was trained on, it must be asked."""
+    messages = integration_messages(
+        _EXAMPLE_QUERY,
+        _EXAMPLE_STEPS,
+        _EXAMPLE_STEPS[0].candidates,
+        normalization=normalization,
+        prompt_format=prompt_format,
+        few_shot=few_shot,
+    )
+    text = json.dumps([[message.role, message.text] for message in messages])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _example(prompt_format: str, normalization: Normalization) -> tuple[Message, ...]:
@@ -244,21 +277,50 @@ def parse_decision(
         parse_errors += wrong
     else:
         parse_errors.append("no_facts")
-    if "question" not in sections:
+    has_question = _has_question(sections, truncated)
+    if not has_question:
         parse_errors.append("no_question")
     return Decision(
         sections.get("thought", "").strip(),
         kept,
         parse_question(sections.get("question", "")),
-        "question" in sections,
+        has_question,
         tuple(parse_errors),
     )
+
+
+def parse_reply(text: str, *, truncated: bool = False) -> Decision:
+    """Reads the reply to `ask_for_question`, which holds a question section alone; never fails.
+
+    A reply without the header is taken where it can mean one thing only: ``<no question>``, or a
+    single line that ends in a question mark. Anything else leaves ``has_question`` False: our
+    specification ends the rounds there, but the model did not decide to stop.
+
+    Returns:
+      The next query. Kinds of parse errors: ``truncated``, and ``question_without_header`` or
+      ``no_question``.
+    """
+    parse_errors = ("truncated",) if truncated else ()
+    sections, _ = _sections(text)
+    bare = text.strip()
+    asks = bare.endswith("?") and len(bare.splitlines()) == 1
+    if "question" not in sections and (asks or _END_MARK.search(text)):
+        parse_errors += ("question_without_header",)
+        sections["question"] = text
+    if not _has_question(sections, truncated):
+        return Decision("", (), None, False, (*parse_errors, "no_question"))
+    return Decision("", (), parse_question(sections["question"]), True, parse_errors)
+
+
+def _has_question(sections: Mapping[str, str], truncated: bool) -> bool:
+    """An empty section asks for nothing more; a header where the text was cut off says nothing."""
+    return "question" in sections and bool(sections["question"].strip() or not truncated)
 
 
 def parse_question(text: str) -> str | None:
     """The next query of a question section; None where it is empty or ``<no question>``."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines or re.search(r"<\s*no[ _]?question\s*>", text, re.IGNORECASE):
+    if not lines or _END_MARK.search(text):
         return None
     bare = normalise(lines[0], "unicode")
     return None if bare in ("", "no question", "none") else " ".join(lines[0].split())
@@ -382,12 +444,6 @@ _EXAMPLE_STEPS = (
         next_query=None,
     ),
 )
-_WIDE_REFUSAL = re.compile(
-    r"unanswerable|cannot be (answered|determined)|can't be (answered|determined)|unknown|"
-    r"not (mentioned|provided|specified|stated|enough information)|no (answer|information)|"
-    r"insufficient (information|evidence)",
-    re.IGNORECASE,
-)
 
 
 def answer_messages(
@@ -416,25 +472,32 @@ def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[st
     return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
 
 
-def parse_answer(text: str, *, wide: bool = False) -> tuple[str, bool, str | None]:
+def parse_answer(
+    text: str, *, wide: bool = False, truncated: bool = False
+) -> tuple[str, bool, str | None]:
     """Reads a reader's response; never fails.
 
     Args:
       text: the response.
-      wide: also take common paraphrases of a refusal for one.
+      wide: also take a refusal in other words (`refusals.refuses`) for one.
+      truncated: whether generation ended at its token limit.
 
     Returns:
       The text after the last ``Answer:`` up to the end of its line (the whole response where there
-      is no such mark), whether it answers, and the kind of problem (``empty``, ``no_answer_mark``)
-      or None. An empty answer does not answer.
+      is no such mark), whether it answers, and the kind of problem (``empty``, ``truncated``,
+      ``no_answer_mark``) or None. Neither an empty answer nor a thought that was cut off before
+      its answer answers.
     """
     if not text.strip():
         return "", False, "empty"
     parts = re.split(r"answer[\s*]*:", text, flags=re.IGNORECASE)
-    problem = "no_answer_mark" if len(parts) == 1 else None
+    marked = len(parts) > 1
     lines = [line.strip(" \t*") for line in parts[-1].splitlines() if line.strip(" \t*")]
-    answer = " ".join(parts[-1].split()) if problem else (lines[0] if lines else "")
-    refuses = _WIDE_REFUSAL if wide else re.compile("unanswerable", re.IGNORECASE)
+    answer = (lines[0] if lines else "") if marked else " ".join(text.split())
+    problem = None if marked else "no_answer_mark"
+    if truncated and not (marked and len(lines) > 1):  # a line that others follow is whole
+        problem = "truncated"
     if not answer:
         return "", False, problem or "empty"
-    return answer, refuses.search(answer) is None, problem
+    refused = "unanswerable" in answer.lower() or (wide and refuses(answer))
+    return answer, not refused and (marked or not truncated), problem

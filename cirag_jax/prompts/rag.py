@@ -5,20 +5,28 @@ from collections.abc import Sequence
 from cirag_jax.llm.types import Message
 from cirag_jax.types import Passage
 
-_INSTRUCTION = (
-    "Answer the question from the documents below. Give the answer alone, a name, a date, a number "
-    "or a short phrase, without any other words.\n\n"
+_BRIEFLY = (
+    "Give the answer alone, a name, a date, a number or a short phrase, without any other words."
 )
 
 
 def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Message, ...]:
-    """The conversation of a reader that answers from passages (FlashRAG's naive generation)."""
+    """The conversation of a reader that answers from passages (FlashRAG's naive generation).
+
+    Without passages it answers from what it knows.
+    """
+    if not passages:
+        return (
+            Message("system", f"Answer the question. {_BRIEFLY}"),
+            Message("user", f"Question: {question}"),
+        )
     documents = "\n".join(
         f"Doc {number} (Title: {passage.title}) {passage.text}"
         for number, passage in enumerate(passages, start=1)
     )
+    instruction = f"Answer the question from the documents below. {_BRIEFLY}\n\n"
     return (
-        Message("system", _INSTRUCTION, documents),
+        Message("system", instruction, documents),
         Message("user", f"Question: {question}"),
     )
 

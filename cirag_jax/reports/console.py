@@ -1,11 +1,12 @@
 """One answer with its evidence and its steps, as plain text for a terminal."""
 
+import json
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.types import Passage, Prediction, Step, Triple
+from cirag_jax.types import Passage, Prediction, Sentence, Step, Triple, Unit
 
 WIDTH = 100  # columns
 # What a step lists of its passages, and an answer of each granularity of its evidence.
@@ -55,6 +56,8 @@ def _visible(char: str) -> str:
 
 def _origin(prediction: Prediction) -> str:
     tried = [attempt.granularity for attempt in prediction.attempts]
+    if tried == ["default"]:
+        return "        from the reader alone, without evidence"
     if prediction.granularity == "default":
         refused = ", ".join(tried) or "none"
         return f"        every granularity refused ({refused}): the last output stands"
@@ -63,43 +66,41 @@ def _origin(prediction: Prediction) -> str:
 
 
 def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[str]:
-    """What the answer was read from: core triples, else sentences, else passages."""
-    core = _distinct(triple for step in prediction.steps for triple in step.kept)
+    """What the answer was read from: what was kept, else sentences, else passages."""
+    core = list(dict.fromkeys(unit for step in prediction.steps for unit in step.kept))
     lines = []
     quoted: set[str] = set()
-    for number, triple in enumerate(core, 1):
-        lines += _paragraph(f"  {number:2}. ", _fact(triple))
-        source = passages.get(triple.passage_id or "")
-        if source is not None:
+    for number, unit in enumerate(core, 1):
+        lines += _paragraph(f"  {number:2}. ", _unit(unit, passages))
+        triple = unit if isinstance(unit, Triple) else None
+        source = passages.get(triple.passage_id or "") if triple else None
+        if source is not None and triple is not None:
             quote = _quote(source, triple.sentence)
             place = f"{_place(source, triple.sentence)} (quoted above)"
             lines += _paragraph("      ", place if quote in quoted else quote)
             quoted.add(quote)
     if not core:
-        for number, (passage_id, index) in enumerate(prediction.sentences[:_MOST], 1):
-            source = passages.get(passage_id)
-            text = _quote(source, index) if source else f"{passage_id}, sentence {index + 1}"
-            lines += _paragraph(f"  {number:2}. ", text)
+        for number, place in enumerate(prediction.sentences[:_MOST], 1):
+            lines += _paragraph(f"  {number:2}. ", _unit(Sentence(*place), passages))
     if not lines:
         for number, passage_id in enumerate(prediction.passages[:_MOST], 1):
             lines += _paragraph(f"  {number:2}. ", _title(passage_id, passages))
     return lines
 
 
-def _distinct(triples: Iterable[Triple]) -> list[Triple]:
-    return list(dict.fromkeys(triples))
-
-
 def _step(number: int, step: Step, passages: Mapping[str, Passage]) -> list[str]:
     lines = _paragraph(f"Step {number}: ", step.query)
+    lines += [line for query in step.more_queries for line in _labelled("also", [query])]
     titles = [_title(passage_id, passages) for passage_id in step.passages[:_MOST]]
     more = len(step.passages) - _MOST
     titles += [f"{more} more"] if more > 0 else []
     lines += _labelled("found", titles)
     lines += _labelled("thought", [step.thought] if step.thought.strip() else [])
-    lines += _labelled("kept", [_fact(triple) for triple in step.kept])
+    lines += _labelled("kept", [_unit(unit, passages) for unit in step.kept])
     if step.candidates and not step.kept:
         lines += _labelled("kept", [f"none of {len(step.candidates)} candidates"])
+    for name, note in step.notes.items():
+        lines += _labelled("note", [f"{name}: {json.dumps(note, ensure_ascii=False)}"])
     return lines + _labelled("next", [step.next_query] if step.next_query else [])
 
 
@@ -107,8 +108,15 @@ def _labelled(label: str, items: Sequence[str]) -> list[str]:
     return _paragraph(f"  {label:8}", "; ".join(items)) if items else []
 
 
-def _fact(triple: Triple) -> str:
-    return f"<{triple.head}; {triple.relation}; {triple.tail}>"
+def _unit(unit: Unit, passages: Mapping[str, Passage]) -> str:
+    match unit:
+        case Triple():
+            return f"<{unit.head}; {unit.relation}; {unit.tail}>"
+        case Sentence():
+            source = passages.get(unit.passage_id)
+            unknown = f"{unit.passage_id}, sentence {unit.index + 1}"
+            return _quote(source, unit.index) if source else unknown
+    return _title(unit, passages)
 
 
 def _title(passage_id: str, passages: Mapping[str, Passage]) -> str:

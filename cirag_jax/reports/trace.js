@@ -131,8 +131,16 @@ function drawPassages(q) {
 
 // -------------------------------------------------------------------------------- one question
 
+const isTriple = (unit) => unit[0] !== null;
 const triple = (fact) => el("span", "triple text",
   el("b", "", fact[0]), el("i", "", fact[1]), el("b", "", fact[2]));
+
+function drawUnit(unit) { // a triple, a sentence, or a passage
+  if (isTriple(unit)) return triple(unit);
+  if (unit[3] === null) return text(unit[2]);
+  const sentence = unit[4] === null ? undefined : passage(unit[3]).sentences[unit[4]];
+  return text(sentence === undefined ? titleOf(unit[3]) : sentence.trim());
+}
 
 function sourceOf(fact) {
   if (fact[3] === null) return "source unknown";
@@ -141,7 +149,7 @@ function sourceOf(fact) {
 }
 
 const coreFact = (fact) => button("fact", (node) => fact[3] !== null && jump(fact[3], fact[4], node),
-  triple(fact),
+  drawUnit(fact),
   el("span", "source", fact[5] && el("span", "pill gold", "gold"), " ", sourceOf(fact), " ↗"));
 
 function part(label, ...children) {
@@ -149,32 +157,36 @@ function part(label, ...children) {
 }
 
 function candidates(step) {
-  const key = (fact) => JSON.stringify(fact.slice(0, 3));
+  const key = (unit) => JSON.stringify(isTriple(unit) ? unit.slice(0, 3) : unit.slice(2, 5));
   const kept = new Set(step.kept.map(key));
   const rows = step.candidates.map((fact, index) => el("tr", kept.has(key(fact)) ? "core" : "",
     el("td", "n", index + 1),
     el("td", "n", step.scores[index] === undefined ? "" : step.scores[index].toFixed(3)),
-    el("td", "", button("", (node) => fact[3] !== null && jump(fact[3], fact[4], node), triple(fact)),
+    el("td", "", button("", (node) => fact[3] !== null && jump(fact[3], fact[4], node), drawUnit(fact)),
       " ", fact[5] && el("span", "pill gold", "gold"),
       kept.has(key(fact)) && el("span", "pill core", "core"))));
   return el("table", "", el("thead", "", el("tr", "",
-    el("th", "", "#"), el("th", "", "score"), el("th", "", "fact"))), el("tbody", "", rows));
+    el("th", "", "#"), el("th", "", "score"), el("th", "", step.candidates.every(isTriple) ? "fact" : "unit"))), el("tbody", "", rows));
 }
 
 function drawStep(step, index, q) {
   const gold = new Set(q.gold_passages);
   const found = step.passages.map((number) => button(gold.has(number) ? "gold" : "",
     (node) => jump(number, null, node), cut(titleOf(number), 40)));
+  const facts = [...step.kept, ...step.candidates].every(isTriple);
+  const core = facts ? "Core facts" : "Kept";
   return el("section", "step",
     el("span", "number", index + 1),
     text(step.query, "query"),
+    step.more_queries.length > 0 && part("Also asked", step.more_queries.map((query) => el("div", "", text(query)))),
     found.length > 0 && part(`${plural(found.length, "passage")} retrieved`, el("div", "found", found)),
     step.thought.trim() !== "" && part("Thought", el("div", "thought", text(step.thought.trim()))),
-    step.kept.length > 0 && part("Core facts", step.kept.map(coreFact)),
-    step.kept.length === 0 && step.candidates.length > 0 && part("Core facts", el("div", "soft", "none kept")),
+    step.kept.length > 0 && part(core, step.kept.map(coreFact)),
+    step.kept.length === 0 && step.candidates.length > 0 && part(core, el("div", "soft", "none kept")),
     step.next_query !== null && el("div", "part next", "Next query → ", text(step.next_query)),
     el("div", "more",
-      step.candidates.length > 0 && folded(plural(step.candidates.length, "candidate fact"), () => candidates(step)),
+      step.candidates.length > 0 && folded(plural(step.candidates.length, facts ? "candidate fact" : "candidate"), () => candidates(step)),
+      Object.keys(step.notes).length > 0 && folded("Notes", () => el("pre", "raw text", JSON.stringify(step.notes, null, 2))),
       step.response !== "" && folded("Model's response", () => el("pre", "raw text", step.response))));
 }
 
@@ -242,7 +254,9 @@ function drawQuestion(index) {
       q.granularity !== null && [el("dt", "", "Answer"), el("dd", "",
         text(q.answer === "" ? "(empty)" : q.answer, "answer"), " ",
         el("span", "pill " + q.verdict, q.verdict), " ",
-        el("span", "pill", q.granularity === "default" ? "every granularity refused" : "from " + q.granularity + "s"))],
+        el("span", "pill", q.granularity !== "default" ? "from " + q.granularity + "s"
+          : q.attempts.length === 1 && q.attempts[0].granularity === "default" ? "from the reader alone"
+            : "every granularity refused"))],
       q.answers.length > 0 && [el("dt", "", "Gold"), el("dd", "", text(q.answers.join("  |  ")))]),
       drawFigures(q),
       parseErrors !== "" && el("div", "small soft", "Malformed or missing: ", text(parseErrors))),

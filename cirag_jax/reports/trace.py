@@ -16,7 +16,7 @@ import importlib.resources
 import json
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from cirag_jax.datasets.sentences import sentences_of
@@ -25,7 +25,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
-from cirag_jax.types import Config, Passage, Step, Triple
+from cirag_jax.types import Config, Passage, Sentence, Step, Triple, Unit
 
 PAGE = "trace.html"
 VERDICTS = ("right", "wrong", "unscored", "failed", "unfinished")
@@ -138,11 +138,23 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
     supporting = [str(passage_id) for passage_id in given.get("supporting") or ()]
     # A run that only collects evidence for distillation reads nothing, which is no wrong answer.
     scored = outcome is not None and bool(golds) and bool(outcome.attempts)
-    kept = {
-        endpoints(triple.head, triple.tail)
-        for step in (outcome.steps if outcome else ())
-        for triple in step.kept
-    }
+    steps = outcome.steps if outcome else ()
+    facts = [unit for step in steps for unit in step.kept if isinstance(unit, Triple)]
+    kept = {endpoints(triple.head, triple.tail) for triple in facts}
+    gold_sentences = [
+        [number[i], sentence]
+        for i, sentence in given.get("supporting_sentences") or ()
+        if i in number
+    ]
+
+    def is_gold(unit: Unit) -> bool:
+        match unit:
+            case Triple():
+                return bool(pairs) and endpoints(unit.head, unit.tail) in pairs
+            case Sentence():
+                return [number.get(unit.passage_id), unit.index] in gold_sentences
+        return unit in supporting
+
     em = answers.exact_match(outcome.answer, golds, profile) if outcome and scored else None
     return {
         "id": record.id,
@@ -158,14 +170,10 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
         "error": record.error,
         "gold_passages": [number[i] for i in supporting if i in number],
         "gold_missing": [i for i in supporting if i not in number],
-        "gold_sentences": [
-            [number[i], sentence]
-            for i, sentence in given.get("supporting_sentences") or ()
-            if i in number
-        ],
+        "gold_sentences": gold_sentences,
         "gold_facts": [[*fact, endpoints(fact[0], fact[2]) in kept] for fact in evidences],
         "decomposition": given.get("decomposition") or [],
-        "steps": [_step(s, number, pairs) for s in (outcome.steps if outcome else ())],
+        "steps": [_step(step, number, is_gold) for step in steps],
         "attempts": [dataclasses.asdict(a) for a in (outcome.attempts if outcome else ())],
         "parse_errors": dict(outcome.parse_errors) if outcome else {},
         "calls": {kind: count for kind, count in record.calls.items() if count},
@@ -184,28 +192,30 @@ def _verdict(record: Record, em: float | None) -> str:
     return "right" if em else "wrong"
 
 
-def _step(
-    step: Step, number: Mapping[str, int], gold: Collection[tuple[str, ...]]
-) -> dict[str, Any]:
+def _step(step: Step, number: Mapping[str, int], is_gold: Callable[[Unit], bool]) -> dict[str, Any]:
     return {
         "query": step.query,
+        "more_queries": list(step.more_queries),
         "passages": [number[i] for i in step.passages if i in number],
-        "candidates": [_fact(triple, number, gold) for triple in step.candidates],
+        "candidates": [[*_unit(unit, number), is_gold(unit)] for unit in step.candidates],
         "scores": list(step.scores),
         "thought": step.thought,
-        "kept": [_fact(triple, number, gold) for triple in step.kept],
+        "kept": [[*_unit(unit, number), is_gold(unit)] for unit in step.kept],
         "next_query": step.next_query,
         "response": step.response,
+        "notes": dict(step.notes),
     }
 
 
-def _fact(
-    triple: Triple, number: Mapping[str, int], gold: Collection[tuple[str, ...]]
-) -> list[Any]:
-    """Head, relation, tail, passage, sentence, whether it joins the ends of a gold fact."""
-    source = number.get(triple.passage_id) if triple.passage_id is not None else None
-    is_gold = bool(gold) and endpoints(triple.head, triple.tail) in gold
-    return [triple.head, triple.relation, triple.tail, source, triple.sentence, is_gold]
+def _unit(unit: Unit, number: Mapping[str, int]) -> list[Any]:
+    """Head, relation, tail, passage, sentence; of a sentence or a passage: null, null, its id."""
+    match unit:
+        case Triple():
+            source = number.get(unit.passage_id) if unit.passage_id is not None else None
+            return [unit.head, unit.relation, unit.tail, source, unit.sentence]
+        case Sentence():
+            return [None, None, unit.passage_id, number.get(unit.passage_id), unit.index]
+    return [None, None, unit, number.get(unit), None]
 
 
 def _passage(passage: Passage) -> dict[str, Any]:

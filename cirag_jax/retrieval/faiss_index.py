@@ -115,6 +115,12 @@ class FaissIndex:
     def __len__(self) -> int:
         return int(self._cpu.ntotal)
 
+    def vectors(self, rows: Sequence[int]) -> np.ndarray:
+        """The stored rows as float32 [len(rows), D]."""
+        if self._kind == "faiss_ivf":
+            self._cpu.make_direct_map()  # Does nothing the second time.
+        return self._cpu.reconstruct_batch(np.asarray(rows, np.int64))
+
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:

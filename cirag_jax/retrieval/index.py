@@ -5,6 +5,7 @@ both are compared before it is used.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.types import Config, Passage
+from cirag_jax.types import Config, Feedback, Passage
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
 MANIFEST = "manifest.json"
@@ -130,6 +131,10 @@ class PassageIndex:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @functools.cached_property
+    def _row(self) -> dict[str, int]:
+        return {passage_id: row for row, passage_id in enumerate(self.ids)}
+
     def check_corpus(self, passages: Iterable[Passage], name: str = "the corpus") -> None:
         """Raises UserError unless the index was built from exactly these passages, in order."""
         if hash_corpus(passages) != self.corpus_hash:
@@ -139,7 +144,11 @@ class PassageIndex:
             )
 
     def search(
-        self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
+        self,
+        queries: Sequence[str],
+        k: int,
+        allowed: Sequence[np.ndarray] | None = None,
+        feedback: Sequence[Feedback | None] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k best rows for every query, best first.
 
@@ -148,13 +157,27 @@ class PassageIndex:
           k: rows wanted; fewer come back where there are fewer passages.
           allowed: for each query, the rows it may find; places beyond them hold row -1 and score
             -inf.
+          feedback: for each query, what moves its vector, if anything; scores are then inner
+            products with the moved vector, whose length is not 1. Empty: nothing for any.
 
         Returns:
           ``row_QK`` int32 (see `ids`) and ``score_QK`` float32.
+
+        Raises:
+          UserError: feedback for an index without vectors.
         """
         if isinstance(self._search, BM25):
+            if any(feedback):
+                raise UserError(f"an index of kind {self.kind} has no vectors that could move")
             return self._search.search_scored(queries, k, allowed)
-        query_QD = needed(self._encoder, self.kind).encode(list(queries), "query")
+        query_QD = np.array(needed(self._encoder, self.kind).encode(list(queries), "query"))
+        for row, moved in enumerate(feedback):
+            if moved is not None:
+                query_QD[row] *= moved.query_weight
+                if moved.passages:
+                    rows = [self._row[passage_id] for passage_id, _ in moved.passages]
+                    weight_P = np.array([weight for _, weight in moved.passages], np.float32)
+                    query_QD[row] += weight_P @ self._search.vectors(rows)
         return self._search.search(query_QD, k, allowed)
 
 

@@ -75,6 +75,12 @@ class ExactIndex:
     def __len__(self) -> int:
         return self._num_rows
 
+    def vectors(self, rows: Sequence[int]) -> np.ndarray:
+        """The stored rows as float32 [len(rows), D]."""
+        return np.stack(
+            [np.asarray(self._blocks[row // self._rows][row % self._rows]) for row in rows]
+        ).astype(np.float32)
+
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:

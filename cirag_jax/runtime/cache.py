@@ -50,7 +50,7 @@ class ResponseCache:
         row = rows.fetchone()
         if row is None:
             return None
-        response = codec.decode_said(request, json.loads(row[0]))
+        response = codec.decode_response(request, json.loads(row[0]))
         used = response.usage
         usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
         return dataclasses.replace(response, usage=usage)
@@ -59,7 +59,7 @@ class ResponseCache:
         """Adds a response."""
         self._execute(
             "INSERT OR REPLACE INTO responses VALUES (?, ?)",
-            (_key(identity, request), codec.dump(codec.encode_said(response))),
+            (_key(identity, request), codec.dump(codec.encode(response))),
         )
 
     def _execute(self, statement: str, values: tuple[str, ...]) -> sqlite3.Cursor:

@@ -1,7 +1,7 @@
 """Requests, responses and results as JSON, the form in which the journal keeps them.
 
-Passages are written as their ids (the journal has a table of them), ranked triples as their places
-in the request, so that a journal grows with what happened and not with what was looked at.
+Passages are written as their ids (the journal has a table of them), ranked texts as their places in
+the request, so that a journal grows with what happened and not with what was looked at.
 """
 
 import dataclasses
@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 
 from cirag_jax.runtime.requests import (
+    Demonstrate,
+    Demonstrated,
     Extract,
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     Request,
     RequestError,
     Response,
@@ -27,14 +29,23 @@ from cirag_jax.runtime.requests import (
     Score,
     Scored,
 )
-from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from cirag_jax.types import Passage, Prediction
 
 KINDS: Mapping[type, str] = {
     Retrieve: "retrieve",
     Extract: "extract",
-    RankTriples: "rank_triples",
+    Rank: "rank",
+    Demonstrate: "demonstrate",
     Generate: "generate",
     Score: "score",
+}
+_ANSWERS: Mapping[type, type] = {
+    Retrieve: Retrieved,
+    Extract: Extracted,
+    Rank: Ranked,
+    Demonstrate: Demonstrated,
+    Generate: Generated,
+    Score: Scored,
 }
 
 
@@ -48,21 +59,26 @@ def digest(request_json: str) -> str:
     return hashlib.sha256(request_json.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+def encode(value: Any) -> Any:
+    """Records of any kind as JSON holds them: fields that are None are left out, triples are lists.
+
+    A passage is its id alone, as an object, for a text beside it is a string.
+    """
+    if isinstance(value, Passage):
+        return {"passage": value.id}
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {name: encode(item) for name, item in fields.items() if item is not None}
+    if isinstance(value, Mapping):
+        return {name: encode(item) for name, item in value.items()}
+    return [encode(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def encode_request(request: Request) -> dict[str, Any]:
     """A request as JSON holds it; everything that decides its response, and nothing else."""
-    match request:
-        case Retrieve():
-            fields: dict[str, Any] = {"query": request.query, "k": request.k}
-        case Extract():
-            fields = {"passages": [passage.id for passage in request.passages]}
-        case RankTriples():
-            triples = [encode_triple(triple) for triple in request.triples]
-            fields = {"query": request.query, "triples": triples, "n": request.n}
-        case Generate() | Score():
-            fields = dataclasses.asdict(request)
-        case _:
-            raise TypeError(f"a method asked for {type(request).__name__}, which is no request")
-    return {"kind": KINDS[type(request)], **fields}
+    if type(request) not in KINDS:
+        raise TypeError(f"a method asked for {type(request).__name__}, which is no request")
+    return {"kind": KINDS[type(request)], **encode(request)}
 
 
 def encode_response(request: Request, response: Response | RequestError) -> dict[str, Any]:
@@ -71,135 +87,46 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
     Raises:
       TypeError: it does not answer ``request``.
     """
+    if isinstance(response, RequestError):
+        return {"error": str(response)}
+    if type(response) is not _ANSWERS[type(request)]:
+        names = type(response).__name__, type(request).__name__
+        raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case _, RequestError():
-            return {"error": str(response)}
         case Retrieve(), Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
-        case Extract(), Extracted():
-            return {
-                "triples": [
-                    None if found is None else [encode_triple(triple) for triple in found]
-                    for found in response.triples
-                ]
-            }
-        case RankTriples(), RankedTriples():
-            place = {triple: index for index, triple in enumerate(request.triples)}
-            order = [place[triple] for triple in response.triples]
+        case Rank(), Ranked():
+            place = {text: index for index, text in enumerate(request.texts)}
+            order = [place[text] for text in response.texts]
             return {"order": order, "scores": list(response.scores)}
-        case (Generate(), Generated()) | (Score(), Scored()):
-            return encode_said(response)
-    names = type(response).__name__, type(request).__name__
-    raise TypeError("a {} does not answer a {}".format(*names))
+    return encode(response)
 
 
 def decode_response(
-    request: Request, data: Mapping[str, Any], passage: Callable[[str], Passage]
-) -> Response | RequestError:
-    """The response that `encode_response` wrote; ``passage`` finds a passage by its id."""
+    request: Request,
+    data: Mapping[str, Any],
+    passage: Callable[[str], Passage] | None = None,
+) -> Any:
+    """The response that `encode_response` wrote: one to ``request``, or a `RequestError`.
+
+    Args:
+      request: what it answers.
+      data: what was written.
+      passage: finds a passage by its id; only a `Retrieve` needs it.
+    """
     if "error" in data:
         return RequestError(data["error"])
     match request:
         case Retrieve():
+            assert passage is not None
             return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
-        case Extract():
-            return Extracted(
-                tuple(
-                    None if found is None else tuple(map(decode_triple, found))
-                    for found in data["triples"]
-                )
-            )
-        case RankTriples():
-            triples = tuple(request.triples[index] for index in data["order"])
-            return RankedTriples(triples, tuple(data["scores"]))
-        case Generate() | Score():
-            return decode_said(request, data)
-
-
-def encode_said(response: Generated | Scored) -> dict[str, Any]:
-    """What a language model answered as JSON holds it; what was not asked for is left out."""
-    return _without_none(dataclasses.asdict(response))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(v) for v in value]
-    return value
-
-
-def decode_said(request: Generate | Score, data: Mapping[str, Any]) -> Generated | Scored:
-    """The response to ``request`` that `encode_said` wrote."""
-    kind: Any = Scored if isinstance(request, Score) else Generated
-    return msgspec.convert(data, kind)
-
-
-def encode_triple(triple: Triple) -> list[Any]:
-    """``[head, relation, tail, passage id, sentence]``."""
-    return [triple.head, triple.relation, triple.tail, triple.passage_id, triple.sentence]
-
-
-def decode_triple(data: list[Any]) -> Triple:
-    """The triple that `encode_triple` wrote."""
-    return Triple(*data)
-
-
-def encode_step(step: Step) -> dict[str, Any]:
-    """A round as JSON holds it, field by field; triples as in `encode_triple`."""
-    return {
-        "query": step.query,
-        "passages": list(step.passages),
-        "candidates": [encode_triple(triple) for triple in step.candidates],
-        "scores": list(step.scores),
-        "thought": step.thought,
-        "kept": [encode_triple(triple) for triple in step.kept],
-        "next_query": step.next_query,
-        "response": step.response,
-    }
-
-
-def decode_step(data: Mapping[str, Any]) -> Step:
-    """The round that `encode_step` wrote."""
-    return Step(
-        query=data["query"],
-        passages=tuple(data["passages"]),
-        candidates=tuple(map(decode_triple, data["candidates"])),
-        scores=tuple(data["scores"]),
-        thought=data["thought"],
-        kept=tuple(map(decode_triple, data["kept"])),
-        next_query=data["next_query"],
-        response=data["response"],
-    )
-
-
-def encode_prediction(prediction: Prediction) -> dict[str, Any]:
-    """A prediction as JSON holds it, field by field; triples as in `encode_triple`."""
-    return {
-        "answer": prediction.answer,
-        "granularity": prediction.granularity,
-        "passages": list(prediction.passages),
-        "sentences": [list(pair) for pair in prediction.sentences],
-        "triples": [encode_triple(triple) for triple in prediction.triples],
-        "steps": [encode_step(step) for step in prediction.steps],
-        "attempts": [dataclasses.asdict(attempt) for attempt in prediction.attempts],
-        "parse_errors": dict(prediction.parse_errors),
-    }
+        case Rank():
+            texts = tuple(request.texts[index] for index in data["order"])
+            return Ranked(texts, tuple(data["scores"]))
+    return msgspec.convert(data, _ANSWERS[type(request)])
 
 
 def decode_prediction(data: Mapping[str, Any]) -> Prediction:
-    """The prediction that `encode_prediction` wrote."""
-    return Prediction(
-        answer=data["answer"],
-        granularity=data["granularity"],
-        passages=tuple(data["passages"]),
-        sentences=tuple((pair[0], pair[1]) for pair in data["sentences"]),
-        triples=tuple(map(decode_triple, data["triples"])),
-        steps=tuple(map(decode_step, data["steps"])),
-        attempts=tuple(
-            Attempt(**{**attempt, "evidence": tuple(attempt["evidence"])})
-            for attempt in data["attempts"]
-        ),
-        parse_errors=data["parse_errors"],
-    )
+    """The prediction that `encode` wrote."""
+    return msgspec.convert(data, Prediction)

@@ -10,15 +10,19 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
-from cirag_jax.retrieval.rerank import Reranker
+from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.rankers import Ranker
+from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
+    Demonstrate,
+    Demonstrated,
     Extract,
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     RequestError,
     Retrieve,
     Retrieved,
@@ -26,11 +30,10 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
-from cirag_jax.triples.normalization import Normalization, triple_key
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Passage, Question, Triple
 
-# Finds rows for texts: (queries, k, rows each may find) -> row_QK, score_QK.
-Search = Callable[[Sequence[str], int, Sequence[np.ndarray] | None], tuple[np.ndarray, np.ndarray]]
+# Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
+Search = Callable[..., tuple[np.ndarray, np.ndarray]]
 # Triples of each passage id; None where it was never extracted or failed.
 TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
 
@@ -68,7 +71,8 @@ class RetrieveHandler:
             allowed = None
             if self._allowed is not None:
                 allowed = [self._allowed[calls[index].key.program] for index in indices]
-            row_QK, score_QK = self._search(queries, k, allowed)
+            feedback = [calls[index].request.feedback for index in indices]
+            row_QK, score_QK = self._search(queries, k, allowed, feedback)
             for index, rows, scores in zip(indices, row_QK, score_QK, strict=True):
                 found = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
                 passages = tuple(self._passages[row] for row, _ in found)
@@ -95,41 +99,49 @@ class ExtractHandler:
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
-def tuple_text(triple: Triple, normalization: Normalization) -> str:
-    """A triple as the rankers read it: the tuple of its normalised parts (HippoRAG's form)."""
-    return repr(triple_key(triple, normalization))
-
-
-class RankHandler:
-    """Triples by a reranker's score, best first; ties keep the order they came in.
+class DemonstrateHandler:
+    """Training questions by the cosine of their embeddings.
 
     Args:
-      reranker: scores texts against queries.
-      normalization: normalisation of the triples' text.
+      questions: those that may be shown.
+      encoder: embeds them, all as queries.
     """
 
     is_slow = False
     is_exhausted = False
 
-    def __init__(self, reranker: Reranker, normalization: Normalization):
-        self._reranker = reranker
-        self._normalization: Normalization = normalization
+    def __init__(self, questions: Sequence[Question], encoder: Encoder):
+        self._questions = questions
+        self._encoder = encoder
+        self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
-        requests: list[RankTriples] = [call.request for call in calls]
-        texts = [
-            [tuple_text(triple, self._normalization) for triple in r.triples] for r in requests
-        ]
-        scored = self._reranker.score([request.query for request in requests], texts)
+        requests: list[Demonstrate] = [call.request for call in calls]
+        query_QD = self._encoder.encode([request.query for request in requests], "query")
+        row_QK, _ = self._index.search(query_QD, max(request.n for request in requests))
+        for index, request in enumerate(requests):
+            rows = row_QK[index, : request.n]
+            done(index, Demonstrated(tuple(self._questions[row] for row in rows)))
+
+
+class RankHandler:
+    """Texts by a ranker's score, best first; ties keep the order they came in."""
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, ranker: Ranker):
+        self._ranker = ranker
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        requests: list[Rank] = [call.request for call in calls]
+        scored = self._ranker.score([r.query for r in requests], [r.texts for r in requests])
         for index, (request, scores) in enumerate(zip(requests, scored, strict=True)):
             order = np.argsort(-np.asarray(scores), kind="stable")[: request.n or None]
-            done(
-                index,
-                RankedTriples(
-                    tuple(request.triples[i] for i in order), tuple(float(scores[i]) for i in order)
-                ),
-            )
+            texts = tuple(request.texts[i] for i in order)
+            done(index, Ranked(texts, tuple(float(scores[i]) for i in order)))
 
 
 class GenerateHandler:

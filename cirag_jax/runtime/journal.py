@@ -23,7 +23,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
 
-FORMAT = 2
+FORMAT = 3  # 3: ranked texts, named rankers
 FILE = "journal.sqlite"
 
 _SCHEMA = """

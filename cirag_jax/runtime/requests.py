@@ -7,18 +7,24 @@ file or a network, and a test drives it by hand.
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cirag_jax.llm.types import Generate, Generated, Score, Scored
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Feedback, Passage, Question, Text, Triple
+
+TextT = TypeVar("TextT", bound=Text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Retrieve:
-    """The ``k`` passages nearest to ``query``; answered by `Retrieved`."""
+    """The ``k`` passages nearest to ``query``; answered by `Retrieved`.
+
+    With ``feedback`` those nearest to its vector as passages move it, which no BM25 index answers.
+    """
 
     query: str
     k: int
+    feedback: Feedback | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,24 +50,50 @@ class Extracted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RankTriples:
-    """The ``n`` triples that fit ``query`` best (0: all of them); answered by `RankedTriples`."""
+class Rank:
+    """The ``n`` texts that fit ``query`` best; answered by `Ranked`.
+
+    Attributes:
+      query: what they are compared with.
+      texts: triples, passages or sentences; the ranker writes them as its model reads them.
+      n: 0: all of them.
+      ranker: which one, a block of ``config.rankers``.
+    """
 
     query: str
-    triples: tuple[Triple, ...]
+    texts: tuple[Text, ...]
+    n: int
+    ranker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ranked(Generic[TextT]):
+    """Texts, best first, with the ranker's scores."""
+
+    texts: tuple[TextT, ...]
+    scores: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demonstrate:
+    """The ``n`` training questions most similar to ``query``; answered by `Demonstrated`.
+
+    Never one that is being answered, by its id or by its text.
+    """
+
+    query: str
     n: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RankedTriples:
-    """Triples, best first, with the reranker's scores."""
+class Demonstrated:
+    """Training questions with their annotations, the most similar first."""
 
-    triples: tuple[Triple, ...]
-    scores: tuple[float, ...]
+    questions: tuple[Question, ...]
 
 
-Request = Retrieve | Extract | RankTriples | Generate | Score
-Response = Retrieved | Extracted | RankedTriples | Generated | Scored
+Request = Retrieve | Extract | Rank | Demonstrate | Generate | Score
+Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -69,5 +101,35 @@ _T = TypeVar("_T")
 Program = Generator[Request | Sequence[Request], Any, _T]
 
 
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a method asks for with its settings; nothing else is opened.
+
+    Attributes:
+      roles: language models, each a block of the config.
+      rankers: each a block of ``config.rankers``.
+      corpus: passages, by `Retrieve`.
+      feedback: whether it retrieves by vectors that passages move.
+      triples: of passages, by `Extract`.
+      demonstrations: training questions, by `Demonstrate`.
+      gold: what a question's benchmark annotates, its answers too; results say so.
+    """
+
+    roles: tuple[str, ...] = ()
+    rankers: tuple[str, ...] = ()
+    corpus: bool = True
+    feedback: bool = False
+    triples: bool = False
+    demonstrations: bool = False
+    gold: bool = False
+
+
 class RequestError(Exception):
     """A request that could not be answered; ends its own question, never another's."""
+
+
+def addressee(request: Request) -> type | str:
+    """Whose request it is: a role's, ``rankers.NAME``, or of the only one who answers its type."""
+    if isinstance(request, Generate | Score):
+        return request.role
+    return f"rankers.{request.ranker}" if isinstance(request, Rank) else type(request)

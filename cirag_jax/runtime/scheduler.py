@@ -17,8 +17,15 @@ from typing import Any, Protocol
 import tqdm
 
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.journal import Journal, Key
-from cirag_jax.runtime.requests import Generate, Program, Request, RequestError, Response, Score
+from cirag_jax.runtime.journal import Journal, Key, Record
+from cirag_jax.runtime.requests import (
+    Generate,
+    Program,
+    Request,
+    RequestError,
+    Response,
+    addressee,
+)
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +112,7 @@ class Scheduler:
     """Runs programs over handlers, recording in a journal.
 
     Args:
-      handlers: by request type, for language models by role; one handler may serve several.
+      handlers: by `addressee`; one handler may serve several.
       journal: where responses are recorded.
       in_flight: programs that run at once.
       encode: a program's result as JSON.
@@ -155,6 +162,15 @@ class Scheduler:
         finally:
             for running in self._running.values():
                 running.program.close()
+
+    def records_of(
+        self, jobs: Sequence[Job], *, deadline: float | None = None
+    ) -> dict[str, Record] | None:
+        """`run`, and the record of every job by its id; None where not all have ended."""
+        if not self.run(jobs, deadline=deadline):
+            return None
+        wanted = {job.id for job in jobs}
+        return {record.id: record for record in self._journal.records() if record.id in wanted}
 
     def _run(self, todo: collections.deque[tuple[int, Job]], deadline: float | None) -> bool:
         while todo or self._running:
@@ -259,8 +275,10 @@ class Scheduler:
                 running.responses[part] = found
                 self.progress.replayed += 1
                 continue
-            is_model = isinstance(request, Generate | Score)
-            handler = self._handlers[request.role if is_model else type(request)]
+            who = addressee(request)
+            if who not in self._handlers:
+                raise UserError(f"the method asks {who!r}, which it does not declare as a need.")
+            handler = self._handlers[who]
             self._waiting.setdefault(id(handler), []).append(Call(key, request))
 
     def _end(self, running: _Running, result: Any, error: str | None) -> None:

@@ -105,6 +105,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "lora": lora_description(lora_config),
         "length": layout.length,
         "prompt": data.described,
+        "prompt_digest": data.prompt_digest,
         "trained_on": data.trained_on,
         "num_candidates": data.num_candidates,
         "run": {**resume.fingerprint(config, _FREE), resume.EXAMPLES: data.digest()},

@@ -1,5 +1,6 @@
 """Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
 
+import dataclasses
 import functools
 import pathlib
 import time
@@ -20,6 +21,7 @@ from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, optimizers, resume
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
@@ -50,8 +52,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     dataset = load.load_dataset(config.data)
     train_questions, dev_questions = split_questions(dataset, config)
     kind = config.data.units
-    chains = chains_lib.silver_chains(dataset, train_questions, kind)
-    pools = _pools(dataset, train_questions, chains, kind)
+    chains, pools = pools_lib.chains_and_pools(dataset, train_questions, kind, config.negatives)
 
     # ---- Mesh and model -------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -86,6 +87,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
+        "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
         "run": resume.fingerprint(config),
@@ -276,16 +278,6 @@ def split_questions(
     )
 
 
-def _pools(
-    dataset: Dataset,
-    questions: tuple[Question, ...],
-    chains: list[chains_lib.Chain],
-    kind: chains_lib.UnitKind,
-) -> list[tuple[chains_lib.Unit, ...]]:
-    by_id = {question.id: question for question in questions}
-    return [chains_lib.pool_of(dataset, by_id[c.question_id], kind) for c in chains]
-
-
 def make_batches(
     config: Config,
     chains: list[chains_lib.Chain],
@@ -348,8 +340,7 @@ def make_evaluate(
     if not questions:
         return lambda params: {}
     kind = config.data.units
-    chains = chains_lib.silver_chains(dataset, questions, kind)
-    problems = next_unit.next_units(chains, _pools(dataset, questions, chains, kind), kind)
+    problems = next_unit.next_units(*pools_lib.chains_and_pools(dataset, questions, kind), kind)
 
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):

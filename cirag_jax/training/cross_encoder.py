@@ -1,5 +1,6 @@
 """Trains a cross-encoder with binary cross-entropy, and measures it against the bi-encoder."""
 
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -25,8 +26,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
-from cirag_jax.retrieval.rerank import BiEncoderReranker
-from cirag_jax.runtime.handlers import tuple_text
+from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText
 from cirag_jax.training import optimizers, resume
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.metrics import MetricWriter, fetch
@@ -96,8 +96,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "component": "cross_encoder",
         "model": resume.absolute(config.model.spec),
         "max_length": model.max_length,
+        "triple_text": None,
         "run": resume.fingerprint(config, ("evaluate", "component")),
     }
+    if "triple" in config.kinds:
+        meta["triple_text"] = dataclasses.asdict(TripleText("tuple", config.normalization))
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
@@ -364,7 +367,7 @@ def compare(
     limit = config.evaluate.questions or len(held_out)
     settings = {"samples": config.evaluate.bootstrap_samples, "seed": config.seed}
     score = _scorer(config, model, params, mesh, "comparing")
-    baseline = BiEncoderReranker(bi_encoder).score
+    baseline = BiEncoderRanker(bi_encoder).score
     result: dict[str, Any] = {}
     chosen = held_out[:limit]
     if chosen:
@@ -385,13 +388,11 @@ def triple_problems(
     dataset: Dataset, questions: Sequence[Question], normalization: Any
 ) -> list[reranking.Reranking]:
     """Each question with the extracted triples of its own context; those of its chain are gold."""
-    problems = []
+    write, problems = TripleText("tuple", normalization), []
     for question in questions:
         pool = [t for pid in question.context or () for t in dataset.triples.get(pid, ())]
-        texts = tuple(dict.fromkeys(tuple_text(triple, normalization) for triple in pool))
-        gold = {
-            tuple_text(triple, normalization) for triple in data_lib.gold_triples(dataset, question)
-        }
+        texts = tuple(dict.fromkeys(map(write, pool)))
+        gold = {write(triple) for triple in data_lib.gold_triples(dataset, question)}
         relevant = tuple(place for place, text in enumerate(texts) if text in gold)
         if relevant:
             problems.append(reranking.Reranking(question.question, texts, relevant))

@@ -14,7 +14,7 @@ from cirag_jax.models import lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.scheduler import progress_bar
+from cirag_jax.runtime.scheduler import Scheduler, progress_bar
 from cirag_jax.types import Trajectory
 
 # Metric -> score of `decisions.score`, against the teacher.
@@ -62,11 +62,14 @@ class DecisionQuality:
             Journal(pathlib.Path(folder) / "journal.sqlite", {}) as journal,
             progress_bar(self._steps, "step", "dev decisions") as show,
         ):
-            found = decisions.decode(
-                self._trajectories, self._handler, self._settings, journal, on_progress=show
+            scheduler = Scheduler(
+                {"integrator": self._handler}, journal, in_flight=256, on_progress=show
             )
+            jobs = decisions.jobs(self._trajectories, self._settings)
+            records = scheduler.records_of([job for row in jobs for job in row])
         self._engine.set_adapter(None)  # Its memory is the trainer's again.
-        assert found is not None  # Neither budget nor deadline is set.
+        assert records is not None  # Neither budget nor deadline is set.
+        found = decisions.read(jobs, records)
         scores = decisions.score(
             self._trajectories, found, normalization=self._settings.normalization
         )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeVar
 
 import tqdm
-from tensorboardX import SummaryWriter
 
 from cirag_jax.errors import UserError
 
@@ -106,6 +105,8 @@ class MetricWriter:
         path = pathlib.Path(workdir) / FILE_NAME
         self._seconds_before = truncate(path, start_step or -1)
         self._file = path.open("a", encoding="utf-8")
+        from tensorboardX import SummaryWriter  # imports torch where there is one: two seconds
+
         self._events = SummaryWriter(
             str(pathlib.Path(workdir) / "tensorboard"),
             purge_step=start_step + 1 if start_step else 0,

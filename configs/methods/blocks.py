@@ -18,12 +18,18 @@ def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> A
     return config
 
 
-def method(name: str) -> Any:
-    """Everything but the presets: ``config.<name>`` holds the method's own settings."""
+def method(name: str, **max_tokens: int) -> Any:
+    """Everything but the presets, with a block for whatever the method's default settings need.
+
+    Args:
+      name: of the method; ``config.<name>`` holds its own settings.
+      **max_tokens: how much each of its roles may write.
+    """
     config: Any = ConfigDict()
     config.method = name
     # Fields and defaults of the method's dataclass, which describes them (cirag_jax/methods).
-    config[name] = ConfigDict(dataclasses.asdict(find_method(name).config()))
+    settings = find_method(name).config()
+    config[name] = ConfigDict(dataclasses.asdict(settings))
 
     config.question = placeholder(str)  # One question of your own instead of the data set's.
     # CIRAG's corpus: the union of the selected questions' contexts; a question of your own
@@ -33,8 +39,23 @@ def method(name: str) -> Any:
     config.data.corpus = "selected_questions"
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
 
-    config.retriever = retrievers.retriever()
-    config.encoder = retrievers.encoder()
+    needs = settings.needs
+    if needs.corpus:
+        config.retriever = retrievers.retriever()
+    if needs.corpus or needs.rankers or needs.demonstrations:
+        config.encoder = retrievers.encoder()
+    if needs.rankers:
+        config.rankers = ConfigDict()
+    for ranker in needs.rankers:
+        block: Any = retrievers.ranker()
+        if "normalization" in config[name]:  # Triples are ranked in the form they are shown in.
+            block.normalization = config[name].get_ref("normalization")
+        config.rankers[ranker] = block
+    if needs.triples:
+        config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
+        config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
+    for who in needs.roles:
+        config[who] = role(max_tokens.get(who, 128))
 
     config.seed = 0
     config.in_flight = 64  # Questions that advance together.
@@ -43,11 +64,26 @@ def method(name: str) -> Any:
     return config
 
 
-def triples(config: Any) -> None:
-    """Adds where triples come from and how they are ranked."""
-    config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
-    config.reranker = ConfigDict()
-    config.reranker.kind = "bi_encoder"  # bi_encoder | cross_encoder
-    # bi_encoder: null is the encoder above, else an encoder as config.encoder.model names one;
-    # cross_encoder: a training workdir, a folder or a hub id.
-    config.reranker.model = placeholder(str)
+def preset(config: Any, name: str) -> Any:
+    """The presets that every method has.
+
+    ``small`` is for a laptop's CPU: answers of 96 tokens at most, and what is kept of the prompts
+    suffices for 64 conversations (3 GB in fp32). ``paper`` names the CIRAG paper's models, for a
+    GPU.
+
+    Raises:
+      ValueError: there is no such preset.
+    """
+    needs = find_method(config.method).config().needs
+    if name == "small":
+        for who in needs.roles:
+            config[who].prefix_tokens = 65536
+        config.reader.max_tokens = min(config.reader.max_tokens, 96)
+    elif name == "paper":
+        for who in needs.roles:
+            config[who].model = "Qwen/Qwen2.5-7B-Instruct"
+        if needs.corpus:
+            config.encoder.model = "BAAI/bge-small-en-v1.5"
+    elif name:
+        raise ValueError("the presets are small and paper")
+    return config

@@ -17,28 +17,14 @@ The setting without a preset: not yet run on a whole data set.
 
 from typing import Any
 
-from configs import common
 from configs.methods import blocks
 
 
 def get_config(preset: str = "") -> Any:
     """CIRAG as the preset says."""
-    config = blocks.method("cirag")
-    blocks.triples(config)
-    config.integrator = blocks.role(max_tokens=384)
-    config.reader = blocks.role(max_tokens=192)
-    # Asked only with triples="online".
-    config.extractor = blocks.role(max_tokens=512, block=common.extractor)
+    config = blocks.method("cirag", integrator=384, reader=192)
     if preset == "small":
         config.cirag.max_steps = 2
         config.cirag.num_candidates = 15
         config.cirag.prefilled_headers = config.cirag.few_shot = True
-        config.reader.max_tokens = 96
-        # 64 conversations of two rounds: each goes on from what is kept of it (3 GB in fp32).
-        config.integrator.prefix_tokens = config.reader.prefix_tokens = 65536
-    elif preset == "paper":
-        config.integrator.model = config.reader.model = "Qwen/Qwen2.5-7B-Instruct"
-        config.encoder.model = "BAAI/bge-small-en-v1.5"
-    elif preset:
-        raise ValueError("the presets are small and paper")
-    return config
+    return blocks.preset(config, preset)

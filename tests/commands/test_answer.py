@@ -79,7 +79,7 @@ def test_the_result_and_the_files_of_a_run(runs):
     ]
     assert all(list(row) == fields for row in rows)
     assert all(row["error"] is None and row["passages"] and row["triples"] for row in rows)
-    for name in ("retrieve", "extract", "rank_triples", "generate"):
+    for name in ("retrieve", "extract", "rank", "generate"):
         assert result["calls"][name] == sum(row["calls"][name] for row in rows) > 0
     for name in ("prompt", "generated"):
         assert result[f"{name}_tokens"] == sum(row["tokens"][name] for row in rows) > 0
@@ -200,7 +200,7 @@ def fails(capsys, argv) -> str:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("method=crag", "config.method='crag' is no method; there are cirag, native_rag."),
+        ("method=crag", "config.method='crag' is no method; there are cirag, direct,"),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.max_steps=-1", "max_steps must be >= 0"),
         ("cirag.num_candidates=0", "num_candidates >= 1"),
@@ -219,8 +219,8 @@ def fails(capsys, argv) -> str:
         ("reader.max_tokens=0", "config.reader.max_tokens must be at least 1"),
         ("reader.backend=cloud", "backend='cloud' is unknown"),
         ("retriever.kind=psychic", "psychic"),
-        ("reranker.kind=oracle", "config.reranker.kind='oracle' is unknown"),
-        ("reranker.kind=cross_encoder", "needs config.reranker.model"),
+        ("rankers.triples.kind=oracle", "config.rankers.triples.kind='oracle' is unknown"),
+        ("rankers.triples.kind=cross_encoder", "needs config.rankers.triples.model"),
         ("triples=nowhere/at/all", "nowhere/at/all"),
         ("cache=/nowhere/at/all", "config.cache=/nowhere/at/all cannot be used"),
     ],
@@ -265,7 +265,7 @@ def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
         ("cirag.num_candidates=5", "was started with cirag.num_candidates=4, not 5"),
         ("cirag.granularities=('passage',)", "was started with cirag.granularities="),
         ("seed=1", "was started with seed=0, not 1"),
-        ("reader.max_tokens=7", "was started with reader.max_tokens=192, not 7"),
+        ("reader.max_tokens=7", "was started with reader.max_tokens=6, not 7"),
         ("data.limit=2", "was started with passages="),
     ],
 )

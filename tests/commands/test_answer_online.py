@@ -34,7 +34,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path):
     extraction = result["extraction"]
     assert extraction["passages"] == extraction["failures"] == len(seen) > 4
     assert extraction["prompt_tokens"] > 0 and extraction["generated_tokens"] > 0
-    assert result["calls"]["extract"] >= 3 and "rank_triples" not in result["calls"]
+    assert result["calls"]["extract"] >= 3 and "rank" not in result["calls"]
     assert result["parse_errors"]["passage_not_extracted"] >= len(seen)
     assert "passage_without_triples" not in result["parse_errors"]
     assert (result["answered"], result["complete"]) == (3, True)

@@ -137,7 +137,7 @@ def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
     # What extraction takes is counted apart from the questions.
     assert extraction["generated_tokens"] == 7 * len(extracting)
     assert whole["generated_tokens"] == 7 * (len(asked) - len(extracting))
-    calls = {"retrieve": 3, "extract": 3, "rank_triples": 3, "generate": 6}
+    calls = {"retrieve": 3, "extract": 3, "rank": 3, "generate": 6}
     assert {kind: n for kind, n in whole["calls"].items() if n} == calls
     assert whole["granularities"]["triple"] == 3 and all(row["triples"] for row in rows)
     found = {tuple(triple[:3]) for row in rows for triple in row["triples"]}

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import task
+from cirag_jax.commands import opening, task
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import extraction
@@ -24,7 +24,10 @@ def settings(method="cirag", *overrides, corpus=CORPUS, triples=(FACT,)):
     config = cli.load_config(str(_ROOT / f"configs/methods/{method}.py"), overrides)
     passages = {passage.id: passage for passage in corpus.passages}
     dataset = Dataset("towns", (), passages, {"a": triples, "elsewhere": (FACT,)})
-    return task.settings(config, find_method(method), dataset, corpus)
+    entry = find_method(method)
+    needs = entry.config(**task.plain(config[method])).needs
+    asked = opening.Task(needs, dataset, (), corpus)
+    return task.settings(config, entry.program.__module__, asked)
 
 
 def different(old, new):
@@ -39,8 +42,8 @@ def test_a_passage_that_was_edited_is_another_run():
 
 @pytest.mark.parametrize(
     "triples",
-    [(), (FACT, FACT), (dataclasses.replace(FACT, tail="Halland"),),
-     (dataclasses.replace(FACT, sentence=None),)],
+    [(), (FACT, FACT), (FACT._replace(tail="Halland"),),
+     (FACT._replace(sentence=None),)],
 )  # fmt: skip
 def test_triples_of_the_dataset_that_were_edited_are_another_run(triples):
     old = settings()
@@ -59,8 +62,8 @@ def test_a_store_that_was_changed_is_another_run(tmp_path):
 
     old = commit(LUND, (FACT,))
     assert old["triples"] == str(tmp_path)
-    assert commit(Passage("b", "", ""), (dataclasses.replace(FACT, passage_id="b"),)) == old
-    new = commit(LUND, (dataclasses.replace(FACT, tail="Halland"),))
+    assert commit(Passage("b", "", ""), (FACT._replace(passage_id="b"),)) == old
+    new = commit(LUND, (FACT._replace(tail="Halland"),))
     assert different(old, new) == {"triples.content"}
     with pytest.raises(UserError, match="nowhere holds no triple store"):
         settings("cirag", f"--config.triples={tmp_path / 'nowhere'}")

@@ -212,6 +212,19 @@ def test_a_missing_file_is_named(folder, name):
         read_dataset(folder)
 
 
+def test_a_corpus_or_questions_that_are_not_needed_may_be_missing(folder):
+    whole = read_dataset(folder)
+    assert read_dataset(folder, questions=False) == dataclasses.replace(whole, questions=())
+    assert read_dataset(folder, corpus=False) == whole  # what is there is read
+    (folder / "questions.jsonl").rename(folder / "aside")
+    assert read_dataset(folder, questions=False).corpus == whole.corpus
+    (folder / "aside").rename(folder / "questions.jsonl")
+    (folder / "corpus.jsonl").unlink()
+    alone = read_dataset(folder, corpus=False)
+    assert [q.id for q in alone.questions] == [q.id for q in whole.questions]
+    assert (alone.corpus, alone.triples) == ({}, {})
+
+
 @pytest.mark.parametrize("name", ["questions.jsonl", "corpus.jsonl", "openie.jsonl"])
 def test_an_empty_file_is_named(folder, name):
     (folder / name).write_text("\n \n")

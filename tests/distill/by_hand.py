@@ -39,7 +39,7 @@ def trajectory(number: int = 0, steps: int = 3, teacher: str = "annotations") ->
     """A trajectory of ``steps`` rounds; another number, another length and other names."""
     found = []
     for step in STEPS[:steps]:
-        more = tuple(dataclasses.replace(NOISE, tail=f"year {i}") for i in range(number % 4))
+        more = tuple(NOISE._replace(tail=f"year {i}") for i in range(number % 4))
         found.append(
             dataclasses.replace(
                 step,

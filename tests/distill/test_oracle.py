@@ -59,13 +59,13 @@ def test_kept_are_supports_of_hops_that_can_be_reached_to_the_fix_point():
 
 
 def test_a_fact_counts_only_from_the_supporting_passage_and_about_the_hop():
-    elsewhere = dataclasses.replace(SINGS, relation="sung by", passage_id="other")
+    elsewhere = SINGS._replace(relation="sung by", passage_id="other")
     wrong = Triple("Ola Brandt", "plays", "guitar", "song", 0)  # no word of what is asked
     step = decide(gold(), [], QUESTION.question, (elsewhere, wrong), 1)
     assert step.kept == () and "Ola Brandt" not in step.thought
     # The annotated triple itself counts wherever it was found.
     question = two_wiki("Who sang Night Tide?", (("Night Tide", "song by", "Ola Brandt"),))
-    twin = dataclasses.replace(SINGS, tail="ola brandt", passage_id="other")
+    twin = SINGS._replace(tail="ola brandt", passage_id="other")
     known = gold_of(question, CORPUS, {}, "ascii")
     assert decide(known, [], question.question, (elsewhere, twin), 1).kept == (twin,)
 

@@ -14,7 +14,7 @@ from cirag_jax.commands import evaluate_integrator, side_by_side
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Decided, decode, score, top_k
+from cirag_jax.evaluation.decisions import Decided, score, top_k
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora
@@ -24,6 +24,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.prompts.cirag import integration_messages, render_decision
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
+from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.types import Step, Trajectory, Triple
 from configs import integrator_eval
 from tests import tiny_decoder
@@ -67,10 +68,12 @@ class Canned:
 
 
 def run(model, trajectories=BOTH, path=":memory:", **settings):
+    jobs = decisions.jobs(trajectories, CiragConfig(**settings))
     with Journal(path, {}) as journal:
-        found = decode(trajectories, model, CiragConfig(**settings), journal)
-    assert found is not None
-    return found
+        scheduler = Scheduler({"integrator": model}, journal)
+        records = scheduler.records_of([job for row in jobs for job in row])
+    assert records is not None
+    return decisions.read(jobs, records)
 
 
 # ---------------------------------------------------------------------------------------- decoding
@@ -262,8 +265,8 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     asked = []
 
     @contextlib.contextmanager
-    def opened(config, model, role, max_tokens, journal):
-        asked.append((model.block.adapter, role, max_tokens))
+    def opened(config, model, roles, journal):
+        asked.append((model.block.adapter, roles))
         yield models["student" if model.block.adapter else "base"]
 
     monkeypatch.setattr(side_by_side, "open_model", opened)
@@ -280,7 +283,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     monkeypatch.setattr(side_by_side, "models_of", models_of)
     result = evaluate(trajectories, tmp_path / "e", **settings)
     assert result["num_trained_on"] == 1
-    assert asked == [(settings["checkpoint"], "integrator", 384), (None, "integrator", 384)]
+    assert asked == [(settings["checkpoint"], {"integrator": 384}), (None, {"integrator": 384})]
     student, base = result["systems"]["student"], result["systems"]["base"]
     assert student["teacher"]["f1"]["value"] == student["gold"]["f1"]["value"] == 1
     assert student["stop_accuracy"]["value"] == student["parse_rate"]["value"] == 1

@@ -18,6 +18,7 @@ from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
+from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import common, extractor_eval
 
@@ -203,8 +204,8 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
     opened = []
 
     @contextlib.contextmanager
-    def open_model(config, model, role, max_tokens, journal):
-        opened.append((model.block.adapter, role))
+    def open_model(config, model, roles, journal):
+        opened.append((model.block.adapter, *roles))
         yield models["student" if model.block.adapter else "base"]
 
     monkeypatch.setattr(side_by_side, "open_model", open_model)
@@ -247,9 +248,9 @@ def test_a_passage_that_changed_is_extracted_again():
     model = Canned(True)
     with Journal(":memory:", {}) as journal:
         for one in (passage, passage, changed):
-            (found,) = (
-                evaluate_extraction.extract([one], model, ExtractionSettings(), journal) or []
-            )
+            jobs = [evaluate_extraction.job(one, ExtractionSettings())]
+            records = Scheduler({"extractor": model}, journal).records_of(jobs)
+            (found,) = evaluate_extraction.read([Reference(one, (), ())], records)
             assert found.status == "ok" and found.entities == ("U1", "T1")
             assert found.triples == (Triple("T1", "knows", "U1", "p1", 0),)
     assert len(model.asked) == 4

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from cirag_jax.evaluation.overlap import (
     Overlap,
@@ -9,11 +10,11 @@ from cirag_jax.evaluation.overlap import (
     differences,
     interval,
     intervals,
+    mean_of,
     overlap_ratios,
     paired_interval,
     ratio,
 )
-from cirag_jax.evaluation.recall import paired_bootstrap
 
 
 def test_an_overlap_by_hand():
@@ -65,20 +66,40 @@ def test_the_same_figures_as_sklearn():
         assert found[f"micro_{name}"].value == pytest.approx(theirs)
 
 
-def test_one_item_a_group_is_the_bootstrap_of_recall():
-    rng = np.random.default_rng(1)
-    a_B, b_B = rng.random((2, 40))
-    ones = [1.0] * 40
-    a, b = ratio(a_B, ones, range(40), 40), ratio(b_B, ones, range(40), 40)
-    expected = paired_bootstrap(a_B, b_B, samples=1500, seed=3)
-    found = paired_interval(a, b, samples=1500, seed=3)
-    assert found == pytest.approx(expected)
-    alone = paired_bootstrap(a_B, np.zeros(40), samples=1500, seed=3)
+def test_bootstrap_agrees_with_scipy():
+    rng = np.random.default_rng(0)
+    a, b = rng.random(200), rng.random(200) - 0.1
+    ours = paired_interval(mean_of(a), mean_of(b), samples=20_000)
+    theirs = scipy.stats.bootstrap(
+        ((a - b),), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    assert ours["difference"] == pytest.approx((a - b).mean())
+    assert ours["low"] == pytest.approx(theirs.low, abs=0.004)
+    assert ours["high"] == pytest.approx(theirs.high, abs=0.004)
+
+
+def test_bootstrap_pairs_the_questions():
+    """Two systems that differ by a constant have no spread, however much questions differ."""
+    a = np.random.default_rng(0).random(50)
+    interval = paired_interval(mean_of(a), mean_of(a - 0.25))
+    assert interval["low"] == pytest.approx(0.25) and interval["high"] == pytest.approx(0.25)
+
+
+def test_bootstrap_repeats_for_a_seed():
+    a, b = np.random.default_rng(0).random((2, 30))
+    first, again, other = (paired_interval(mean_of(a), mean_of(b), seed=s) for s in (3, 3, 4))
+    assert first == again != other
+
+
+def test_an_interval_is_the_difference_to_nothing():
+    a, b = map(mean_of, np.random.default_rng(1).random((2, 40)))
+    alone = paired_interval(a, mean_of(np.zeros(40)), samples=1500, seed=3)
     assert interval(a, 1500, 3) == pytest.approx(
         {"value": alone["difference"], "low": alone["low"], "high": alone["high"]}
     )
     both = differences({"x": a, "y": a}, {"x": b}, 1500, 3)
-    assert both == {"x": found} and intervals({"x": a}, 1500, 3)["x"] == interval(a, 1500, 3)
+    assert both == {"x": paired_interval(a, b, 1500, 3)}
+    assert intervals({"x": a}, 1500, 3)["x"] == interval(a, 1500, 3)
 
 
 def test_steps_of_one_question_are_drawn_together():

@@ -4,18 +4,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cirag_jax.llm.types import Token
 from cirag_jax.runtime.requests import (
+    Demonstrate,
+    Demonstrated,
     Extract,
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     Retrieve,
     Retrieved,
+    Score,
+    Scored,
 )
 from cirag_jax.triples.normalization import triple_key
-from cirag_jax.types import Passage, Prediction, Triple
+from cirag_jax.types import Passage, Question, Text, Triple
 
 
 @dataclasses.dataclass
@@ -23,20 +28,25 @@ class Hand:
     """What answers the requests of one question, and a record of them.
 
     Attributes:
-      found: query -> passages; ``None`` is the entry for every other query.
+      found: query -> passages; ``None`` is the entry for every other query. Feedback is noted, and
+        moves nothing.
       triples: passage id -> its triples; absent: never extracted.
-      scores: key of a triple -> the ranker's score; 0 where it has none.
-      texts: role -> what its model says, call by call; a Generated says why it ended too.
-      requests: everything that was asked.
+      scores: key of a triple, text of a sentence or id of a passage -> the rankers' score; 0 where
+        it has none.
+      texts: role -> what its model says, call by call: a text, a Generated (why it ended too), for
+        a Score the log-probabilities of its continuations.
+      shown: questions that are demonstrated, the most similar first.
+      requests: everything that was asked, those of a list one by one.
     """
 
     found: Mapping[str | None, Sequence[Passage]]
     triples: Mapping[str, Sequence[Triple] | None]
-    texts: Mapping[str, list[str | Generated]]
-    scores: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
+    texts: Mapping[str, list[Any]]
+    scores: Mapping[Any, float] = dataclasses.field(default_factory=dict)
+    shown: Sequence[Question] = ()
     requests: list[Any] = dataclasses.field(default_factory=list)
 
-    def drive(self, program) -> Prediction:
+    def drive(self, program) -> Any:
         """Runs the program to its end; every canned text must have been asked for."""
         response = None
         while True:
@@ -46,21 +56,28 @@ class Hand:
                 left = {role: texts for role, texts in self.texts.items() if texts}
                 assert not left, f"never asked for: {left}"
                 return end.value
-            self.requests.append(request)
-            response = self.answer(request)
+            several = request if isinstance(request, list | tuple) else [request]
+            self.requests += several
+            responses = [self.answer(one) for one in several]
+            response = responses if several is request else responses[0]
 
     def answer(self, request: Any) -> Any:
         match request:
-            case Retrieve(query, k):
+            case Retrieve(query, k, _):
                 passages = tuple(self.found.get(query, self.found.get(None, ())))[:k]
                 return Retrieved(passages, tuple(1.0 / (i + 1) for i in range(len(passages))))
             case Extract(passages):
                 found = (self.triples.get(passage.id) for passage in passages)
                 return Extracted(tuple(None if t is None else tuple(t) for t in found))
-            case RankTriples(_, triples, n):
-                score = {t: self.scores.get(triple_key(t), 0.0) for t in triples}
-                best = sorted(triples, key=lambda t: -score[t])[: n or None]
-                return RankedTriples(tuple(best), tuple(score[t] for t in best))
+            case Rank(_, texts, n, _):
+                score = {t: self.scores.get(_score_key(t), 0.0) for t in texts}
+                best = sorted(texts, key=lambda t: -score[t])[: n or None]
+                return Ranked(tuple(best), tuple(score[t] for t in best))
+            case Demonstrate(_, n):
+                return Demonstrated(tuple(self.shown[:n]))
+            case Score(_, continuations, role):
+                logprobs = zip(continuations, self.texts[role].pop(0), strict=True)
+                return Scored(tuple((Token(text, -1, logprob),) for text, logprob in logprobs))
             case Generate(_, role):
                 text = self.texts[role].pop(0)
                 return text if isinstance(text, Generated) else Generated(text, "stop")
@@ -76,7 +93,16 @@ class Hand:
 
 
 def _role(request: Any) -> str | None:
-    return request.role if isinstance(request, Generate) else None
+    return request.role if isinstance(request, Generate | Score) else None
+
+
+def _score_key(text: Text) -> Any:
+    match text:
+        case Triple():
+            return triple_key(text)
+        case Passage():
+            return text.id
+    return text
 
 
 def prompt(request: Generate) -> str:

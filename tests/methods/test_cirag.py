@@ -5,8 +5,8 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
-from cirag_jax.runtime.requests import Generate, Generated, RankTriples, Retrieve
-from cirag_jax.types import Passage, Step, Triple
+from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
+from cirag_jax.types import Passage, Question, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -48,7 +48,7 @@ def hand(integrator=(), reader=(), **fields):
 
 
 def run(hands, **settings):
-    return hands.drive(cirag(QUESTION, CiragConfig(**settings)))
+    return hands.drive(cirag(Question("q", QUESTION, ()), CiragConfig(**settings)))
 
 
 # ---------------------------------------------------------------------------------------- the loop
@@ -58,13 +58,13 @@ def test_two_rounds_and_an_answer_from_triples():
     hands = hand([GOES_ON, ENDS], [ANSWERS])
     found = run(hands)
     assert hands.kinds() == [
-        *("Retrieve", "Extract", "RankTriples", "integrator") * 2,
+        *("Retrieve", "Extract", "Rank", "integrator") * 2,
         "reader",
     ]
     assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, NEXT]
-    assert [r.query for r in hands.asked(RankTriples)] == [QUESTION, NEXT]
+    assert [r.query for r in hands.asked(Rank)] == [QUESTION, NEXT]
     assert {r.k for r in hands.asked(Retrieve)} == {10}
-    assert {r.n for r in hands.asked(RankTriples)} == {30}
+    assert {r.n for r in hands.asked(Rank)} == {30}
     assert (found.answer, found.granularity, found.parse_errors) == ("Skane", "triple", {})
     assert [step.kept for step in found.steps] == [(BORN,), (PLACE,)]
     assert [step.next_query for step in found.steps] == [NEXT, None]
@@ -108,7 +108,7 @@ def test_the_step_limit_ends_the_loop(limit):
 def test_the_rule_keeps_the_best_three_and_asks_again():
     hands = hand(reader=[ANSWERS])
     found = run(hands, integrator="top_k", max_steps=2)
-    assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples") * 2, "reader"]
+    assert hands.kinds() == [*("Retrieve", "Extract", "Rank") * 2, "reader"]
     assert [r.query for r in hands.asked(Retrieve)] == [QUESTION, QUESTION]
     assert [step.kept for step in found.steps] == [(BORN, PAINTS, MINE)] * 2
     assert [step.next_query for step in found.steps] == [QUESTION] * 2
@@ -150,23 +150,47 @@ def test_a_missing_question_is_asked_for_once_and_the_loop_goes_on():
     assert again.messages[-2].text == silent and "question" in again.messages[-1].text
 
 
-@pytest.mark.parametrize("second", ["", "no idea", "[[## question ##]]\n<no question>"])
-def test_a_question_missing_twice_ends_the_loop(second):
+@pytest.mark.parametrize(
+    ("second", "parse_errors"),
+    [
+        ("", {"no_question": 2, "no_decision": 1}),
+        ("no idea", {"no_question": 2, "no_decision": 1}),
+        (
+            Generated("[[## question", "length"),
+            {"no_question": 2, "truncated": 1, "no_decision": 1},
+        ),
+        ("<no question>", {"no_question": 1, "question_without_header": 1}),
+        ("[[## question ##]]\n<no question>", {"no_question": 1}),
+    ],
+)
+def test_a_question_missing_twice_ends_the_loop_but_did_not_stop(second, parse_errors):
     silent = f"[[## fact_after_filter ##]]\n{FACT_BORN}"
     found = run(hand([silent, second], [ANSWERS]))
     assert len(found.steps) == 1 and found.steps[0].next_query is None
+    assert found.parse_errors == {"asked_again": 1, **parse_errors}
+
+
+def test_a_reply_that_is_plainly_a_question_is_taken_without_its_header():
+    silent = f"[[## fact_after_filter ##]]\n{FACT_BORN}"
+    found = run(hand([silent, NEXT, ENDS], [ANSWERS]))
+    assert [step.next_query for step in found.steps] == [NEXT, None]
+    assert found.parse_errors == {
+        **{"asked_again": 1, "no_question": 1, "question_without_header": 1}
+    }
 
 
 def test_without_retry_a_missing_question_ends_the_loop():
     hands = hand([f"[[## fact_after_filter ##]]\n{FACT_BORN}"], [ANSWERS])
     found = run(hands, retry=False)
-    assert len(found.steps) == 1 and found.parse_errors == {"no_question": 1}
+    assert len(found.steps) == 1
+    assert found.parse_errors == {"no_question": 1, "no_decision": 1}
 
 
 def test_an_empty_response_is_not_asked_for_again():
     hands = hand([""], [ANSWERS])
     found = run(hands)
-    assert len(found.steps) == 1 and found.parse_errors == {"empty": 1}
+    assert len(found.steps) == 1
+    assert found.parse_errors == {"empty": 1, "no_decision": 1}
 
 
 def test_a_repeated_query_ends_the_loop_only_where_asked():
@@ -218,7 +242,7 @@ def test_nothing_retrieved_at_all():
 def test_without_reranker_all_triples_are_candidates_in_passage_order():
     hands = hand([decision("", NO_FACT, "")], [ANSWERS])
     found = run(hands, use_reranker=False, num_candidates=1)
-    assert not hands.asked(RankTriples)
+    assert not hands.asked(Rank)
     assert found.steps[0].candidates == (BORN, PAINTS, MINE)
     assert found.steps[0].scores == (0.0, 0.0, 0.0)
 
@@ -247,7 +271,7 @@ ENDS_BORN = decision("Enough.", FACT_BORN, "<no question>")
 def test_passages_without_triples_are_counted_apart():
     hands = hand([decision("", NO_FACT, "")], [ANSWERS], triples={"a": (), "c": None})
     found = run(hands)
-    assert not hands.asked(RankTriples)  # there is nothing to rank
+    assert not hands.asked(Rank)  # there is nothing to rank
     assert found.parse_errors == {"passage_not_extracted": 1, "passage_without_triples": 1}
 
 
@@ -288,15 +312,26 @@ def test_the_papers_rendering_is_one_turn_with_the_history_last():
     run(hands, prompt_format="paper")
     first, second = hands.asked(Generate, "integrator")
     assert [m.role for m in second.messages] == ["system", "user"]
-    text = second.messages[1].text
-    places = [
-        text.index(f"[[## {name} ##]]")
-        for name in ("Original Query", "fact_before_filter", "historical_context", "thought")
-    ]
-    assert places == sorted(places)
-    assert text.endswith(GOES_ON)
-    assert '["lund", "in", "sk ne"]' in text[places[1] : places[2]]
+    now, history = second.messages[1].text.split("[[## historical_context ##]]\n")
+    assert now.startswith(f"[[## Original Query ##]]\n{QUESTION}\n\n[[## fact_before_filter ##]]\n")
+    assert '["lund", "in", "sk ne"]' in now
     assert first.messages[1].text.endswith("[[## historical_context ##]]\nnone")
+    # Equation 2: the earlier round's candidates too, of which it kept one.
+    shown = (
+        '["ada moen", "born in", "lund"], ["ada moen", "is", "painter"], ["kiruna", "has", "mine"]'
+    )
+    assert history == f'[[## fact_before_filter ##]]\n{{"fact": [{shown}]}}\n\n{GOES_ON}'
+    assert second.messages[1].observation == history  # what truncation may drop
+
+
+def test_the_papers_history_holds_every_round():
+    texts = [decision("More.", FACT_BORN, f"question {i}?") for i in range(3)]
+    hands = hand(texts, [ANSWERS])
+    run(hands, prompt_format="paper", max_steps=3)
+    history = hands.asked(Generate, "integrator")[2].messages[1].observation
+    assert history.count("[[## fact_before_filter ##]]") == history.count("[[## question ##]]") == 2
+    assert history.index('"kiruna"') < history.index("question 0?") < history.index('"cathedral"')
+    assert history.endswith("question 1?")
 
 
 @pytest.mark.parametrize("prompt_format", ["multi_turn", "paper"])
@@ -344,7 +379,7 @@ def test_a_guided_section_that_is_cut_off_is_counted():
 def test_token_limits_are_the_roles_unless_set():
     hands = hand([ENDS_BORN], [ANSWERS])
     run(hands)
-    assert [r.max_tokens for r in hands.asked(Generate)] == [None, None]
+    assert [r.max_tokens for r in hands.asked(Generate)] == [0, 0]
     hands = hand([ENDS_BORN], [ANSWERS])
     run(hands, decision_tokens=11, answer_tokens=13)
     assert [r.max_tokens for r in hands.asked(Generate)] == [11, 13]
@@ -475,6 +510,7 @@ def test_paraphrased_refusals_count_only_where_asked():
         ("Answer:", "answer_empty", "sentence"),
         ("Skane", "answer_no_answer_mark", "triple"),
         ("It is unanswerable, sorry", "answer_no_answer_mark", "sentence"),
+        (Generated("Thought: Ada Moen was", "length"), "answer_truncated", "sentence"),
     ],
 )
 def test_malformed_answers_are_counted(text, problem, granularity):

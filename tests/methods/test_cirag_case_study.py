@@ -2,7 +2,7 @@
 
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.runtime.requests import Extract, Generate, Retrieve
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Passage, Question, Triple
 from tests.methods.by_hand import Hand, decision
 
 
@@ -69,9 +69,9 @@ def test_the_papers_case_study_step_by_step():
             ("michael curtiz", "born on", "december 24 1886"): 0.3,
         },
     )
-    found = hands.drive(cirag(question, CiragConfig()))
+    found = hands.drive(cirag(Question("q", question, ()), CiragConfig()))
 
-    assert hands.kinds() == [*("Retrieve", "Extract", "RankTriples", "integrator") * 2, "reader"]
+    assert hands.kinds() == [*("Retrieve", "Extract", "Rank", "integrator") * 2, "reader"]
     assert [r.query for r in hands.asked(Retrieve)] == [question, birth_years]
     assert [p.title for p in hands.asked(Extract)[0].passages] == [
         "God's Gift to Women", "Aldri annet enn bråk", "Dan Milne",

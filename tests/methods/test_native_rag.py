@@ -5,8 +5,8 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
-from cirag_jax.runtime.requests import Generate, Retrieve
-from cirag_jax.types import Passage
+from cirag_jax.runtime.requests import Generate, Generated, Retrieve
+from cirag_jax.types import Passage, Question
 from tests.methods.by_hand import Hand, prompt
 
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(6)]
@@ -14,7 +14,7 @@ PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(6)]
 
 def run(text, **settings):
     hands = Hand({None: PASSAGES}, {}, {"reader": [text]})
-    return hands, hands.drive(native_rag("Who?", NativeRagConfig(**settings)))
+    return hands, hands.drive(native_rag(Question("q", "Who?", ()), NativeRagConfig(**settings)))
 
 
 def test_one_retrieval_one_reading():
@@ -22,11 +22,16 @@ def test_one_retrieval_one_reading():
     assert hands.kinds() == ["Retrieve", "reader"]
     assert hands.asked(Retrieve) == [Retrieve("Who?", 4)]
     asked = hands.asked(Generate)[0]
-    assert asked.max_tokens == 32 and "Title 1" in prompt(asked) and "Title 2" not in prompt(asked)
+    assert asked.max_tokens == 0 and "Title 1" in prompt(asked) and "Title 2" not in prompt(asked)
     assert (found.answer, found.granularity) == ("Ada Moen", "passage")
     assert found.passages == ("p0", "p1", "p2", "p3")
     assert found.attempts[0].evidence == ("Title 0\nText 0.", "Title 1\nText 1.")
     assert found.steps[0].query == "Who?" and found.parse_errors == {}
+
+
+def test_it_reads_the_ten_passages_that_it_retrieves():
+    settings = NativeRagConfig()
+    assert settings.num_read == settings.num_passages == 10
 
 
 def test_an_empty_answer_is_counted():
@@ -35,14 +40,21 @@ def test_an_empty_answer_is_counted():
     assert not found.attempts[0].sufficient
 
 
-@pytest.mark.parametrize("settings", [{"num_read": 0}, {"num_read": 3, "num_passages": 2}])
+@pytest.mark.parametrize(
+    ("text", "parse_errors"),
+    [("Ada Moen, who", {"answer_truncated": 1}), ("Ada Moen\nborn in", {})],
+)
+def test_an_answer_that_was_cut_off_is_counted(text, parse_errors):
+    assert run(Generated(text, "length"))[1].parse_errors == parse_errors
+
+
+@pytest.mark.parametrize("settings", [{"num_read": 0}, {"num_passages": 2}])
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(UserError, match="num_read"):
         NativeRagConfig(**settings)
 
 
 def test_methods_are_found_by_name():
-    assert registry.find_method("cirag").uses_triples
-    assert not registry.find_method("native_rag").uses_triples
-    with pytest.raises(UserError, match=r"config\.method='crag'.*cirag, native_rag"):
+    assert registry.find_method("native_rag").config is NativeRagConfig
+    with pytest.raises(UserError, match=r"config\.method='crag'.*cirag, direct"):
         registry.find_method("crag")

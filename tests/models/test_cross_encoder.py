@@ -13,7 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.io.export import export_cross_encoder
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
-from cirag_jax.retrieval.rerank import CrossEncoderReranker
+from cirag_jax.retrieval.rankers import CrossEncoderRanker
 from tests import tiny
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -172,7 +172,7 @@ def test_the_longer_text_of_a_pair_is_cut(tmp_path):
 
 def test_the_reranker_scores_each_querys_own_texts(tmp_path):
     folder = _folder(tmp_path, "xlm-roberta")
-    reranker = CrossEncoderReranker.open(str(folder))
+    reranker = CrossEncoderRanker.open(str(folder))
     scores = reranker.score(["a", "b", "c"], [["x", "y z"], [], ["x"]])
     assert [len(s) for s in scores] == [2, 0, 1]
     expected = _ours(folder, [("a", "x"), ("a", "y z"), ("c", "x")])

@@ -213,7 +213,9 @@ def test_sharded_equals_unsharded(sizes, tmp_path):
     assert pair["b"].addressable_shards[0].data.shape == (2, 4, 48 // sizes[2])
     with jax.set_mesh(mesh):
         found = our_logits(ours.config, params, lora.to_adapter(placed), tokens_BT, options)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
+    # Either side rounds on its own: on an AMD EPYC each is up to 9.2e-6 from the logits in fp64
+    # (torch's fp32 is 6.6e-6 away), and they are 1.2e-5 from each other.
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2 * ATOL)
 
 
 def test_targets_by_name():

@@ -16,6 +16,11 @@ def test_documents_are_numbered_and_may_be_dropped():
     assert "Who?" in user.content and "Who?" not in system.text
 
 
+def test_without_documents_the_reader_is_told_of_none():
+    system, user = reading_messages("Who?", [])
+    assert "document" not in system.text and "Who?" in user.text
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

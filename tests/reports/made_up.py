@@ -144,7 +144,7 @@ def write_journal(path, pairs, passages=PASSAGES, failed=()):
             said = Generated("...", "stop", Usage(900, 640, 31))
             book.record(journal.Key(question.id, 1), asked, said)
             if prediction is not None:
-                outcome = codec.encode_prediction(prediction)
+                outcome = codec.encode(prediction)
                 book.close_program(question.id, outcome, None, 2.5)
             elif question in failed:
                 book.close_program(question.id, None, "the server closed the connection", 0.5)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirag_jax.reports import console
-from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Passage, Prediction, Sentence, Step, Triple
 from tests.reports import made_up
 
 SHOWN = console.render(made_up.PREDICTION, made_up.PASSAGES)
@@ -57,6 +57,28 @@ def test_without_core_triples_the_passages_are_the_evidence():
     ]
 
 
+def test_a_round_of_several_queries_units_and_notes():
+    kept = (Sentence("p-ferry", 1), "p-bay", Sentence("gone", 0))
+    step = Step(
+        "Who?", ("p-bay",), kept, (0.3, 0.2, 0.1), "", kept, None, "", ("And where?",),
+        {"plan": ["first", {"n_eff": 1.5}]},
+    )  # fmt: skip
+    shown = console.render(Prediction("x", "passage", steps=(step,)), made_up.PASSAGES).splitlines()
+    assert "  also    And where?" in shown and '  note    plan: ["first", {"n_eff": 1.5}]' in shown
+    place = shown.index("Evidence")
+    assert shown[place + 1 : place + 4] == [
+        "   1. in Night ferries, sentence 2: They carry mail.",
+        "   2. Tarnow Bay",
+        "   3. gone, sentence 1",
+    ]
+
+
+def test_an_answer_without_evidence_says_so():
+    alone = Attempt("default", (), "Nobody", "Nobody", True)
+    shown = console.render(Prediction("Nobody", "default", attempts=(alone,)), {})
+    assert "from the reader alone" in shown and "refused" not in shown
+
+
 def test_nothing_at_all():
     shown = console.render(Prediction("", "default"), {})
     assert shown.splitlines()[0] == "Answer: (none)"
@@ -74,7 +96,8 @@ def test_escape_sequences_are_spelt_out():
 @given(st.text(st.characters(), max_size=150))
 def test_no_text_drives_the_terminal(text):
     triple = Triple(text, text, text, "p", 0)
-    step = Step(text, ("p", text), (triple,), (0.1,), text, (triple,), text, text)
+    kept, notes = (triple, text, Sentence("p", 0)), {text: [text]}
+    step = Step(text, ("p", text), (triple,), (0.1,), text, kept, text, text, (text,), notes)
     attempt = Attempt("triple", (text,), text, text, True)
     prediction = Prediction(
         text, "triple", ("p",), (("p", 0),), (triple,), (step,), (attempt,), {text: 1}

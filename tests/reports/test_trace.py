@@ -16,7 +16,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.reports import trace
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
-from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Passage, Prediction, Sentence, Step, Triple
 from tests.reports import made_up
 
 OWN = "document.title='owned';window.owned=1"
@@ -47,7 +47,7 @@ HOSTILE = {
 
 def record(question, prediction, error=None):
     given = json.loads(json.dumps(dataclasses.asdict(question)))
-    outcome = None if prediction is None else codec.encode_prediction(prediction)
+    outcome = None if prediction is None else codec.encode(prediction)
     usage, calls = Usage(900, 640, 31), {"retrieve": 3, "generate": 4}
     return Record(question.id, given, outcome, error, 2.5, usage, calls)
 
@@ -139,6 +139,29 @@ def test_facts_point_at_their_sentences_and_gold_is_marked(made_up_page):
     assert [fact[3] for fact in question["gold_facts"]] == [True, True, True]
     assert (question["em"], question["f1"]) == (1.0, 1.0)
     assert data["q2"]["f1"] == 0.5  # Ferry County, Orlin County
+
+
+def test_units_of_any_granularity_and_notes_are_on_the_page(page, tmp_path):
+    kept = (Sentence("p-bay", 1), "p-varga", "p-ferry", "gone")
+    step = Step("Who?", ("p-bay",), kept, (), kept=kept, more_queries=("Where?",), notes={"k": [1]})
+    prediction = dataclasses.replace(made_up.PREDICTION, steps=(*made_up.PREDICTION.steps, step))
+    made_up.write_journal(tmp_path / journal.FILE, [(made_up.QUESTION, prediction)])
+    trace.write_trace(tmp_path, tmp_path / "trace.html")
+    data = blocks(tmp_path / "trace.html")
+    drawn = data["q0"]["steps"][-1]
+    assert (drawn["more_queries"], drawn["notes"]) == (["Where?"], {"k": [1]})
+    ids = [None if unit[3] is None else data[f"p{unit[3]}"]["id"] for unit in drawn["kept"]]
+    assert ids == ["p-bay", "p-varga", "p-ferry", None]
+    assert [unit[:3] for unit in drawn["kept"]] == [[None, None, i] for i in (*ids[:3], "gone")]
+    assert [unit[4] for unit in drawn["kept"]] == [1, None, None, None]
+    assert [unit[5] for unit in drawn["kept"]] == [True, True, False, False]  # gold
+    page.open(tmp_path / "trace.html")
+    last = page.text(".step:last-of-type")
+    for text in ("Where?", made_up.sentence("p-bay", 1), "Ilse Varga", "gone", "source unknown"):
+        assert text in last
+    details = "document.querySelector('.step:last-of-type details:last-of-type')"
+    page.after("toggle", details, f"{details}.open = true")
+    assert '"k": [' in page.text(".step:last-of-type pre") and page.complaints() == []
 
 
 def test_passages_without_own_sentences_are_split_as_extraction_splits_them(made_up_page):

@@ -9,12 +9,13 @@ import pytest
 
 from cirag_jax import cli, sharding
 from cirag_jax.commands import index as command
+from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.faiss_index import IndexOptions
 from cirag_jax.retrieval.index import KINDS, PassageIndex, open_retriever
-from cirag_jax.types import Passage
+from cirag_jax.types import Feedback, Passage
 from configs import retrievers
 from tests import tiny
 
@@ -82,6 +83,33 @@ def test_faiss_finds_what_exact_search_finds(encoder, kind):
     expected, found = exact.search(_QUERIES, 6), faiss.search(_QUERIES, 6)
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["exact", "bfloat16", "faiss_flat", "faiss_ivf", "faiss_hnsw"])
+def test_passages_move_a_query(encoder, kind):
+    half, kind = kind == "bfloat16", "exact" if kind == "bfloat16" else kind
+    options = dataclasses.replace(_OPTIONS, dtype="bfloat16" if half else "float32")
+    index = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=options)
+    rocchio = Feedback(0.4, ((_PASSAGES[3].id, 0.3), (_PASSAGES[20].id, 0.3)))
+    rows, scores = index.search(_QUERIES, 6, None, [None, rocchio, Feedback(1.0, ())])
+    plain = index.search(_QUERIES, 6)
+    for place in (0, 2):  # the others are as if nothing moved
+        np.testing.assert_array_equal(rows[place], plain[0][place])
+        np.testing.assert_array_equal(scores[place], plain[1][place])
+    passage_ND = encoder.encode([passage_text(p) for p in _PASSAGES])
+    moved_D = 0.4 * encoder.encode([_QUERIES[1]], "query")[0]
+    moved_D = moved_D + 0.3 * passage_ND[3] + 0.3 * passage_ND[20]
+    expected_N = passage_ND @ moved_D
+    near = {"atol": 1e-2} if half else {"atol": 1e-5}
+    np.testing.assert_allclose(scores[1], expected_N[rows[1]], **near)
+    np.testing.assert_allclose(scores[1], np.sort(expected_N)[::-1][:6], **near)
+
+
+def test_words_cannot_be_moved(encoder):
+    index = PassageIndex.in_memory(_PASSAGES, None, "bm25")
+    with pytest.raises(UserError, match="bm25 has no vectors"):
+        index.search(["x"], 1, None, [Feedback(1.0, ())])
+    assert len(index.search(["x"], 1, None, [None])[0]) == 1
 
 
 def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):

@@ -9,8 +9,8 @@ from cirag_jax.runtime.requests import (
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     RequestError,
     Retrieve,
     Retrieved,
@@ -78,9 +78,9 @@ def response_to(request: Any) -> Any:
             )
         case Extract(passages):
             return Extracted(tuple((Triple(p.id, "is", "x", p.id, 0),) for p in passages))
-        case RankTriples(_, triples, n):
-            best = triples[::-1][: n or None]
-            return RankedTriples(best, tuple(float(i) for i in range(len(best))))
+        case Rank(_, texts, n):
+            best = texts[::-1][: n or None]
+            return Ranked(best, tuple(float(i) for i in range(len(best))))
         case Generate(messages, role):
             return Generated(f"{role}: {messages[-1].text}", "stop", USAGE)
     raise AssertionError(request)

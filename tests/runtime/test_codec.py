@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import (
+    Demonstrate,
+    Demonstrated,
     Extract,
     Extracted,
     Generate,
     Generated,
-    RankedTriples,
-    RankTriples,
+    Rank,
+    Ranked,
     RequestError,
     Retrieve,
     Retrieved,
 )
-from cirag_jax.types import Attempt, Passage, Prediction, Step, Triple
+from cirag_jax.types import Attempt, Feedback, Passage, Prediction, Sentence, Step, Triple
+from tests import tiny
 from tests.runtime.recording import passage, response_to, say
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -30,6 +33,9 @@ TRIPLE = st.builds(
 )
 PASSAGE = st.builds(Passage, TEXT, TEXT, TEXT, st.one_of(st.none(), st.tuples(TEXT, TEXT)))
 USAGE = st.builds(Usage, COUNT, COUNT, COUNT, NUMBER, COUNT, NUMBER)
+QUESTIONS = tiny.dataset().questions[:3]
+UNIT = st.one_of(TRIPLE, TEXT, st.builds(Sentence, TEXT, COUNT))
+NOTES = st.dictionaries(TEXT, st.one_of(st.none(), NUMBER, TEXT, st.lists(TEXT)), max_size=3)
 
 
 def tuples(strategy, **sizes):
@@ -39,20 +45,26 @@ def tuples(strategy, **sizes):
 @st.composite
 def exchanges(draw):
     """A request and a response to it."""
-    kind = draw(st.sampled_from(["retrieve", "extract", "rank", "generate", "error"]))
+    kind = draw(
+        st.sampled_from(["retrieve", "extract", "rank", "demonstrate", "generate", "error"])
+    )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
     if kind in ("retrieve", "error"):
         scores = tuple(draw(NUMBER) for _ in passages)
         found = Retrieved(passages, scores) if kind == "retrieve" else RequestError(draw(TEXT))
-        return Retrieve(draw(TEXT), draw(COUNT)), found, passages
+        moved = st.builds(Feedback, NUMBER, tuples(st.tuples(TEXT, NUMBER)))
+        feedback = draw(st.one_of(st.none(), moved))
+        return Retrieve(draw(TEXT), draw(COUNT), feedback), found, passages
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages
+    if kind == "demonstrate":
+        return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":
-        triples = draw(tuples(TRIPLE, unique=True))
-        order = draw(st.permutations(triples))[: draw(st.integers(0, 5))]
-        found = RankedTriples(tuple(order), tuple(draw(NUMBER) for _ in order))
-        return RankTriples(draw(TEXT), triples, draw(COUNT)), found, passages
+        texts = draw(tuples(st.one_of(TRIPLE, TEXT, PASSAGE), unique=True))
+        order = draw(st.permutations(texts))[: draw(st.integers(0, 5))]
+        found = Ranked(tuple(order), tuple(draw(NUMBER) for _ in order))
+        return Rank(draw(TEXT), texts, draw(COUNT), draw(TEXT)), found, passages
     message = st.builds(Message, st.sampled_from(["system", "user", "assistant"]), TEXT, TEXT, TEXT)
     request = Generate(
         draw(tuples(message)),
@@ -92,7 +104,7 @@ def test_requests_differ_as_their_digests_do(one, two):
     a, b = (codec.dump(codec.encode_request(e[0])) for e in (one, two))
     assert json.loads(a)["kind"] == codec.KINDS[type(one[0])]
     # Of passages the ids decide: their texts are the corpus's.
-    if not isinstance(one[0], Extract):
+    if not isinstance(one[0], Extract | Rank):
         assert (codec.digest(a) == codec.digest(b)) == (one[0] == two[0])
 
 
@@ -107,8 +119,8 @@ def test_requests_differ_as_their_digests_do(one, two):
         tuples(TRIPLE),
         tuples(
             st.builds(
-                Step, TEXT, tuples(TEXT), tuples(TRIPLE), tuples(NUMBER), TEXT, tuples(TRIPLE),
-                st.one_of(st.none(), TEXT), TEXT,
+                Step, TEXT, tuples(TEXT), tuples(UNIT), tuples(NUMBER), TEXT, tuples(UNIT),
+                st.one_of(st.none(), TEXT), TEXT, tuples(TEXT), NOTES,
             )
         ),
         tuples(st.builds(Attempt, st.just("triple"), tuples(TEXT), TEXT, TEXT, st.booleans())),
@@ -116,7 +128,7 @@ def test_requests_differ_as_their_digests_do(one, two):
     )
 )  # fmt: skip
 def test_a_prediction_comes_back_as_it_was(prediction):
-    assert codec.decode_prediction(through_json(codec.encode_prediction(prediction))) == prediction
+    assert codec.decode_prediction(through_json(codec.encode(prediction))) == prediction
 
 
 @pytest.mark.parametrize(
@@ -124,7 +136,7 @@ def test_a_prediction_comes_back_as_it_was(prediction):
     [
         (Retrieve("x", 1), Generated("x", "stop")),
         (say("x"), Retrieved((), ())),
-        (RankTriples("x", (), 1), Extracted(())),
+        (Rank("x", (), 1, "r"), Extracted(())),
         (Extract(()), None),
     ],
 )
@@ -162,10 +174,10 @@ def test_every_field_of_a_generation_decides_its_response():
     assert len(texts) == 8
 
 
-def test_passages_are_written_as_ids_and_ranked_triples_as_places():
+def test_passages_are_written_as_ids_and_ranked_texts_as_places():
     triples = tuple(Triple(name, "is", "x", "p") for name in "abc")
-    ranked = RankedTriples((triples[2], triples[0]), (0.5, 0.25))
-    assert codec.encode_response(RankTriples("q", triples, 2), ranked) == {
+    ranked = Ranked((triples[2], triples[0]), (0.5, 0.25))
+    assert codec.encode_response(Rank("q", triples, 2, "r"), ranked) == {
         "order": [2, 0],
         "scores": [0.5, 0.25],
     }

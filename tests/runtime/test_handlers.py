@@ -11,23 +11,24 @@ from cirag_jax.llm.types import Message
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    DemonstrateHandler,
     ExtractHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
-    tuple_text,
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
+    Demonstrate,
     Extract,
     Generate,
     Generated,
-    RankTriples,
+    Rank,
     RequestError,
     Retrieve,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
 from tests.runtime.recording import passage, say
@@ -64,9 +65,9 @@ class Counting:
         self.index = PassageIndex.in_memory(TOWNS, None, "bm25")
         self.calls = []
 
-    def __call__(self, queries, k, allowed=None):
+    def __call__(self, queries, k, allowed, feedback):
         self.calls.append((list(queries), k))
-        return self.index.search(queries, k, allowed)
+        return self.index.search(queries, k, allowed, feedback)
 
 
 def test_retrieval_is_one_search_for_each_k():
@@ -98,11 +99,35 @@ def test_retrieval_finds_what_the_question_may_find():
 
 
 def test_rows_that_were_not_found_are_left_out():
-    def search(queries, k, allowed):
+    def search(queries, k, allowed, feedback):
         return np.array([[2, -1, -1]] * len(queries)), np.zeros((len(queries), 3), np.float32)
 
     found = ask(RetrieveHandler(search, TOWNS), Retrieve("x", 3))[0]
     assert [p.id for p in found.passages] == ["visby"] and found.scores == (0.0,)
+
+
+class Letters:
+    """An encoder of a text's letters."""
+
+    dim = 26
+
+    def encode(self, texts, kind="passage", progress=None):
+        found = np.array([[t.lower().count(chr(97 + i)) for i in range(26)] for t in texts], float)
+        return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_the_most_similar_questions_are_demonstrated():
+    texts = ("Who sang it?", "Where is the mine?", "Where was the mine dug?")
+    pool = [Question(f"t{i}", text, ("x",)) for i, text in enumerate(texts)]
+    handler = DemonstrateHandler(pool, Letters())
+    asked = (
+        Demonstrate("where is that mine?", 2),
+        Demonstrate("who sang?", 1),
+        Demonstrate("a", 9),
+    )
+    found = ask(handler, *asked)
+    assert [[q.id for q in f.questions] for f in found[:2]] == [["t1", "t2"], ["t0"]]
+    assert len(found[2].questions) == 3 and found[0].questions[0] is pool[1]
 
 
 # ----------------------------------------------------------------------------------------- triples
@@ -123,40 +148,34 @@ def test_every_passage_is_looked_up_once():
 
 
 class Scores:
-    """A reranker with scores by text."""
+    """A ranker with scores by name."""
 
     def __init__(self, table):
         self.table, self.texts = table, []
 
     def score(self, queries, texts):
         self.texts.append(texts)
-        return [np.array([self.table[t] for t in group], np.float32) for group in texts]
+        return [np.array([self.table[t.head] for t in group], np.float32) for group in texts]
 
 
 A, B, C = (Triple(name, "Is", "X!", "p") for name in "ABC")
 
 
 def test_ranking_is_one_call_and_ties_keep_their_order():
-    reranker = Scores({"('a', 'is', 'x')": 0.5, "('b', 'is', 'x')": 0.75, "('c', 'is', 'x')": 0.5})
-    handler = RankHandler(reranker, "ascii")
+    ranker = Scores({"A": 0.5, "B": 0.75, "C": 0.5})
+    handler = RankHandler(ranker)
     found = ask(
         handler,
-        RankTriples("q", (C, A, B), 0),
-        RankTriples("q", (A, B, C), 2),
-        RankTriples("q", (A,), 5),
+        Rank("q", (C, A, B), 0, "r"),
+        Rank("q", (A, B, C), 2, "r"),
+        Rank("q", (A,), 5, "r"),
     )
-    assert [f.triples for f in found] == [(B, C, A), (B, A), (A,)]
+    assert [f.texts for f in found] == [(B, C, A), (B, A), (A,)]
     assert [f.scores for f in found] == [(0.75, 0.5, 0.5), (0.75, 0.5), (0.5,)]
-    assert len(reranker.texts) == 1
+    assert len(ranker.texts) == 1
     # Short lists are sorted by insertion, which is stable whatever is asked for.
     many = tuple(Triple("A", "Is", "X!", f"p{i}") for i in range(60))
-    assert ask(handler, RankTriples("q", (*many, B), 0))[0].triples == (B, *many)
-
-
-def test_triples_are_ranked_by_their_normal_form():
-    triple = Triple("Ås  kyrka", "I", "Öst")
-    assert tuple_text(triple, "ascii") == "('s kyrka', 'i', 'st')"
-    assert tuple_text(triple, "unicode") == "('ås kyrka', 'i', 'öst')"
+    assert ask(handler, Rank("q", (*many, B), 0, "r"))[0].texts == (B, *many)
 
 
 # ------------------------------------------------------------------------------- the language model

@@ -84,7 +84,8 @@ def test_records_sum_tokens_and_calls(path):
     assert found["a"].calls == {
         "retrieve": 1,
         "extract": 0,
-        "rank_triples": 0,
+        "rank": 0,
+        "demonstrate": 0,
         "generate": 3,
         "score": 0,
     }
@@ -270,7 +271,7 @@ def test_another_format_is_refused(path):
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
     db.close()
     with pytest.raises(
-        UserError, match="by another version of this program .format 99, not 2.; use"
+        UserError, match="by another version of this program .format 99, not 3.; use"
     ):
         begin(path)
     with pytest.raises(UserError, match="format 99"):

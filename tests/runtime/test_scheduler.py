@@ -145,7 +145,8 @@ def test_the_order_of_jobs_is_the_order_of_records(book):
     assert record.calls == {
         "retrieve": 2,
         "extract": 0,
-        "rank_triples": 0,
+        "rank": 0,
+        "demonstrate": 0,
         "generate": 2,
         "score": 0,
     }

@@ -1,5 +1,6 @@
 """Training of the student: what it leaves alone, resumption, meshes, export, what is refused."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -29,6 +30,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.training import adapter, decision_quality, utilisation
 from cirag_jax.training.data import conversations
 from configs import common
@@ -189,9 +191,13 @@ def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
     handler = GenerateHandler(backend, {"integrator": 24})
     settings = CiragConfig(**data.described)
     with Journal(tmp_path / "journal.sqlite", {}) as journal:
-        found = decisions.decode(data.dev_trajectories, handler, settings, journal)
+        jobs = decisions.jobs(data.dev_trajectories, settings)
+        steps = [job for row in jobs for job in row]
+        records = Scheduler({"integrator": handler}, journal).records_of(steps)
     backend.close()
-    assert found is not None and any(decided.response for row in found for decided in row)
+    assert records is not None
+    found = decisions.read(jobs, records)
+    assert any(decided.response for row in found for decided in row)
     scores = decisions.score(data.dev_trajectories, found, normalization=settings.normalization)
     for metric, name in decision_quality.SCORES.items():
         assert result[metric] == scores[name].value
@@ -206,15 +212,14 @@ def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
     tokenizer = ChatTokenizer.load(loaded.folder)
     data = conversations.load_data(config, tokenizer, config.length)
     engine = Engine(loaded.config, decoder.to_params(loaded.state), tokenizer)
-    texts, decode = [], decisions.decode
+    texts, read = [], decisions.read
 
-    def recorded(*args, **kwargs):
-        found = decode(*args, **kwargs)
-        assert found is not None
+    def recorded(*args):
+        found = read(*args)
         texts.append([decided.response for row in found for decided in row])
         return found
 
-    monkeypatch.setattr(decisions, "decode", recorded)
+    monkeypatch.setattr(decisions, "read", recorded)
     lora_config = adapter.make_lora(config)
     quality = decision_quality.DecisionQuality(
         engine, lora_config, data.dev_trajectories, data.described, 8
@@ -356,6 +361,22 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
         backends.model_name(language_model(adapter=str(tmp_path)))
 
 
+def test_a_student_of_other_prompts_is_refused(trained):
+    config = cli.load_config(
+        str(_ROOT / "configs/methods/cirag.py"), [f"--config.integrator.adapter={trained[0]}"]
+    )
+    opening.check_adapters(config, ("integrator",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "render_decision", lambda *_: "worded anew")
+        with pytest.raises(UserError, match="no longer writes; train it again"):
+            opening.check_adapters(config, ("integrator",))
+    # Before it was recorded, one format changed.
+    for prompt_format, refused in (("multi_turn", False), ("paper", True)):
+        prompt = {"normalization": "ascii", "prompt_format": prompt_format, "few_shot": False}
+        with pytest.raises(UserError) if refused else contextlib.nullcontext():
+            opening.check_prompts("student", {"prompt": prompt})
+
+
 def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys, tmp_path):
     workdir = str(trained[0])
 
@@ -463,9 +484,9 @@ def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
     made[2] = dataclasses.replace(made[2], solved=False)
     made[3] = dataclasses.replace(made[3], parse_errors={"passage_without_triples": 2})
     config = config_of((folders[0], write(tmp_path / "t", made)), dev_fraction=0.0)
-    assert load(config).counts["left_out"] == {"dropped_problems": 1}
+    assert load(config).counts["left_out"] == {"dropped_parse_errors": 1}
     config.keep = "correct_only"
-    wanted = {"dropped_problems": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
+    wanted = {"dropped_parse_errors": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
     assert load(config).counts["left_out"] == wanted
     config.keep = "all"
     longest = max(len(example.tokens_T) for example in load(config).train)

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from cirag_jax import cli, sharding
-from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, optimizers
+from cirag_jax.training.data import pools as pools_lib
+from cirag_jax.types import Triple
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -80,9 +82,7 @@ def test_golden_step(folders):
 
     dataset = load.load_dataset(config.data)
     questions, _ = aligner.split_questions(dataset, config)
-    chains = chains_lib.silver_chains(dataset, questions, "triple")
-    by_id = {q.id: q for q in questions}
-    pools = [chains_lib.pool_of(dataset, by_id[c.question_id], "triple") for c in chains]
+    chains, pools = pools_lib.chains_and_pools(dataset, questions, "triple")
     batches = aligner.make_batches(config, chains, pools, encoder, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)
     state = aligner.make_state(encoder, tx, 0, mesh)
@@ -134,6 +134,22 @@ def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path):
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
         aligner.train_and_evaluate(config, tmp_path)
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+
+
+@pytest.mark.parametrize(("units", "form"), [("triple", "angle"), ("sentence", "tuple")])
+def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
+    folders, tmp_path, units, form
+):
+    changes = {"num_steps": 1, "eval_every": 0, "dev.questions": 0, "data.units": units}
+    aligner.train_and_evaluate(_config(folders, **changes), tmp_path)
+    overrides = [f"--config.rankers.triples.model={tmp_path}"]
+    config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
+    assert triple_text_of(config, "triples") == (TripleText(form), False)
+    text = {"angle": "<ÅS; IS; ost>", "tuple": "('s', 'is', 'ost')"}[form]
+    (scores,) = open_ranker(config, "triples", None).score(
+        ["q"], [[Triple("ÅS", "IS", "ost"), text]]
+    )
+    assert scores[0] == scores[1]
 
 
 def test_another_config_on_the_same_workdir_is_refused(folders, tmp_path):

@@ -20,7 +20,7 @@ from cirag_jax.models.io.export import export_cross_encoder
 from cirag_jax.models.io.workdir import component_of, open_cross_encoder, open_encoder
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.pairs import score_pairs
-from cirag_jax.retrieval.rerank import CrossEncoderReranker
+from cirag_jax.retrieval.rankers import CrossEncoderRanker
 from cirag_jax.training import cross_encoder, optimizers
 from cirag_jax.training.data import pairs as data_lib
 from tests import tiny
@@ -177,13 +177,14 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(folders, tmp_
         open_encoder(str(tmp_path / "w"))
     model, meta = open_cross_encoder(str(tmp_path / "w"))
     assert meta["max_length"] == model.max_length == 64
+    assert meta["triple_text"] == {"form": "tuple", "normalization": "ascii"}
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
     done = _run("launch/export.py", tmp_path / "e", [f"--config.checkpoint={tmp_path / 'w'}"])
     assert done.returncode == 0, done.stderr
     folder = json.loads(done.stdout)["folder"]
     theirs = CrossEncoder(folder, device="cpu").predict(pairs, show_progress_bar=False)
     for spec in (str(tmp_path / "w"), folder):
-        (scores,) = CrossEncoderReranker.open(spec).score([pairs[0][0]], [[pairs[0][1]]])
+        (scores,) = CrossEncoderRanker.open(spec).score([pairs[0][0]], [[pairs[0][1]]])
         np.testing.assert_allclose(1 / (1 + np.exp(-scores[0])), theirs[0], atol=1e-5)
     np.testing.assert_allclose(
         1 / (1 + np.exp(-score_pairs(model, None, pairs))), theirs, atol=1e-5

@@ -278,7 +278,7 @@ def pairs(entities: list[Entity], salt: str) -> Iterator[tuple[Entity, Entity]]:
 def compare(
     pair: tuple[Entity, Entity],
     numbers: tuple[float | None, float | None],
-    phrasings: tuple[tuple[str, ...], tuple[str, ...]],
+    phrasings: tuple[list[str], list[str]],
     chain: Chain,
     kind: str,
 ) -> Draft | None:

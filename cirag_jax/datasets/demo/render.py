@@ -1,12 +1,12 @@
 """Says the facts: one short encyclopedic passage per entity, with its triples.
 
-An entity's passage is the rows of `cirag_jax.datasets.demo.sentences` whose relations it has,
+An entity's passage is the sentences of passages.toml whose relations it has,
 one phrasing each, chosen by a stable hash.
 """
 
 from cirag_jax.datasets.demo.graph import Entity, Fact, World, with_article
-from cirag_jax.datasets.demo.sentences import RELATIONS, SENTENCES
 from cirag_jax.datasets.demo.sources import pick, stable
+from cirag_jax.datasets.demo.templates import RELATIONS, SENTENCES
 from cirag_jax.types import Passage, Triple
 
 

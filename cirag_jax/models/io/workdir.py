@@ -90,6 +90,16 @@ def open_cross_encoder(
     return model, {**meta, "step": step}
 
 
+def ranker_meta(spec: str) -> dict[str, Any]:
+    """What the best checkpoint of an aligner or a cross-encoder says of its training.
+
+    Raises:
+      UserError: the workdir trained something else.
+    """
+    with _best(spec, "aligner", "cross_encoder") as (_, _, meta):
+        return {**meta, "component": _component(meta)}
+
+
 ADAPTED = ("integrator", "extractor")  # components whose checkpoints hold an adapter
 
 

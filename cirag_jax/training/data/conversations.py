@@ -14,6 +14,8 @@ from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.prompts import extraction as extraction_prompts
 from cirag_jax.training import resume
 from cirag_jax.training.data.examples import Example, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
@@ -42,6 +44,13 @@ class Data(NamedTuple):
     def trained_on(self) -> tuple[str, ...]:
         """Ids of the questions (extractor: passages) of the training examples, sorted."""
         return tuple(sorted({example.source for example in self.train}))
+
+    @property
+    def prompt_digest(self) -> str:
+        """A hash of how the prompts read; another version of this program may word them anew."""
+        if self.described:
+            return prompts.prompt_digest(**self.described)
+        return extraction_prompts.prompt_hash()
 
     def digest(self) -> str:
         """SHA-256 of all examples: a run goes on with what it began with."""

@@ -17,8 +17,8 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.pairs import PairTokens, pad_pairs
+from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.runtime.handlers import tuple_text
 from cirag_jax.types import Config, Dataset, Question, SubQuestion, Triple
 
 Kind = Literal["passage", "triple"]
@@ -116,18 +116,15 @@ def triple_targets(
 
     A triple that names the answer of the step and stands in its passage is no negative: extraction
     states a fact several times. A data set without extracted triples (2WikiMultihopQA) gives its
-    annotated evidences as positives and has no pool.
+    annotated evidences as positives and has no pool; one with some gives those alone.
     """
-    targets = []
+    write, targets = TripleText("tuple", normalization), []
     for question in questions:
         pool = _triple_pool(dataset, question)
         positives = gold_triples(dataset, question)
         answers = [*question.answers, *(s.answer for s in question.decomposition or ())]
-        rest = _negatives(pool, positives, answers, set(question.supporting or ()), normalization)
-        targets += [
-            Target("triple", question.question, tuple_text(t, normalization), rest)
-            for t in positives
-        ]
+        rest = _negatives(pool, positives, answers, set(question.supporting or ()), write)
+        targets += [Target("triple", question.question, write(t), rest) for t in positives]
         for sub_question, step in _sub_questions(question):
             if not step.supporting:
                 continue
@@ -140,21 +137,23 @@ def triple_targets(
                 decomposition=(dataclasses.replace(step, question=sub_question),),
             )
             found = gold_triples(dataset, alone)
-            rest = _negatives(pool, found, [step.answer], {step.supporting}, normalization)
-            targets += [
-                Target("triple", sub_question, tuple_text(t, normalization), rest) for t in found
-            ]
+            rest = _negatives(pool, found, [step.answer], {step.supporting}, write)
+            targets += [Target("triple", sub_question, write(t), rest) for t in found]
     return targets
 
 
 def gold_triples(dataset: Dataset, question: Question) -> tuple[Triple, ...]:
-    """The triples of the question's silver chain, extracted ones where they state the fact."""
+    """The triples of the question's silver chain: extracted ones, where anything was extracted.
+
+    Among extracted negatives, the style of an annotated triple would give it away.
+    """
     chain = chains_lib.chain_of(dataset, question, "triple")
     if chain is None:
         return ()
-    known = {chains_lib.triple_text(Triple(*e)): Triple(*e) for e in question.evidences or ()}
-    for triple in _triple_pool(dataset, question):
-        known[chains_lib.triple_text(triple)] = triple
+    pool = _triple_pool(dataset, question)
+    if not dataset.triples:
+        pool = [Triple(*evidence) for evidence in question.evidences or ()]
+    known = {chains_lib.triple_text(triple): triple for triple in pool}
     return tuple(known[step.text] for step in chain.steps if step.text in known)
 
 
@@ -168,13 +167,13 @@ def _negatives(
     positives: Sequence[Triple],
     answers: Sequence[str],
     gold_passages: set[str],
-    normalization: Any,
+    write: Callable[[Triple], str],
 ) -> tuple[str, ...]:
-    taken = {tuple_text(triple, normalization) for triple in positives}
+    taken = {write(triple) for triple in positives}
     named = [answer.lower() for answer in answers if answer]
     texts = {}
     for triple in pool:
-        text = tuple_text(triple, normalization)
+        text = write(triple)
         whole = f"{triple.head} {triple.relation} {triple.tail}".lower()
         states_it = triple.passage_id in gold_passages and any(name in whole for name in named)
         if text not in taken and not states_it:

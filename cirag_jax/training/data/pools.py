@@ -14,8 +14,18 @@ from typing import Literal
 import grain
 import numpy as np
 
-from cirag_jax.datasets.chains import Chain, Unit, UnitKind, query_text
+from cirag_jax import io
+from cirag_jax.datasets.chains import (
+    Chain,
+    Unit,
+    UnitKind,
+    pool_of,
+    query_text,
+    silver_chains,
+    units_of,
+)
 from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Question
 
 NEGATIVES = ("own", "in_batch", "cross_device")
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
@@ -82,6 +92,50 @@ class Batch:
     def padded_tokens(self) -> int:
         """Tokens that the encoder computes, padding included."""
         return sum(chunk.tokens_BT.size for chunk in self.chunks)
+
+
+def chains_and_pools(
+    dataset: Dataset, questions: Sequence[Question], kind: UnitKind, negatives: str = "in_batch"
+) -> tuple[list[Chain], list[tuple[Unit, ...]]]:
+    """The chains that can be learnt from, and the units of each question's own passages.
+
+    A chain of triples is left out where an annotated triple stands for one that was not extracted:
+    among extracted negatives, its style gives it away. With ``negatives="own"``, so is a chain
+    whose passages have no other unit: its loss is 0. How many were left out is said.
+
+    Raises:
+      UserError: nothing is left.
+    """
+    chains = silver_chains(dataset, questions, kind)
+    by_id = {question.id: question for question in questions}
+    pools = [pool_of(dataset, by_id[chain.question_id], kind) for chain in chains]
+    usable = list(zip(chains, pools, strict=True))
+    reasons = []
+    if kind == "triple":
+        extracted = [pair for pair in usable if _is_extracted(dataset, pair[0])]
+        if len(extracted) < len(usable):
+            reasons.append(
+                f"{len(usable) - len(extracted)} have triples that were not extracted from their "
+                "passages (launch/extract.py extracts them; config.data.units=sentence needs none)"
+            )
+        usable = extracted
+    if negatives == "own":
+        contrasted = [pair for pair in usable if set(pair[1]) - set(pair[0].steps)]
+        if len(contrasted) < len(usable):
+            reasons.append(f"{len(usable) - len(contrasted)} have no {kind} that is a negative")
+        usable = contrasted
+    if not usable:
+        raise UserError(
+            f"none of the {len(chains)} chains of {dataset.name} can be used: {'; '.join(reasons)}."
+        )
+    if reasons:
+        left_out = len(chains) - len(usable)
+        io.say(f"{left_out} of {len(chains)} chains left out: {'; '.join(reasons)}")
+    return [chain for chain, _ in usable], [pool for _, pool in usable]
+
+
+def _is_extracted(dataset: Dataset, chain: Chain) -> bool:
+    return all(step in units_of(dataset, step.passage_id, "triple") for step in chain.steps)
 
 
 def sample_examples(

@@ -92,6 +92,19 @@ def test_without_a_store_the_annotated_evidences_are_the_triples():
     assert all(t.own == () for t in targets)
 
 
+def test_an_annotated_triple_stands_beside_no_extracted_ones():
+    dataset = tiny.dataset()
+    question = next(q for q in dataset.questions if len(q.evidences or ()) > 1)
+    whole = data_lib.gold_triples(dataset, question)
+    first = whole[0].passage_id
+    dataset = dataclasses.replace(
+        dataset, triples={key: t for key, t in dataset.triples.items() if key != first}
+    )
+    assert data_lib.gold_triples(dataset, question) == tuple(
+        triple for triple in whole if triple.passage_id != first
+    )
+
+
 def test_mined_texts_are_near_and_neither_positive_nor_the_questions_own(tmp_path):
     config = retrievers.encoder()
     config.model = str(tiny.model_folder(tmp_path / "model"))

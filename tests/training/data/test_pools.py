@@ -11,9 +11,12 @@ from cirag_jax.training.data.pools import (
     Sampling,
     batches,
     build_batch,
+    chains_and_pools,
     rows_per_chunk,
     sample_examples,
 )
+from cirag_jax.types import Dataset, Passage, Question, Triple
+from tests import tiny
 
 LAYOUT = Layout(
     num_queries=4,
@@ -44,6 +47,62 @@ POOL = [unit(t) for t in ("a", "b", "c", "n1", "n2", "n3", "n3")]
 def _draws(chain, sampling, count=200):
     for seed in range(count):
         yield from sample_examples(chain, POOL, "triple", sampling, np.random.default_rng(seed))
+
+
+CORPUS = {name: Passage(name, name, f"{name} is here.") for name in "abx"}
+EVIDENCES = (("A", "leads to", "B"), ("B", "lies in", "C"))
+EXTRACTED = {
+    "a": (Triple("A", "goes to", "B", "a"),),
+    "b": (Triple("B", "is in", "C", "b"),),
+    "x": (Triple("X", "is", "Y", "x"),),
+}
+
+
+def _usable(triples, kind="triple", negatives="own"):
+    question = Question(
+        *("q", "Where does A lead?", ("C",)),
+        context=("a", "b", "x"),
+        supporting=("a", "b"),
+        evidences=EVIDENCES,
+    )
+    dataset = Dataset("made", (question,), CORPUS, triples)
+    chains, pools = chains_and_pools(dataset, [question], kind, negatives)
+    return [step.text for step in chains[0].steps], [unit.text for unit in pools[0]]
+
+
+def test_chains_come_with_the_units_of_their_questions_passages():
+    steps = ["<A; goes to; B>", "<B; is in; C>"]
+    assert _usable(EXTRACTED) == (steps, [*steps, "<X; is; Y>"])
+    assert _usable({}, "sentence")[1] == [f"{name}: {name} is here." for name in "abx"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "negatives", "words"),
+    [
+        ("abx", "own", "none of the 1 chains of made can be used: 1 have triples that were not"),
+        ("a", "in_batch", "1 have triples that were not extracted from their passages"),
+        ("x", "own", "1 have no triple that is a negative"),
+    ],
+)
+def test_chains_of_triples_that_cannot_be_contrasted_are_refused(missing, negatives, words):
+    triples = {name: found for name, found in EXTRACTED.items() if name not in missing}
+    with pytest.raises(UserError, match=words):
+        _usable(triples, negatives=negatives)
+    if missing == "x":
+        assert len(_usable(triples, negatives="in_batch")[1]) == 2
+
+
+def test_how_many_chains_are_left_out_is_said(capsys):
+    dataset = tiny.dataset()
+    gone = set(dataset.questions[0].supporting or ())
+    triples = {key: found for key, found in dataset.triples.items() if key not in gone}
+    dataset = dataclasses.replace(dataset, triples=triples)
+    kept, pools = chains_and_pools(dataset, dataset.questions, "triple")
+    left_out = len(dataset.questions) - len(kept)
+    assert left_out and dataset.questions[0].id not in {chain.question_id for chain in kept}
+    assert f"{left_out} of {len(dataset.questions)} chains left out" in capsys.readouterr().err
+    for chain, pool in zip(kept, pools, strict=True):
+        assert set(chain.steps) <= set(pool)
 
 
 def test_bridge_prefixes_follow_the_chain():

@@ -1,0 +1,268 @@
+"""Rankers: scoring texts against queries, by an encoder, a cross-encoder or by words.
+
+A ranker is given what a method has (strings, passages, triples) and writes it as its model reads
+it: a `Write`, by default `text_of`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from jax.sharding import Mesh
+
+from cirag_jax.datasets.chains import passage_text, triple_text
+from cirag_jax.errors import UserError
+from cirag_jax.io import is_training_workdir, say
+from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.pairs import score_pairs
+from cirag_jax.triples.normalization import Normalization, triple_key
+from cirag_jax.types import Config, Passage, Text, Triple
+
+KINDS = ("bi_encoder", "aligner", "cross_encoder", "bm25")
+
+Write = Callable[[Text], str]
+
+
+class Ranker(Protocol):
+    """Scores each query's own texts; higher is better."""
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
+        """For each query, float32 scores in the order of its texts."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TripleText:
+    """How a ranker's triples are written; one that was trained on triples is served the same text.
+
+    Attributes:
+      form: ``tuple`` of the normalised parts (HippoRAG, CIRAG's Figure 12), or ``angle``,
+        ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on.
+      normalization: of the parts of a tuple.
+    """
+
+    form: Literal["tuple", "angle"] = "tuple"
+    normalization: Normalization = "ascii"
+
+    def __call__(self, triple: Triple) -> str:
+        """The text of a triple."""
+        if self.form == "angle":
+            return triple_text(triple)
+        return repr(triple_key(triple, self.normalization))
+
+
+def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) -> str:
+    """A text as rankers read it: a passage with its title, a triple as ``write_triple`` has it."""
+    match text:
+        case Triple():
+            return write_triple(text)
+        case Passage():
+            return passage_text(text)
+    return text
+
+
+def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
+    """The ranker ``config.rankers.NAME`` (a `configs.retrievers.ranker` block).
+
+    Args:
+      config: with ``rankers`` and ``encoder``.
+      name: which of the rankers.
+      encoder: the one of ``config.encoder``, for a bi-encoder that names no model of its own.
+
+    Raises:
+      UserError: its model cannot be opened, or is missing.
+    """
+    block = config.rankers[name]
+    check_ranker(block, name)
+    text, assumed = triple_text_of(config, name)
+    if assumed:
+        say(
+            f"{block.model or config.encoder.model} does not say how it was trained to read "
+            f"triples: config.rankers.{name} writes them in the form {text.form!r}"
+        )
+    write = functools.partial(text_of, write_triple=text)
+    if block.kind == "bm25":
+        return BM25Ranker(write)
+    if block.kind == "cross_encoder":
+        return CrossEncoderRanker.open(block.model, write=write)
+    if block.model:
+        own = config.encoder.copy_and_resolve_references()
+        own.model = block.model
+        encoder = open_encoder_for(own)
+    if encoder is None:
+        raise UserError(f"config.rankers.{name}.kind={block.kind} needs an encoder.")
+    return BiEncoderRanker(encoder, write)
+
+
+def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
+    """How the ranker ``config.rankers.NAME`` writes triples, and whether that is only assumed.
+
+    In the form that the config asks for; else in the one its model was trained on; else, where it
+    is an aligner, in the form of KiRAG; else as CIRAG does.
+
+    Raises:
+      UserError: its training workdir cannot be read.
+    """
+    block = config.rankers[name]
+    if block.triple_text is not None:
+        return TripleText(block.triple_text, block.normalization), False
+    spec = "" if block.kind == "bm25" else str(block.model or config.encoder.model)
+    if is_training_workdir(spec):
+        from cirag_jax.models.io.workdir import ranker_meta
+
+        meta = ranker_meta(spec)
+        if "triple_text" in meta:
+            trained_on = meta["triple_text"]
+            return (TripleText(**trained_on) if trained_on else _default(block)), False
+        if meta.get("units") == "triple":
+            return TripleText("angle"), True
+        return _default(block), meta["component"] == "cross_encoder"
+    if block.kind == "aligner":
+        return TripleText("angle"), True
+    return _default(block), False
+
+
+def _default(block: Config) -> TripleText:
+    return TripleText("tuple", block.normalization)
+
+
+def check_ranker(block: Config, name: str) -> None:
+    """Raises UserError where a block cannot be right, before anything is opened."""
+    field = f"config.rankers.{name}"
+    if block.kind not in KINDS:
+        raise UserError(f"{field}.kind={block.kind!r} is unknown; there are {', '.join(KINDS)}.")
+    if block.triple_text not in (None, "tuple", "angle"):
+        raise UserError(f"{field}.triple_text={block.triple_text!r} must be tuple or angle.")
+    if block.kind in ("aligner", "cross_encoder") and not block.model:
+        raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
+
+
+class BiEncoderRanker:
+    """Inner products of embeddings; every distinct text is embedded once and remembered.
+
+    Args:
+      encoder: embeds queries and texts.
+      write: a text as the encoder reads it.
+      max_texts: embeddings kept; above it, all are forgotten and needed ones embedded again. At 384
+        dimensions a million take 1.5 GB.
+    """
+
+    def __init__(self, encoder: Encoder, write: Write = text_of, max_texts: int = 1_000_000):
+        self._encoder = encoder
+        self._write = write
+        self._max_texts = max_texts
+        self._row: dict[str, int] = {}
+        self._vectors_ND = np.zeros((0, encoder.dim), np.float32)
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
+        """Cosine similarities: for each query, float32 scores in the order of its texts."""
+        written = [[self._write(text) for text in group] for group in texts]
+        self._remember(list(dict.fromkeys(text for group in written for text in group)))
+        query_QD = self._encoder.encode(list(queries), "query")
+        return [
+            self._vectors_ND[[self._row[text] for text in group]] @ query_D
+            for query_D, group in zip(query_QD, written, strict=True)
+        ]
+
+    def _remember(self, texts: Sequence[str]) -> None:
+        new = [text for text in texts if text not in self._row]
+        if not new:
+            return
+        if len(self._row) + len(new) > self._max_texts:
+            self._row, new = {}, list(texts)
+        used = len(self._row)
+        if used + len(new) > len(self._vectors_ND):  # Doubling: growth costs one copy in all.
+            grown = np.zeros((max(2 * used, used + len(new)), self._encoder.dim), np.float32)
+            grown[:used] = self._vectors_ND[:used]
+            self._vectors_ND = grown
+        self._vectors_ND[used : used + len(new)] = self._encoder.encode(new, "passage")
+        self._row.update((text, used + offset) for offset, text in enumerate(new))
+
+
+class CrossEncoderRanker:
+    """Logits of a cross-encoder; above 0 it takes a text for more likely relevant than not.
+
+    Args:
+      model: the cross-encoder.
+      write: a text as it reads it.
+      max_length: tokens kept of a pair; None: the model's own limit.
+      mesh: batches are split over it; None: one device.
+    """
+
+    def __init__(
+        self,
+        model: PairEncoder,
+        write: Write = text_of,
+        max_length: int | None = None,
+        mesh: Mesh | None = None,
+    ):
+        self._model = model
+        self._write = write
+        self._max_length = max_length
+        self._mesh = mesh
+        self.identity: Mapping[str, Any] = {
+            "model": model.source,
+            "revision": model.revision,
+            "dtype": model.config.dtype,
+            "max_length": max_length or model.max_length,
+        }
+
+    @classmethod
+    def open(
+        cls,
+        spec: str,
+        *,
+        write: Write = text_of,
+        dtype: str = "float32",
+        max_length: int | None = None,
+        mesh: Mesh | None = None,
+    ) -> "CrossEncoderRanker":
+        """Opens a training workdir (its best checkpoint), a model folder or a hub id.
+
+        Raises:
+          UserError: it cannot be opened, or is no cross-encoder.
+        """
+        from cirag_jax.models.io.workdir import open_cross_encoder
+
+        model, _ = open_cross_encoder(spec, dtype=dtype, mesh=mesh)
+        return cls(model, write, max_length, mesh)
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
+        """Raw logits: for each query, float32 scores in the order of its texts."""
+        pairs = [
+            (query, self._write(text))
+            for query, group in zip(queries, texts, strict=True)
+            for text in group
+        ]
+        logit_N = score_pairs(
+            self._model, None, pairs, max_length=self._max_length, mesh=self._mesh
+        )
+        ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
+        return np.split(logit_N, ends)[: len(texts)]
+
+
+class BM25Ranker:
+    """BM25 over each query's own texts; a word's rarity is its rarity among them.
+
+    Args:
+      write: a text as it is indexed.
+    """
+
+    def __init__(self, write: Write = text_of):
+        self._write = write
+
+    def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
+        """BM25 scores: for each query, float32 scores in the order of its texts."""
+        scores = []
+        for query, group in zip(queries, texts, strict=True):
+            score_N = np.zeros(len(group), np.float32)
+            if group:
+                found = BM25([self._write(text) for text in group])
+                row_1N, score_1N = found.search_scored([query], len(group))
+                score_N[row_1N[0]] = score_1N[0]
+            scores.append(score_N)
+        return scores

@@ -1,0 +1,15 @@
+"""Direct: the reader answers from what it knows; no passage is read or embedded.
+
+python launch/answer.py --config=configs/methods/direct.py --config.data.dir=FOLDER --workdir=W
+
+The folder may hold questions alone. Presets: as in configs/methods/cirag.py.
+"""
+
+from typing import Any
+
+from configs.methods import blocks
+
+
+def get_config(preset: str = "") -> Any:
+    """Direct answering as the preset says."""
+    return blocks.preset(blocks.method("direct", reader=32), preset)

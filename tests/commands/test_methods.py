@@ -1,0 +1,150 @@
+"""What a method needs is opened, and nothing else; what it may not see is kept from it."""
+
+import dataclasses
+import json
+import pathlib
+import runpy
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.commands import opening, task
+from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.errors import UserError
+from cirag_jax.methods import registry
+from cirag_jax.methods.direct import DirectConfig, direct
+from cirag_jax.runtime.requests import Demonstrate, Needs
+from cirag_jax.types import Dataset, Prediction, Question
+from tests import tiny
+from tests.answering import arguments, lines, tiny_folders
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return tiny_folders(tmp_path_factory.mktemp("tiny"))
+
+
+def run(capsys, argv):
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    return json.loads(captured.out)
+
+
+def refuse_to_open(*_, **__):
+    raise AssertionError("opened")
+
+
+def test_questions_alone_are_enough_for_a_method_without_a_corpus(
+    folders, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(opening, "open_encoder_for", refuse_to_open)
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "corpus.jsonl").unlink()
+    (data / "openie.jsonl").unlink()
+    argv = arguments({**folders, "data": data}, tmp_path / "w", method="direct")
+    result = run(capsys, [*argv, "--config.data.limit=2"])
+    assert result["calls"] == {"generate": 2}
+    assert (result["answered"], result["recall"], result["sees_gold"]) == (2, None, False)
+    assert [row["id"] for row in lines(tmp_path / "w" / "predictions.jsonl")] == ["q0", "q1"]
+
+
+def test_a_question_of_ones_own_needs_no_questions(folders, tmp_path, capsys):
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "questions.jsonl").unlink()
+    argv = arguments({**folders, "data": data}, tmp_path / "w", method="native_rag")
+    result = run(capsys, [*argv, "--config.question=who is the patron of balum?"])
+    assert (result["answered"], result["calls"]["retrieve"]) == (1, 1)
+
+
+GOLD = tiny.dataset().questions[0]
+
+
+def test_a_program_sees_no_gold_unless_it_declares_that_it_does():
+    @dataclasses.dataclass(frozen=True)
+    class Oracle:
+        needs = Needs(gold=True)
+
+    seen = []
+    for settings in (DirectConfig(), Oracle()):
+        job = task.job(GOLD, lambda question, config: seen.append(question), settings)
+        job.start()
+        assert job.input["answers"] == list(GOLD.answers)  # the journal's, for the viewer
+    assert seen == [Question(GOLD.id, GOLD.question, ()), GOLD]
+
+
+def test_an_evaluated_question_is_never_demonstrated():
+    def train(name, text, fold=None, split="train"):
+        return Question(name, text, ("x",), split=split, fold=fold)
+
+    asked = (train("a", "Who is  it?"), train("b", "Where?", split="dev"))
+    others = (
+        train("c", "who is it"),  # another id, the same text
+        train("d", "When?", fold="test"),
+        train("e", "When?", split="dev"),
+        train("f", "When?", fold="train"),
+        train("g", "How?"),
+    )
+    dataset = Dataset("towns", (*asked, *others), {}, {})
+    shown = opening.Task(Needs(demonstrations=True), dataset, asked, Corpus("none", ()))
+    assert [q.id for q in opening.demonstrations(shown)] == ["f", "g"]
+    with pytest.raises(UserError, match="no question of split train to demonstrate"):
+        opening.demonstrations(shown._replace(questions=dataset.questions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shows:
+    needs = Needs(corpus=False, demonstrations=True)
+
+
+def shows(question, config):
+    found = yield Demonstrate(question.question, 2)
+    return Prediction(" ".join(q.id for q in found.questions), "default")
+
+
+def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(registry.METHODS, "shows", registry.Method(shows, Shows))
+    config = tmp_path / "shows.py"
+    config.write_text(
+        "from configs.methods import blocks\n\ndef get_config(): return blocks.method('shows')\n"
+    )
+    values = {"data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev"}
+    argv = [f"--config={config}", *(f"--config.{key}={value}" for key, value in values.items())]
+    assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == {"demonstrate": 4}
+    for row in lines(tmp_path / "predictions.jsonl"):
+        shown = row["answer"].split()
+        assert len(shown) == 2 and set(shown) <= {f"q{i}" for i in range(8)}
+
+
+def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Oracle:
+        needs = dataclasses.replace(DirectConfig.needs, gold=True)
+
+    monkeypatch.setitem(registry.METHODS, "direct", registry.Method(direct, Oracle))
+    argv = arguments(folders, tmp_path, "--config.data.limit=1", method="direct")
+    assert run(capsys, argv)["sees_gold"] is True
+
+
+def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
+    config = cli.load_config(
+        str(_ROOT / "configs/methods/native_rag.py"), ["--config.retriever.kind=bm25"]
+    )
+    opening.check(config, Needs())
+    with pytest.raises(UserError, match=r"config\.retriever\.kind=bm25 has no vectors"):
+        opening.check(config, Needs(feedback=True))
+
+
+def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_path):
+    config = cli.load_config(
+        str(_ROOT / "configs/methods/cirag.py"), ["--config.cirag.max_steps=0"]
+    )
+    needs = registry.find_method("cirag").config(**task.plain(config.cirag)).needs
+    assert needs == Needs(roles=("reader",))
+    assert opening.needs_encoder(config, needs)
+    config.retriever.kind = "bm25"
+    assert not opening.needs_encoder(config, needs)

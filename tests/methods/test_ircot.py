@@ -1,0 +1,52 @@
+"""IRCoT by hand."""
+
+from cirag_jax.methods.ircot import IrcotConfig, ircot
+from cirag_jax.runtime.requests import Generate, Retrieve
+from cirag_jax.types import Passage, Question
+from tests.methods.by_hand import Hand, prompt
+
+QUESTION = "In which province was Ada Moen born?"
+BORN = "Ada Moen was born in Lund."
+ENDS = "So the answer is: Skane."
+PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(9)]
+
+
+def run(thoughts, found=None, **settings):
+    hand = Hand(
+        found or {QUESTION: PASSAGES[:2], BORN: PASSAGES[1:3], None: PASSAGES},
+        {},
+        {"reasoner": list(thoughts), "reader": ["Skane"]},
+    )
+    return hand, hand.drive(ircot(Question("q", QUESTION, ()), IrcotConfig(**settings)))
+
+
+def test_every_thought_retrieves_until_one_has_the_answer():
+    hand, found = run([f"{BORN} Then more.", ENDS])
+    assert hand.kinds() == ["Retrieve", "reasoner", "Retrieve", "reasoner", "reader"]
+    assert [r.query for r in hand.asked(Retrieve)] == [QUESTION, BORN]
+    assert (found.answer, found.granularity) == ("Skane", "passage")
+    assert found.passages == ("p0", "p1", "p2")  # collected, each once
+    assert [(s.thought, s.next_query) for s in found.steps] == [(BORN, BORN), (ENDS, None)]
+    first, second = (prompt(r) for r in hand.asked(Generate, "reasoner"))
+    assert "Text 1." in first and "Text 2." not in first and BORN not in first
+    assert "Text 0." in second and "Text 2." in second and second.endswith(BORN)
+    read = prompt(hand.asked(Generate, "reader")[0])
+    assert all(f"Text {i}." in read for i in range(3)) and BORN not in read
+
+
+def test_it_stops_after_the_last_thought():
+    hand, found = run(["One.", "Two."], max_thoughts=2)
+    assert len(hand.asked(Retrieve)) == 2 and len(found.steps) == 2
+    assert found.steps[-1].next_query == "Two."
+
+
+def test_no_thought_ends_the_reasoning():
+    hand, found = run([" \n"])
+    assert len(found.steps) == 1 and found.steps[0].next_query is None and found.answer == "Skane"
+
+
+def test_passages_are_collected_up_to_the_cap():
+    found = {QUESTION: PASSAGES[:2], BORN: PASSAGES[4:8]}
+    hand, answered = run([BORN, ENDS], found, max_passages=3)
+    assert answered.passages == ("p0", "p1", "p4")
+    assert "Text 5." not in prompt(hand.asked(Generate, "reader")[0])

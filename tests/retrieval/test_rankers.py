@@ -1,0 +1,143 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.io import workdir
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.rankers import (
+    BiEncoderRanker,
+    BM25Ranker,
+    TripleText,
+    check_ranker,
+    text_of,
+    triple_text_of,
+)
+from cirag_jax.types import Passage, Triple
+from configs import retrievers
+from tests import tiny
+
+
+class _Noting:
+    """An encoder that notes which passages it encodes."""
+
+    def __init__(self, encoder):
+        self._encoder = encoder
+        self.identity, self.dim = encoder.identity, encoder.dim
+        self.passages = []
+
+    def encode(self, texts, kind="passage", progress=None):
+        if kind == "passage":
+            self.passages.append(list(texts))
+        return self._encoder.encode(texts, kind, progress)
+
+
+@pytest.fixture(scope="module")
+def tiny_encoder(tmp_path_factory):
+    config = retrievers.encoder()
+    config.model = str(tiny.model_folder(tmp_path_factory.mktemp("tiny") / "model"))
+    return open_encoder_for(config.lock())
+
+
+def test_scores_are_cosines_in_the_order_of_the_texts(tiny_encoder):
+    queries, texts = ["who is saint", "corum"], [["a", "b", "corum", "a"], ["b"]]
+    scores = BiEncoderRanker(tiny_encoder).score(queries, texts)
+    for query, group, score in zip(queries, texts, scores, strict=True):
+        expected = tiny_encoder.encode(group) @ tiny_encoder.encode([query], "query")[0]
+        np.testing.assert_allclose(score, expected, atol=1e-6)
+        assert score.dtype == np.float32
+    none = BiEncoderRanker(tiny_encoder).score(["a"], [[]])
+    assert [s.shape for s in none] == [(0,)]
+
+
+def test_a_text_is_embedded_once(tiny_encoder):
+    encoder = _Noting(tiny_encoder)
+    ranker = BiEncoderRanker(encoder)
+    first = ranker.score(["q"], [["a", "b"]])
+    second = ranker.score(["q", "r"], [["b", "c"], ["a", "c"]])
+    assert encoder.passages == [["a", "b"], ["c"]]
+    np.testing.assert_array_equal(second[0][0], first[0][1])
+
+
+def test_what_is_remembered_is_bounded(tiny_encoder):
+    encoder = _Noting(tiny_encoder)
+    ranker = BiEncoderRanker(encoder, max_texts=3)
+    expected = {t: BiEncoderRanker(tiny_encoder).score(["q"], [[t]])[0][0] for t in "abcdefgh"}
+    for group in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["h"]):
+        (scores,) = ranker.score(["q"], [group])
+        np.testing.assert_allclose(scores, [expected[t] for t in group], atol=1e-6)
+    assert encoder.passages[:3] == [["a", "b"], ["c"], ["c", "d"]]
+
+
+def test_a_triple_is_written_in_its_normal_form_and_a_passage_with_its_title():
+    triple = Triple("Ås  kyrka", "I", "Öst")
+    assert text_of(triple) == "('s kyrka', 'i', 'st')"
+    assert text_of(triple, TripleText("tuple", "unicode")) == "('ås kyrka', 'i', 'öst')"
+    assert text_of(triple, TripleText("angle")) == "<Ås  kyrka; I; Öst>"
+    passage = Passage("p", "Lund", "A town.")
+    assert "Lund" in text_of(passage) and "A town." in text_of(passage)
+    assert text_of("A (town)") == "A (town)"
+
+
+def test_every_ranker_takes_triples_passages_and_sentences(tiny_encoder):
+    texts = (Triple("saint", "of", "x"), Passage("p", "corum", "who"), "a saint")
+    written = tuple(text_of(text) for text in texts)
+    for ranker in (BiEncoderRanker(tiny_encoder), BM25Ranker()):
+        (mixed,), (plain,) = ranker.score(["saint"], [texts]), ranker.score(["saint"], [written])
+        np.testing.assert_array_equal(mixed, plain)
+
+
+def test_bm25_ranks_by_words():
+    texts = ["a weaver sailed", "the town of weavers", "nothing here"]
+    first, second, none = BM25Ranker().score(["town", "sailing", "x"], [texts, texts, []])
+    assert first.argmax() == 1 and second.argmax() == 0 and none.shape == (0,)
+    assert first[2] == 0 and first.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kind": "oracle"}, "kind='oracle' is unknown"),
+        ({"kind": "aligner"}, r"kind=aligner needs config\.rankers\.units\.model"),
+        ({"kind": "cross_encoder"}, "kind=cross_encoder needs"),
+        ({"triple_text": "json"}, "must be tuple or angle"),
+    ],
+)
+def test_a_block_that_cannot_be_right_is_refused(fields, words):
+    block = retrievers.ranker()
+    block.update(fields)
+    with pytest.raises(UserError, match=words):
+        check_ranker(block, "units")
+
+
+ANGLE = TripleText("angle")
+
+
+@pytest.mark.parametrize(
+    ("meta", "fields", "text", "assumed"),
+    [
+        (None, {}, TripleText("tuple", "unicode"), False),  # a frozen encoder, as the paper has it
+        (None, {"kind": "bm25"}, TripleText("tuple", "unicode"), False),
+        (None, {"kind": "aligner"}, ANGLE, True),
+        (None, {"triple_text": "angle"}, TripleText("angle", "unicode"), False),
+        ({"triple_text": {"form": "angle", "normalization": "ascii"}}, {}, ANGLE, False),
+        ({"triple_text": {"form": "tuple", "normalization": "ascii"}}, {}, TripleText(), False),
+        ({"triple_text": None}, {}, TripleText("tuple", "unicode"), False),
+        ({"units": "triple"}, {}, ANGLE, True),
+        ({"units": "sentence"}, {}, TripleText("tuple", "unicode"), False),
+        ({"component": "cross_encoder"}, {}, TripleText("tuple", "unicode"), True),
+        ({"triple_text": None}, {"triple_text": "tuple"}, TripleText("tuple", "unicode"), False),
+    ],
+)
+def test_a_ranker_writes_triples_as_it_was_trained_on_them(
+    tmp_path, monkeypatch, meta, fields, text, assumed
+):
+    config: Any = ConfigDict({"encoder": retrievers.encoder(), "rankers": {"it": {}}})
+    config.rankers.it = retrievers.ranker()
+    config.rankers.it.update({"model": str(tmp_path), "normalization": "unicode", **fields})
+    if meta is not None:
+        (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(workdir, "ranker_meta", lambda _: {"component": "aligner", **(meta or {})})
+    assert triple_text_of(config, "it") == (text, assumed)
