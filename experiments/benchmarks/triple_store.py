@@ -4,9 +4,9 @@ Nine triples a passage, 98 bytes each (real ones of MuSiQue have 67); written in
 passages, as an extraction does, then read 100 random passages at a time.
 
 Results
-  Two cores of an AMD EPYC virtual machine at load 9 to 12 (wall times below are far too high in some
-  runs), 2026-11-23; medians of 200 reads. The Arrow store is that of commit 9756213, run once with
-  this file's records:
+  Two cores of a shared AMD EPYC machine at load 9 to 12 (which wall times suffer from), 2026-11-23;
+  medians of 200 reads, least and most of several runs. The Arrow store is that of commit 9756213,
+  with this file's records:
 
                                           writing       bytes   wall            processor
     SQLite                                9 to 14 s     900     2.4 to 12 ms    2.9 to 3.8 ms
