@@ -63,9 +63,9 @@ def trainer(component: str) -> Any:
     config.lora.targets = ("all-linear",)
     config.lora.rank_stabilised = False
 
-    config.length = 2048  # Tokens of a packed row, and most tokens of an example.
-    config.packing = True  # Several examples in a row; else one, padded to a bucket.
-    config.buckets = (512, 768, 1024, 1280, 1536, 1792)  # Without packing; `length` is the last.
+    config.length = 2048  # Most tokens of a packed row, and of an example.
+    config.packing = True  # Several examples in a row; else one.
+    config.buckets = (512, 768, 1024, 1280, 1536, 1792)  # Lengths of rows; `length` is the last.
     config.batch_size = 1  # Rows of a step, over all devices.
     config.rows_per_device = 1  # Of them at once; the rest is accumulated.
     config.chunk = 512  # Tokens whose logits are in memory together.

@@ -23,8 +23,10 @@ _EVERYTHING = 1 << 30  # a window that ends nowhere
 class Visibility(NamedTuple):
     """Who sees whom: a token sees tokens of its segment up to itself, and the shared ones.
 
+    Padding sees nothing and is seen by nobody.
+
     Attributes:
-      segments_BT: int32 segment of each token.
+      segments_BT: int32 segment of each token, from 1; padding has none above 0.
       positions_BT: int32 positions, between which windows measure.
       shared_B: int32; so many tokens at the beginning of a row are seen by all after them.
       pairs_P: int32 visible blocks as ``queries * num_blocks + keys``, ascending, then padding.
@@ -129,6 +131,7 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
         jnp.zeros(q_BKGTH.shape, jnp.float32),
     )
     most, total, mixed = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
+    total = jnp.where(total == 0, 1.0, total)  # padding that no block was computed for
     mixed = checkpoint_name((mixed / total[..., None]).astype(v_BKTH.dtype), SAVED)
     normaliser = checkpoint_name(most + jnp.log(total), SAVED)
     return mixed, (q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed, normaliser)
@@ -194,14 +197,13 @@ def _seen(visible, window, queries, keys, size):
         return jax.lax.dynamic_slice_in_dim(x_BT, start, size, 1)
 
     index = jnp.arange(size, dtype=jnp.int32)
-    same = (
-        part(visible.segments_BT, queries)[:, :, None] == part(visible.segments_BT, keys)[:, None]
-    )
+    own_BT1 = part(visible.segments_BT, queries)[:, :, None]
+    same = own_BT1 == part(visible.segments_BT, keys)[:, None]
     same |= (keys + index)[None, None, :] < visible.shared_B[:, None, None]
     causal = (queries + index)[None, :, None] >= (keys + index)[None, None, :]
     distance = part(visible.positions_BT, queries)[:, :, None]
     distance = distance - part(visible.positions_BT, keys)[:, None]
-    return same & causal & (distance < window)
+    return (own_BT1 > 0) & same & causal & (distance < window)
 
 
 def _places(visible, p):

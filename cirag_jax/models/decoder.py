@@ -413,8 +413,9 @@ def forward(
       tokens_BT: int32 ids, padded on the right.
       lengths_B: int32 real tokens per row; None: all. Outputs at padding mean nothing.
       positions_BT: int32 rotary positions; None: 0, 1, 2, ... in every row.
-      segments_BT: int32; tokens attend only within their segment (packed rows); overrides
-        ``lengths_B``. Give ``positions_BT`` that restart in each segment with it.
+      segments_BT: int32; tokens attend only within their segment (packed rows), and those of
+        segment 0, padding, to none; overrides ``lengths_B``. Give ``positions_BT`` that restart in
+        each segment with it.
       shared_B: int32; so many tokens at the beginning of a packed row belong to all its segments,
         whose positions go on from there.
       adapter: LoRA pairs, stacked as ``params["layers"]`` is.

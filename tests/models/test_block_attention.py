@@ -46,6 +46,7 @@ def packed(*rows, shared=None):
             for s in range(t + 1):
                 common = shared is not None and s < shared[row]
                 mask[row, t, s] = segments[row, t] == segments[row, s] or common
+    mask &= (segments > 0)[:, :, None]  # padding
     return segments, positions, mask
 
 
@@ -89,7 +90,7 @@ def test_outputs_and_gradients_equal_those_of_attention_at_once(case, window, ca
 
 def test_what_nobody_sees_is_not_computed():
     """Segments of one block each: keys that are no numbers spoil only their own segment."""
-    segments = np.repeat(np.arange(3, dtype=np.int32), 32)[None]
+    segments = np.repeat(np.arange(1, 4, dtype=np.int32), 32)[None]
     positions = np.tile(np.arange(32, dtype=np.int32), 3)[None]
     visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions))
     assert int(visible.count) == 3 and visible.pairs_P.tolist() == [0, 4, 8, 0, 0, 0]
@@ -98,8 +99,26 @@ def test_what_nobody_sees_is_not_computed():
     found = np.asarray(attend_visible(Scoring(1.0), q, *spoiled, visible, EVERYTHING))
     assert np.isfinite(found[:, :32]).all() and np.isfinite(found[:, 64:]).all()
     assert not np.isfinite(found[:, 32:64]).any()
-    whole = make_visibility(jnp.zeros_like(segments), jnp.arange(96, dtype=jnp.int32)[None])
+    whole = make_visibility(jnp.ones_like(segments), jnp.arange(96, dtype=jnp.int32)[None])
     assert whole.pairs_P.tolist() == [0, 3, 4, 6, 7, 8] and int(whole.count) == 6
+
+
+def test_padding_sees_nothing_and_costs_nothing():
+    """Not itself, not a shared beginning; what it is given back is finite, and so are gradients."""
+    segments, positions, mask = packed((20, 10), (12, 5), shared=[8, 4])
+    shared_B = jnp.asarray([8, 4], jnp.int32)
+    visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions), shared_B)
+    np.testing.assert_array_equal(visible.mask(LENGTH, EVERYTHING), mask)
+    assert int(visible.count) == 1  # of six blocks: all that is real lies in the first
+
+    def loss(*operands):
+        mixed = attend_visible(Scoring(1.0), *operands, visible, EVERYTHING)
+        return mixed[segments > 0].sum(), mixed
+
+    q, k, v, _ = operands()
+    slopes, mixed = jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+    assert all(np.isfinite(x).all() for x in (mixed, *slopes))
+    assert all(not np.asarray(slope)[segments == 0].any() for slope in slopes)
 
 
 def test_another_packing_compiles_nothing_again():

@@ -304,7 +304,7 @@ def test_packed_segments_equal_separate_rows(tmp_path):
     tokens = _tokens()
     row = np.concatenate([tokens[0, :12], tokens[1, :8]])[None]
     positions = np.concatenate([np.arange(12), np.arange(8)])[None].astype(np.int32)
-    segments = np.asarray([[0] * 12 + [1] * 8], np.int32)
+    segments = np.asarray([[1] * 12 + [2] * 8], np.int32)
     hidden = decoder.forward(
         config,
         params,

@@ -44,10 +44,10 @@ class Layout:
     """How examples become rows and rows become steps.
 
     Attributes:
-      length: tokens of a packed row, and most tokens of an example.
-      packing: several examples in a row, told apart by segments; else one a row, padded to the
-        smallest of ``buckets`` that holds the longest of its micro-batch.
-      buckets: lengths of unpacked rows, ascending, the last one ``length``.
+      length: most tokens of a packed row, and of an example.
+      packing: several examples in a row, told apart by segments; else one a row.
+      buckets: what rows are padded to, ascending, the last one ``length``: the smallest that holds
+        the longest row of a micro-batch.
       rows_per_step: rows of an optimiser step, over all devices.
       rows_per_batch: rows of a micro-batch, over all devices; divides ``rows_per_step``.
     """
@@ -294,10 +294,7 @@ def _cut(
     for start in range(0, len(step), size):
         rows = step[start : start + size]
         longest = max(row.size(lengths) for row in rows)
-        length = layout.length
-        if not layout.packing:
-            length = layout.buckets[bisect.bisect_left(layout.buckets, longest)]
-        found.append((rows, length))
+        found.append((rows, layout.buckets[bisect.bisect_left(layout.buckets, longest)]))
     return found
 
 

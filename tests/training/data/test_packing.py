@@ -114,13 +114,15 @@ def test_arrays_hold_each_example_and_its_targets(layout):
                     assert (batch.segments_BT[row, part] == segment).all()
                 else:
                     assert batch.lengths_B[row] == length
-                    shorter = [b for b in layout.buckets if b < batch.tokens_BT.shape[1]]
-                    assert not shorter or batch.lengths_B.max() > shorter[-1]
                 seen.append(place)
                 start += length
             assert not batch.mask_BT[row, start:].any()
             if layout.packing:
                 assert not batch.segments_BT[row, start:].any()
+        for piece in pieces:  # a row is as long as the longest of its micro-batch needs, no more
+            length = piece.batch.tokens_BT.shape[1]
+            used = np.max(np.nonzero(piece.batch.mask_BT.any(0))) + 2  # the last target's place
+            assert length == min(bucket for bucket in layout.buckets if bucket >= used)
         assert sum(p.tokens for p in pieces) == sum(
             len(found[i].tokens_T) for r in step for i in r.places
         )
