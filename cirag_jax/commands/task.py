@@ -162,7 +162,7 @@ def run(
     """
     index, count = jax.process_index(), jax.process_count()
     if count > 1:
-        _refuse_budgets(config)
+        refuse_budgets(config)
 
     def work() -> tuple[bool, float]:
         own, ended = jobs[index::count], (True, 0.0)
@@ -185,7 +185,8 @@ def run(
     return Run(known, complete, load_seconds, seconds)
 
 
-def _refuse_budgets(config: Config) -> None:
+def refuse_budgets(config: Config) -> None:
+    """Raises `UserError` where a budget is set, which several processes cannot share."""
     for name, block in config.items():
         if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
             raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
