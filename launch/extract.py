@@ -1,7 +1,7 @@
 """Extracts triples: ``python launch/extract.py --config.data.dir=FOLDER --workdir=W``.
 
-Leaves the triple store ``W/triples``. Run again with the same workdir, it goes on where it was
-stopped, and extracts only what is new or has changed in the corpus.
+Leaves the triple store ``W/triples.sqlite``. Run again with the same workdir, it resumes where it
+was stopped, and extracts only what is new or has changed in the corpus.
 """
 
 import pathlib
@@ -22,4 +22,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/extract.py", resumes=True)
+    cli.run(main, "configs/extract.py", resumes=True, several_processes=True)

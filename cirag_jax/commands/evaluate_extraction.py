@@ -24,7 +24,6 @@ from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization
-from cirag_jax.triples.store import content_hash
 from cirag_jax.types import Config, Passage, Triple
 
 FILE = "extractions.jsonl"
@@ -38,14 +37,14 @@ class Found:
       triples: as `graph.extraction.extract` leaves them.
       entities: as its first answer lists them.
       status: ``ok``, ``empty`` or ``failed``; a passage that failed has no triples.
-      problems: malformed answers of each kind.
+      parse_errors: malformed answers of each kind.
       cause: why it failed.
     """
 
     triples: tuple[Triple, ...] = ()
     entities: tuple[str, ...] = ()
     status: str = "failed"
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cause: str | None = None
 
 
@@ -61,8 +60,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``systems``: of each model ``exact``, ``soft`` and ``entities`` (the scores of
-      `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, problems, tokens
-      and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
+      `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, parse errors,
+      tokens and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
       student was trained on, None: not known; ``selection``, ``settings``, ``complete``.
 
     Raises:
@@ -148,18 +147,13 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 def job(passage: Passage, settings: ExtractionSettings) -> Job:
     """The program of launch/extract.py for a passage, which asks role ``extractor``."""
     described = json.loads(codec.dump(dataclasses.asdict(passage)))
-    return Job(program_of(passage), described, lambda: _extract(passage, settings))
+    return Job(extraction.program_of(passage), described, lambda: _extract(passage, settings))
 
 
 def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list[Found]:
     """What was extracted from every passage."""
-    asked = [(r.passage, records[program_of(r.passage)]) for r in references]
+    asked = [(r.passage, records[extraction.program_of(r.passage)]) for r in references]
     return [_found(passage, record.outcome, record.error) for passage, record in asked]
-
-
-def program_of(passage: Passage) -> str:
-    """The journal's name of a passage; one that has changed is another program."""
-    return f"{passage.id}@{content_hash(passage, {}).hex()[:16]}"
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
@@ -179,9 +173,10 @@ def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str
 def _found(passage: Passage, outcome: Mapping[str, Any] | None, error: str | None) -> Found:
     if outcome is None:
         return Found(cause=f"request: {error}")
-    record = extraction.stored(passage, b"", outcome, None)
+    record = extraction.stored(passage, outcome, None)
+    entities = tuple(outcome["entities"])
     return Found(
-        record.triples, tuple(outcome["entities"]), record.status, record.problems, record.cause
+        record.triples or (), entities, outcome["status"], record.parse_errors, record.cause
     )
 
 
@@ -214,15 +209,15 @@ def score(
 
 
 def _outcomes(found: Sequence[Found]) -> dict[str, Any]:
-    problems: collections.Counter[str] = collections.Counter()
+    parse_errors: collections.Counter[str] = collections.Counter()
     for one in found:
-        problems.update(one.problems)
+        parse_errors.update(one.parse_errors)
     causes = collections.Counter(one.cause for one in found if one.cause is not None)
     outcomes = collections.Counter(one.status for one in found)
     return {
         "outcomes": {name: outcomes[name] for name in ("ok", "empty", "failed")},
         "failures": dict(causes.most_common(5)),
-        "problems": dict(sorted(problems.items())),
+        "parse_errors": dict(sorted(parse_errors.items())),
         "triples_per_passage": sum(len(one.triples) for one in found) / len(found),
     }
 
@@ -240,7 +235,7 @@ def _row(
         "exact_f1": exact_overlap(found.triples, reference.triples, normalization).f1,
         "soft_f1": soft_overlap(found.triples, reference.triples, normalization).f1,
         "entity_f1": entity_overlap(found.entities, reference.entities, normalization).f1,
-        "problems": found.problems,
+        "parse_errors": found.parse_errors,
     }
 
 

@@ -1,47 +1,52 @@
 """Extraction of a corpus: what ``launch/extract.py`` runs.
 
-Block by block: the programs of a block's passages run through the scheduler, every response is
-journalled, the block's segment is committed to the store, its journal rows are dropped. Blocks
-follow the order of the passages, so a run that was killed gives the bytes of one that was not.
+A program per passage, over the scheduler and the journal of all commands. Block by block, what the
+journal holds goes into the store in one transaction and leaves the journal.
 """
 
 import collections
 import contextlib
-import hashlib
+import dataclasses
+import itertools
+import pathlib
 import sys
 import time
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import jax
 import tqdm
 
-from cirag_jax.commands import backends
-from cirag_jax.commands.extract_estimate import Estimate, Workload, estimate, parameters
-from cirag_jax.commands.extract_plan import RETRIES, Plan
+from cirag_jax import cli
+from cirag_jax.commands import backends, task
+from cirag_jax.commands.extract_estimate import estimate
+from cirag_jax.commands.extract_import import import_openie
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
-from cirag_jax.datasets.corpus_scan import CorpusScan, open_corpus
+from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_questions
 from cirag_jax.errors import UserError
 from cirag_jax.io import say
-from cirag_jax.llm.types import Backend, Usage
+from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import Extraction, ExtractionSettings
+from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Program, RequestError
-from cirag_jax.runtime.scheduler import Job, Progress, Scheduler
-from cirag_jax.triples import openie
-from cirag_jax.triples.store import FOLDER, TripleStore, batches, content_hash
-from cirag_jax.triples.store_writer import StoreWriter
-from cirag_jax.triples.usage_log import FILE as USAGE
-from cirag_jax.triples.usage_log import UsageLog
+from cirag_jax.runtime.scheduler import Job, Progress, Scheduler, progress_bar
+from cirag_jax.triples import store as stores
+from cirag_jax.triples.store import TripleStore, content_hash
 from cirag_jax.types import Config, Passage
 
+_RETRIES = ("never", "errors", "all")
 
-def extract_corpus(config: Config, workdir: Path) -> dict[str, Any]:
-    """Brings ``workdir/triples`` up to date with a corpus; goes on with what ``workdir`` holds.
+
+def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Brings ``workdir/triples.sqlite`` up to date with a corpus; resumes what ``workdir`` holds.
+
+    Several processes share the passages by their ids, each with a journal and a store of its own;
+    the first merges the stores once all have ended.
 
     Args:
         config: Of configs/extract.py.
@@ -49,41 +54,44 @@ def extract_corpus(config: Config, workdir: Path) -> dict[str, Any]:
 
     Returns:
         Counts of passages by outcome, failures by cause, malformed answers by kind, triples,
-        tokens, seconds, and whether everything is done (``complete``).
+        tokens, seconds, and whether everything is done (``complete``); nothing in all processes
+        but the first.
 
     Raises:
         UserError: The config, the corpus, the model or ``workdir`` cannot be used as given, too
             many passages give no triple, or the disk is full.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     settings = _settings(config)
-    with contextlib.ExitStack() as stack:
-        corpus = open_corpus(config.data.dir, stack)
-        only = _selected(config)
-        if config.import_openie is not None:
-            if only is not None:
-                raise UserError("config.import_openie takes the whole file; leave data.corpus.")
-            return _import(config, workdir, corpus, begun)
-        model, backend = _model(config, stack)
-        identity = extraction.extractor_identity(config.extractor, model, settings)
-        if config.estimate_only:
-            return _estimate_only(config, workdir, corpus, only, identity, settings)
-        bound = {
-            **identity,
-            "entity_tokens": settings.entity_tokens,
-            "triple_tokens": settings.triple_tokens,
-        }
-        book = stack.enter_context(Journal(workdir / journal.FILE, bound))
-        store = stack.enter_context(StoreWriter.open(workdir / FOLDER))
-        log = UsageLog(workdir / USAGE)
-        run = _Run(config, settings, identity, corpus, only, store, book, log)
-        complete = run.prepare()
-        if run.left:
-            if backend is None:
-                backend = _open(config, run.spent, stack)
-            complete = run.extract(backend, begun)
-        seconds = book.add_seconds(time.monotonic() - begun)
-        return run.result(complete, seconds)
+    index, count = jax.process_index(), jax.process_count()
+    stores.refuse_earlier(workdir)
+    if config.import_openie is not None:
+        return _import(config, workdir, started)
+    if config.estimate_only:
+        return _estimate_only(config, workdir, settings)
+    if count > 1:
+        task.refuse_budgets(config)
+    paths = [journal.share(workdir, number, count) for number in range(count)]
+    parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
+
+    def work() -> None:
+        with contextlib.ExitStack() as stack:
+            made_by = backends.fingerprint(config.extractor)
+            identity = _identity(config, settings, made_by["model"])
+            bound = {**identity, **dataclasses.asdict(settings), "extractor": made_by}
+            book = stack.enter_context(Journal(paths[index], bound))
+            store = stack.enter_context(TripleStore.create(parts[index]))
+            corpus = stack.enter_context(CorpusScan(config.data.dir))
+            plan = _Plan(config, identity, corpus, store, _selected(config), (index, count))
+            store.note(_Run(config, settings, plan, store, book).run(started))
+            book.add_seconds(time.monotonic() - started)
+
+    cli.together(work)
+    if index:
+        return {}
+    if count > 1:
+        stores.merge(parts, workdir / stores.FILE)
+    return _result(workdir, parts, paths)
 
 
 def _settings(config: Config) -> ExtractionSettings:
@@ -95,11 +103,16 @@ def _settings(config: Config) -> ExtractionSettings:
             raise UserError(f"config.{name} must not be negative.")
     if not 0 <= config.max_empty_share <= 1:
         raise UserError("config.max_empty_share must be between 0 and 1.")
-    if config.retry not in RETRIES:
-        raise UserError(f"config.retry={config.retry!r} must be one of {', '.join(RETRIES)}.")
+    if config.retry not in _RETRIES:
+        raise UserError(f"config.retry={config.retry!r} must be one of {', '.join(_RETRIES)}.")
     return ExtractionSettings(
         config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
     )
+
+
+def _identity(config: Config, settings: ExtractionSettings, model: str | None) -> Mapping[str, Any]:
+    model = model or backends.DEFAULT_MODEL
+    return extraction.extractor_identity(config.extractor, model, settings)
 
 
 def _selected(config: Config) -> Collection[str] | None:
@@ -118,324 +131,249 @@ def _selected(config: Config) -> Collection[str] | None:
     return frozenset(passage.id for passage in passages)
 
 
-def _model(config: Config, stack: contextlib.ExitStack) -> tuple[str, Backend | None]:
-    """The model's name; a server that has to be asked for it is opened."""
-    name = backends.model_name(config.extractor)
-    if name is not None:
-        return name, None
-    backend: Any = _open(config, Usage(), stack)
-    return backend.config.model, backend
-
-
-def _open(config: Config, spent: Usage, stack: contextlib.ExitStack) -> Backend:
-    backend = backends.open_backend(config.extractor, spent=spent)
-    return stack.enter_context(contextlib.closing(backend))
-
-
 def _estimate_only(
-    config: Config,
-    workdir: Path,
-    corpus: CorpusScan,
-    only: Collection[str] | None,
-    identity: Mapping[str, Any],
-    settings: ExtractionSettings,
+    config: Config, workdir: pathlib.Path, settings: ExtractionSettings
 ) -> dict[str, Any]:
     """Reads and changes nothing else."""
-    log = UsageLog(workdir / USAGE)
     with contextlib.ExitStack() as stack:
-        store = None
-        if (workdir / FOLDER).is_dir():
-            store = stack.enter_context(TripleStore.open(workdir / FOLDER))
-        work = Workload(settings)
-        for passage, need in _plan(config, store, identity, only).needs(corpus.check()):
-            if need != "none":
-                work.add(passage)
-    found = _estimated(config, work, log)
-    return {
-        "passages": found.passages,
-        "prompt_tokens": found.prompt_tokens,
-        "generated_tokens": found.generated_tokens,
-        "cost": found.cost,
-        "seconds": found.seconds,
-        "complete": False,
-    }
+        store = rate = None
+        if (workdir / stores.FILE).exists():
+            store = stack.enter_context(TripleStore.open(workdir))
+        if (workdir / journal.FILE).exists():
+            totals, seconds = journal.read_totals(workdir / journal.FILE)
+            rate = totals.programs / seconds if seconds else None
+        corpus = stack.enter_context(CorpusScan(config.data.dir))
+        identity = _identity(config, settings, backends.fingerprint(config.extractor)["model"])
+        plan = _Plan(config, identity, corpus, store, _selected(config), (0, 1))
+        return {**estimate(plan.wanted(), config, settings, rate), "complete": False}
 
 
-def _plan(
-    config: Config,
-    store: TripleStore | None,
-    identity: Mapping[str, Any],
-    only: Collection[str] | None,
-) -> Plan:
-    return Plan(store, identity, config.retry, config.replace, config.limit, only)
-
-
-def _estimated(config: Config, work: Workload, log: UsageLog) -> Estimate:
-    size = 0.0
-    model = backends.model_name(config.extractor)
-    if config.extractor.backend != "openai" and model is not None:
-        size = parameters(extraction.weight_files(model))
-    found = estimate(work, config.extractor, size, log.rate)
-    say(f"estimate: {found}")
-    return found
-
-
-def _import(config: Config, workdir: Path, corpus: CorpusScan, begun: float) -> dict[str, Any]:
-    path = Path(config.import_openie).expanduser()
-    # The journal is the lock of a workdir.
+def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, Any]:
+    if _selected(config) is not None:
+        raise UserError("config.import_openie takes the whole file; leave data.corpus.")
+    if jax.process_count() > 1:
+        raise UserError("config.import_openie runs in one process.")
+    path = pathlib.Path(config.import_openie).expanduser()
     with (
-        Journal(workdir / journal.FILE, {"import": str(path)}) as book,
-        StoreWriter.open(workdir / FOLDER) as store,
+        Journal(journal.share(workdir, 0, 1), {"import": str(path)}) as book,
+        TripleStore.create(workdir / stores.FILE) as store,
+        CorpusScan(config.data.dir) as corpus,
     ):
-        imported = openie.import_openie(path, corpus, store, config.block)
-        seconds = book.add_seconds(time.monotonic() - begun)
+        imported = import_openie(path, corpus, store, config.block)
         return {
             "passages": len(store),
             **store.counts(),
             **imported,
-            "seconds": seconds,
+            "seconds": book.add_seconds(time.monotonic() - started),
             "complete": True,
-            "store": str(store.folder),
+            "store": str(store.path),
         }
 
 
-# ------------------------------------------------------------------------------------------- a run
+def _result(
+    workdir: pathlib.Path, parts: Sequence[pathlib.Path], paths: Sequence[pathlib.Path]
+) -> dict[str, Any]:
+    """What the command prints: of the whole store, and of this run of every process."""
+    runs = collections.Counter()
+    for part in parts:
+        with TripleStore.open(part) as store:
+            runs.update(store.noted())
+    found = [journal.read_totals(path) for path in paths]
+    totals = sum((totals for totals, _ in found), journal.Totals())
+    usage = sum(totals.usage.values(), Usage())
+    with TripleStore.open(workdir) as store:
+        counts, failures = store.counts(), store.failures()
+        if failures:
+            cause, number = next(iter(failures.items()))
+            say(f"{counts['failed']:,} passages failed, {number:,} of them: {cause}")
+        return {
+            "passages": len(store),
+            **counts,
+            "failures": failures,
+            "parse_errors": store.parse_errors(),
+            **{name: runs[name] for name in ("reused", "extracted", "deleted", "left")},
+            "calls": totals.calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "generated_tokens": usage.generated_tokens,
+            "seconds": max(seconds for _, seconds in found),
+            "complete": not runs["left"],
+            "store": str(store.path),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Which passages of a corpus are in question, and which of them are still to be extracted.
+
+    Attributes:
+        config: Of configs/extract.py.
+        identity: Who would extract.
+        corpus: The passages.
+        store: What there is; None: nothing yet.
+        only: Ids of the passages in question; None: the whole corpus.
+        share: Number of this process, and of all processes.
+    """
+
+    config: Config
+    identity: Mapping[str, Any]
+    corpus: CorpusScan
+    store: TripleStore | None
+    only: Collection[str] | None
+    share: tuple[int, int]
+
+    def chosen(self) -> Iterator[Passage]:
+        """The passages in question, in the corpus's order."""
+        index, count = self.share
+        chosen = (p for p in self.corpus if self.only is None or p.id in self.only)
+        for passage in itertools.islice(chosen, self.config.limit or None):
+            # By the id: a corpus that changes leaves a passage with its process.
+            if zlib.crc32(passage.id.encode("utf-8", "replace")) % count == index:
+                yield passage
+
+    def wanted(self) -> Iterator[Passage]:
+        """Those still to be extracted.
+
+        Raises:
+            UserError: Another model extracted one of them, and ``config.replace`` is not set.
+        """
+        return filter(self._is_wanted, self.chosen())
+
+    def _is_wanted(self, passage: Passage) -> bool:
+        entry = self.store.entry(passage.id) if self.store else None
+        if self.store is None or entry is None or entry.hash != content_hash(passage):
+            return True
+        if "import" in entry.extractor:  # given by the user: as good as extracted
+            return False
+        if entry.extractor != self.identity:
+            if not self.config.replace:
+                remedy = "--config.replace=true extracts again, another --workdir keeps the triples"
+                check_same(self.store.path, entry.extractor, self.identity, remedy)
+            return True
+        if self.config.retry == "errors":  # of requests: an unreadable answer would come again
+            return bool(entry.cause) and not entry.cause.startswith(extraction.UNREADABLE)
+        return self.config.retry == "all" and entry.status == "failed"
 
 
 class _Run:
-    """One extraction over one corpus."""
+    """The share of one process in an extraction."""
 
     def __init__(
         self,
         config: Config,
         settings: ExtractionSettings,
-        identity: Mapping[str, Any],
-        corpus: CorpusScan,
-        only: Collection[str] | None,
-        store: StoreWriter,
+        plan: _Plan,
+        store: TripleStore,
         book: Journal,
-        log: UsageLog,
     ):
-        self._config, self._settings, self._identity = config, settings, identity
-        self._corpus, self._store, self._book, self._log = corpus, store, book, log
-        self._plan = _plan(config, store, identity, only)
-        self._tally = _Tally(config.max_empty_share, config.min_passages)
-        self._work = Workload(settings)
-        self._reused = self._deleted = self._done = self._retried = 0
-        self._known = 0  # passages of the block that the journal had answered before
+        self._config, self._settings, self._plan = config, settings, plan
+        self._store, self._book = store, book
+        self._statuses: collections.Counter[str] = collections.Counter()
+        self._example = ""  # what a model wrote where there was no triple
+        self._before = Progress()  # of earlier blocks
 
-    @property
-    def left(self) -> int:
-        """Passages still to be extracted."""
-        return self._work.passages - self._done
-
-    @property
-    def spent(self) -> Usage:
-        """What counts against a budget: earlier blocks, and what the journal holds of the next."""
-        return sum((record.usage for record in self._book.records()), self._log.total)
-
-    def prepare(self) -> bool:
-        """Reads the corpus once: checks it, counts what is left, drops what it lacks.
+    def run(self, started: float) -> dict[str, int]:
+        """Extracts what is left.
 
         Returns:
-            Whether nothing is left.
+            Passages by what became of them: ``reused``, ``extracted``, ``deleted``, ``left``.
         """
-        with tqdm.tqdm(unit=" passages", desc="corpus", file=sys.stderr, delay=5) as bar:
-            checked = self._counted(self._corpus.check(), bar)
-            for passage, need in self._plan.needs(checked):
-                self._reused += need == "none"
-                self._retried += need == "retry"
-                if need != "none":
-                    self._work.add(passage)
-            for _ in checked:  # those beyond the limit belong to the corpus, too
-                pass
-        gone = list(self._corpus.missing(self._store.passage_ids()))
+        bar = tqdm.tqdm(
+            self._plan.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
+        )
+        chosen = sum(1 for _ in bar)
+        totals, seconds = self._book.totals(), self._book.add_seconds(0.0)
+        rate = totals.programs / seconds if seconds else None
+        wanted = estimate(self._plan.wanted(), self._config, self._settings, rate)["passages"]
+        gone = [name for name in self._store.passage_ids() if name not in self._plan.corpus]
         if gone:
-            self._deleted = self._store.delete(gone)
-            say(f"{self._deleted:,} passages have left the corpus: their triples are removed")
-        if self._reused:
-            say(f"{self._reused:,} passages are up to date")
-        return not self.left
+            self._store.commit((), {}, gone)
+            say(f"{len(gone):,} passages have left the corpus: their triples are removed")
+        if wanted < chosen:
+            say(f"{chosen - wanted:,} passages are up to date")
+        spent = sum(totals.usage.values(), Usage())
+        done = self._extract(wanted, spent, started) if wanted else 0
+        if done == wanted:
+            self._book.forget([record.id for record in self._book.records()])
+        counts = {"reused": chosen - wanted, "extracted": done}
+        return {**counts, "deleted": len(gone), "left": wanted - done}
 
-    @staticmethod
-    def _counted(passages: Iterator[Passage], bar: Any) -> Iterator[Passage]:
-        for passage in passages:
-            bar.update()
-            yield passage
+    def _extract(self, wanted: int, spent: Usage, started: float) -> int:
+        """Extracts block by block; returns of how many passages the outcome is stored."""
+        config, done = self._config, 0
+        deadline = started + 60 * config.stop_after_minutes if config.stop_after_minutes else None
+        backend: Any = backends.open_backend(config.extractor, spent=spent)
+        with contextlib.closing(backend), progress_bar(wanted, "passage") as show:
+            handler = GenerateHandler(backend, {})
 
-    def extract(self, backend: Backend, begun: float) -> bool:
-        """Extracts what is left; returns whether all of it was."""
-        minutes = self._config.stop_after_minutes
-        deadline = begun + 60 * minutes if minutes else None
-        _estimated(self._config, self._work, self._log)
-        handler = GenerateHandler(backend, {})
-        with _progress_bar(self._work.passages) as bar:
+            def on_progress(progress: Progress, tokens: int = 0) -> None:
+                self._check(self._before.failed + progress.failed)
+                show(_sum(self._before, progress), tokens)
+
             scheduler = Scheduler(
                 {"extractor": handler},
                 self._book,
-                in_flight=self._config.in_flight,
-                encode=extraction.encode_extraction,
-                on_progress=lambda progress: self._on_progress(progress, bar),
+                in_flight=config.in_flight,
+                encode=self._encode,
+                on_progress=on_progress,
             )
-            handler.on_tokens = bar.count_tokens
-            for block in self._blocks():
+            handler.on_tokens = lambda tokens: on_progress(scheduler.progress, tokens)
+            passages = self._plan.wanted()
+            while block := list(itertools.islice(passages, config.block)):
                 if not self._extract_block(block, scheduler, deadline):
-                    return False
-        self._book.forget([record.id for record in self._book.records()])
-        return True
-
-    def _on_progress(self, progress: Progress, bar: "_ProgressBar") -> None:
-        self._tally.check()
-        answers = max(2 * progress.done, 2 * self._known + progress.generated + progress.replayed)
-        bar.show(2 * self._done + answers, self._tally, progress)
-
-    def _blocks(self) -> Iterator[list[Passage]]:
-        """What is left, in the corpus's order; what failed before comes first.
-
-        So the blocks of passages that were never tried are the same in every run, and what fails
-        in this one is not tried again in it.
-        """
-        for kind in ("retry", "extract") if self._retried else ("extract",):
-            wanted = (p for p, need in self._plan.needs(self._corpus) if need == kind)
-            yield from batches(wanted, self._config.block)
+                    break
+                done += len(block)
+        return done
 
     def _extract_block(
         self, block: Sequence[Passage], scheduler: Scheduler, deadline: float | None
     ) -> bool:
-        started = time.monotonic()
-        jobs = {job.id: (job, passage) for job, passage in map(self._job, block)}
+        jobs = {extraction.program_of(passage): passage for passage in block}
         outcomes = self._book.outcomes()
-        known = [outcomes[name] for name in jobs if name in outcomes]
-        for outcome in known:
-            self._tally.add(outcome["status"], outcome["answer"])
-        self._known = len(known)
-        if not scheduler.run([job for job, _ in jobs.values()], deadline=deadline):
+        for name in jobs.keys() & outcomes.keys():
+            self._count(outcomes[name])
+        if not scheduler.run([self._job(*job) for job in jobs.items()], deadline=deadline):
             return False
-        self._tally.check()
-        self._commit(jobs, time.monotonic() - started)
-        self._done += len(block)
+        self._before = _sum(self._before, scheduler.progress)
+        self._check(self._before.failed)
+        known = {record.id: record for record in self._book.records() if record.id in jobs}
+        records = [
+            extraction.stored(passage, known[name].outcome, known[name].error)
+            for name, passage in jobs.items()
+        ]
+        self._store.commit(records, self._plan.identity)
+        self._book.forget(list(jobs))
         return True
 
-    def _job(self, passage: Passage) -> tuple[Job, Passage]:
-        digest = content_hash(passage, self._identity).hex()
-        job = Job(
-            f"{passage.id}@{digest[:16]}",  # a changed passage is another program
-            {"passage": passage.id},
-            lambda: _watched(passage, self._settings, self._tally),
+    def _job(self, name: str, passage: Passage) -> Job:
+        return Job(
+            name, {"passage": passage.id}, lambda: extraction.extract(passage, self._settings)
         )
-        return job, passage
 
-    def _commit(self, jobs: Mapping[str, tuple[Job, Passage]], seconds: float) -> None:
-        known = {record.id: record for record in self._book.records() if record.id in jobs}
-        records, usage, calls = [], Usage(), 0
-        for name, (_, passage) in jobs.items():
-            found = known[name]
-            digest = content_hash(passage, self._identity)
-            records.append(extraction.stored(passage, digest, found.outcome, found.error))
-            usage += found.usage
-            calls += found.calls["generate"]
-        block = hashlib.sha256("\n".join(jobs).encode()).hexdigest()[:16]
-        self._log.add(block, len(jobs), calls, usage, seconds)
-        self._store.commit(records, self._identity)
-        self._book.forget(list(jobs))
+    def _encode(self, found: Extraction) -> dict[str, Any]:
+        outcome = extraction.encode_extraction(found)
+        self._count(outcome)
+        return outcome
 
-    def result(self, complete: bool, seconds: float) -> dict[str, Any]:
-        """What the command prints."""
-        counts, failures = self._store.counts(), self._store.failures()
-        if failures:
-            cause, number = next(iter(failures.items()))
-            say(f"{counts['failed']:,} passages failed, {number:,} of them: {cause}")
-        total = self.spent
-        return {
-            "passages": len(self._store),
-            **counts,
-            "failures": dict(failures),
-            "problems": dict(self._store.problems()),
-            "reused": self._reused,
-            "extracted": self._done,
-            "deleted": self._deleted,
-            "left": self.left,
-            "calls": self._log.calls,
-            "prompt_tokens": total.prompt_tokens,
-            "cached_tokens": total.cached_tokens,
-            "generated_tokens": total.generated_tokens,
-            "cost": total.cost,
-            "seconds": seconds,
-            "complete": complete,
-            "store": str(self._store.folder),
-        }
+    def _count(self, outcome: Mapping[str, Any]) -> None:
+        self._statuses[outcome["status"]] += 1
+        self._example = self._example or outcome["answer"]
 
-
-def _watched(
-    passage: Passage, settings: ExtractionSettings, tally: "_Tally"
-) -> Program[Extraction]:
-    try:
-        found = yield from extraction.extract(passage, settings)
-    except RequestError as error:
-        tally.add("failed", str(error))
-        raise
-    tally.add(found.status, found.answer)
-    return found
-
-
-class _Tally:
-    """Outcomes of this run's passages; stops one that goes nowhere."""
-
-    def __init__(self, max_empty_share: float, min_passages: int):
-        self._limit, self._least = max_empty_share, max(min_passages, 1)
-        self.counts: collections.Counter[str] = collections.Counter()
-        self._example = ""
-
-    def add(self, status: str, answer: str) -> None:
-        self.counts[status] += 1
-        self._example = self._example or answer
-
-    def check(self) -> None:
+    def _check(self, failed_requests: int) -> None:
         """Raises `UserError` where too many passages gave no triple."""
-        total = self.counts.total()
-        without = total - self.counts["ok"]
-        if total < self._least or without <= self._limit * total:
+        total = self._statuses.total() + failed_requests
+        without, limit = total - self._statuses["ok"], self._config.max_empty_share
+        if total < max(self._config.min_passages, 1) or without <= limit * total:
             return
-        said = " ".join(self._example.split())[:120]
+        empty, said = self._statuses["empty"], " ".join(self._example.split())[:120]
         raise UserError(
-            f"{without} of {total} passages gave no triple ({self.counts['failed']} failed, "
-            f"{self.counts['empty']} empty), more than config.max_empty_share={self._limit:g} "
-            f"allows; the first of them got the answer {said!r}; use a better model, or raise the "
-            "share: what is answered is kept and will not be asked again."
+            f"{without} of {total} passages gave no triple ({without - empty} failed, {empty} "
+            f"empty), more than config.max_empty_share={limit:g} allows; the first of them got the "
+            f"answer {said!r}; use a better model, or raise the share: what is answered is kept "
+            "and will not be asked again."
         )
 
 
-class _ProgressBar:
-    """Answers (two a passage), their rate and the time left, tokens, outcomes and cost."""
-
-    def __init__(self, bar: Any):
-        self._bar = bar
-        self._tokens = self._before = 0  # of the handler's current call, and of those before it
-
-    def count_tokens(self, tokens: int) -> None:
-        """Takes the tokens that the backend's current call has generated so far."""
-        if tokens < self._tokens:
-            self._before += self._tokens
-        self._tokens = tokens
-        self._bar.set_postfix_str(f"{self._before + tokens:,} tokens", refresh=False)
-        self._bar.update(0)
-
-    def show(self, answers: int, tally: _Tally, progress: Progress) -> None:
-        """Shows what there is."""
-        parts = [f"{tally.counts[name]} {name}" for name in ("ok", "empty", "failed")]
-        if progress.cost:
-            parts.append(f"cost {progress.cost:.2f}")
-        self._bar.set_description_str(", ".join(parts), refresh=False)
-        self._bar.update(answers - self._bar.n)
-
-
-@contextlib.contextmanager
-def _progress_bar(passages: int) -> Iterator[_ProgressBar]:
-    with tqdm.tqdm(
-        total=2 * passages,
-        unit=" answers",
-        file=sys.stderr,
-        mininterval=0.5 if sys.stderr.isatty() else 15,
-        smoothing=0,
-    ) as bar:
-        yield _ProgressBar(bar)
+def _sum(one: Progress, other: Progress) -> Progress:
+    pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
+    return Progress(*(a + b for a, b in pairs))

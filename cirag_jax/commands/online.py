@@ -10,7 +10,6 @@ from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.scheduler import Call, Done, Job, Scheduler
-from cirag_jax.triples.store import content_hash
 from cirag_jax.types import Passage, Triple
 
 NAME = "extractions"  # of a journal beside the run's, named as that one is
@@ -69,20 +68,14 @@ class OnlineExtractHandler:
         outcomes = self._journal.outcomes()
         for job, passage in zip(jobs, passages, strict=True):
             if job.id in outcomes:
-                self._known[passage.id] = _triples(passage, outcomes[job.id])
+                self._known[passage.id] = extraction.stored(passage, outcomes[job.id], None).triples
             elif complete:
                 self._known[passage.id] = None
         return complete
 
     def _job(self, passage: Passage) -> Job:
         return Job(
-            # A changed passage is another program.
-            f"{passage.id}@{content_hash(passage, {}).hex()[:16]}",
+            extraction.program_of(passage),
             json.loads(codec.dump(dataclasses.asdict(passage))),
             lambda: extraction.extract(passage, self._settings),
         )
-
-
-def _triples(passage: Passage, outcome: dict) -> tuple[Triple, ...] | None:
-    record = extraction.stored(passage, b"", outcome, None)
-    return None if record.status == "failed" else record.triples

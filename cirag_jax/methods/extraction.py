@@ -13,8 +13,7 @@ from cirag_jax.io import is_training_workdir
 from cirag_jax.models.io import fingerprint
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
-from cirag_jax.triples.store import Status
-from cirag_jax.triples.store_writer import Record
+from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Passage, Triple
 
 # Raise it with every change after which an answer that was given before yields other triples: in
@@ -53,14 +52,14 @@ class Extraction:
         status: ``ok``, ``empty`` (the model says that there is nothing) or ``failed``.
         triples: With passage and sentence.
         cause: Why it failed.
-        problems: Malformed answers of each kind, rescued or not.
+        parse_errors: Malformed answers of each kind, rescued or not.
         answer: What the model wrote where there is no triple; its beginning.
     """
 
     status: Status
     triples: tuple[Triple, ...] = ()
     cause: str | None = None
-    problems: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
     answer: str = ""
 
 
@@ -71,13 +70,13 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
     cannot be read is a failure with a cause: never an empty result. Asking with a `Generate` of
     role ``extractor``, it fails as its requests fail (`RequestError`).
     """
-    problems: collections.Counter[str] = collections.Counter()
+    parse_errors: collections.Counter[str] = collections.Counter()
     schema = prompts.ENTITIES_SCHEMA if settings.constrained else None
     listed: Generated = yield Generate(
         prompts.entity_messages(passage), "extractor", settings.entity_tokens, json_schema=schema
     )
     entities, problem = prompts.parse_entities(listed.text, listed.finish_reason)
-    problems.update(_kinds("entities", problem))
+    parse_errors.update(_kinds("entities", problem))
     schema = prompts.TRIPLES_SCHEMA if settings.constrained else None
     told: Generated = yield Generate(
         prompts.triple_messages(passage, entities),
@@ -86,19 +85,19 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
         json_schema=schema,
     )
     parts, problem = prompts.parse_triples(told.text, told.finish_reason)
-    problems.update(_kinds("triples", problem))
+    parse_errors.update(_kinds("triples", problem))
     own = [triple for triple in parts if not prompts.is_example(triple, passage)]
     if len(own) < len(parts):  # small models repeat the worked example
-        problems["triples: example"] += 1
+        parse_errors["triples: example"] += 1
     kept = [t for t in own if is_grounded(t, passage)] if settings.grounded else own
     if len(kept) < len(own):
-        problems["triples: ungrounded"] += 1
+        parse_errors["triples: ungrounded"] += 1
     if kept:
-        return Extraction("ok", _placed(kept, passage), problems=problems)
+        return Extraction("ok", _placed(kept, passage), parse_errors=parse_errors)
     if problem == "empty":
-        return Extraction("empty", problems=problems, answer=told.text[:200])
+        return Extraction("empty", parse_errors=parse_errors, answer=told.text[:200])
     cause = UNREADABLE + (problem or ("ungrounded" if own else "example"))
-    return Extraction("failed", (), cause, problems, told.text[:200])
+    return Extraction("failed", (), cause, parse_errors, told.text[:200])
 
 
 def is_grounded(triple: prompts.Parts, passage: Passage) -> bool:
@@ -134,18 +133,24 @@ def encode_extraction(found: Extraction) -> dict[str, Any]:
         "status": found.status,
         "triples": [[t.head, t.relation, t.tail, t.sentence] for t in found.triples],
         "cause": found.cause,
-        "problems": dict(found.problems),
+        "parse_errors": dict(found.parse_errors),
         "answer": found.answer,
     }
 
 
-def stored(passage: Passage, digest: bytes, outcome: Any, error: str | None) -> Record:
+def stored(passage: Passage, outcome: Any, error: str | None) -> Record:
     """The store's record of a passage, from what the journal knows of it."""
+    digest = content_hash(passage)
     if outcome is None:
-        return Record(passage.id, digest, "failed", cause=f"request: {error}")
+        return Record(passage.id, digest, None, f"request: {error}")
     triples = tuple(Triple(h, r, t, passage.id, place) for h, r, t, place in outcome["triples"])
-    cause, problems = outcome["cause"], outcome["problems"]
-    return Record(passage.id, digest, outcome["status"], triples, cause, problems)
+    kept = None if outcome["status"] == "failed" else triples
+    return Record(passage.id, digest, kept, outcome["cause"], outcome["parse_errors"])
+
+
+def program_of(passage: Passage) -> str:
+    """The journal's name of a passage's extraction; a passage that changed is another program."""
+    return f"{passage.id}@{content_hash(passage).hex()[:16]}"
 
 
 # ------------------------------------------------------------------------------------ the extractor

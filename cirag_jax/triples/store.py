@@ -1,114 +1,129 @@
-"""The triple store: what was extracted from which passage, on disk, read without loading it.
+"""The triple store: what was extracted from which passage, in one SQLite table.
 
-A folder of immutable Arrow segments, an SQLite index from passage id to segment and rows, and a
-manifest. `StoreWriter` (store_writer.py) changes it, one transaction a block; embeddings.py keeps
-vectors beside the segments. docs/triples.md describes the files and what they cost.
+A row a passage: a hash of its content, who extracted it, and its triples as JSON, each with the
+sentence it comes from. docs/triples.md describes the file and what it costs.
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
+import msgspec
 
 from cirag_jax.errors import UserError
-from cirag_jax.triples.segments import Segment, damaged
 from cirag_jax.types import Passage, Triple
 
-FORMAT = 1
-FOLDER = "triples"  # the store within a workdir of launch/extract.py
-MANIFEST = "manifest.json"
-INDEX = "index.sqlite"
-SEGMENTS = "segments"
-KIND = "cirag_jax triple store"
+FILE = "triples.sqlite"  # within a workdir of launch/extract.py
+FORMAT = 2
 
 Status = Literal["ok", "empty", "failed"]
-STATUSES: tuple[Status, ...] = ("ok", "empty", "failed")
 
-SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE extractors (id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE)",
-    "CREATE TABLE segments (id INTEGER PRIMARY KEY, name TEXT NOT NULL, num_rows INTEGER NOT NULL,"
-    " num_bytes INTEGER NOT NULL)",
-    # segment, first: null where there are no triples. problems: JSON, null where there are none.
-    "CREATE TABLE passages (id TEXT PRIMARY KEY, segment INTEGER, first INTEGER, num_rows INTEGER"
-    " NOT NULL, status INTEGER NOT NULL, hash BLOB NOT NULL, extractor INTEGER NOT NULL,"
-    " cause TEXT, problems TEXT) WITHOUT ROWID",
-    # Rows that belong to no passage any more: replaced or deleted.
-    "CREATE TABLE tombstones (segment INTEGER, first INTEGER, num_rows INTEGER NOT NULL,"
-    " PRIMARY KEY (segment, first)) WITHOUT ROWID",
-)
-
-_OPEN_SEGMENTS = 128  # mapped at a time
-_ASKED = 500  # ids of one SQL statement
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE extractors (id TEXT PRIMARY KEY, identity TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE passages (
+  id TEXT PRIMARY KEY, hash BLOB NOT NULL, extractor TEXT NOT NULL, cause TEXT, parse_errors TEXT,
+  num_triples INTEGER, triples TEXT);
+"""
+_COLUMNS = "id, hash, extractor, cause, parse_errors, num_triples, triples"
+_ASKED = 500  # passages of one SQL statement
+_decoder = msgspec.json.Decoder(list[tuple[str, str, str, int | None]])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """A segment as the index knows it."""
+class Record:
+    """A passage as it goes into the store.
 
-    id: int
-    name: str
-    num_rows: int
-    num_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
-    """What the index says of a passage: where its triples are, and what they were made from."""
+    Attributes:
+        id: The passage's.
+        hash: `content_hash`.
+        triples: Each with ``passage_id`` and ``sentence``; None where the extraction failed.
+        cause: Why it failed; one sentence.
+        parse_errors: Malformed answers of each kind.
+    """
 
     id: str
-    segment: int | None
-    first: int
-    num_rows: int
-    status: Status
     hash: bytes
-    extractor: int
+    triples: tuple[Triple, ...] | None
+    cause: str | None = None
+    parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if (self.triples is None) != bool(self.cause):
+            raise ValueError(f"{self.id}: its triples do not fit the cause {self.cause!r}")
+        if any(triple.passage_id != self.id for triple in self.triples or ()):
+            raise ValueError(f"{self.id}: a triple belongs to another passage")
+
+
+class Entry(NamedTuple):
+    """What the store says of a passage, beside its triples; ``extractor``: who made them."""
+
+    hash: bytes
+    extractor: Mapping[str, Any]
+    status: Status
     cause: str | None
-    problems: Mapping[str, int]
 
 
-def content_hash(passage: Passage, extractor: Mapping[str, Any]) -> bytes:
-    """16 bytes that change with the passage's text or with who extracts it."""
-    record = [passage.title, passage.text, passage.sentences, extractor]
-    text = json.dumps(record, sort_keys=True)
+def content_hash(passage: Passage) -> bytes:
+    """16 bytes that change with the passage's title, text or sentences."""
+    text = json.dumps([passage.title, passage.text, passage.sentences])
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
 class TripleStore:
-    """A store that is read; a context manager. Of 21 million passages it holds none in memory."""
+    """An open store; a context manager. One process writes it at a time, others may read."""
 
-    def __init__(self, folder: Path, db: sqlite3.Connection):
-        """Use `open`."""
-        self.folder = folder
+    def __init__(self, path: Path, db: sqlite3.Connection):
+        """Use `open` or `create`."""
+        self.path = path
         self._db = db
-        self._segments: dict[int, SegmentInfo] = {}
-        self._mapped: collections.OrderedDict[int, Segment] = collections.OrderedDict()
-        self._extractors: dict[int, dict[str, Any]] = {}
-        self._load()
+        self._extractors: dict[str, Mapping[str, Any]] = {}
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
         """Opens a store for reading.
 
         Args:
-            folder: The store, or the workdir of launch/extract.py that holds it.
+            folder: The file, or the workdir of launch/extract.py that holds it.
 
         Raises:
-            UserError: There is no store, it has another format, or it is damaged.
+            UserError: There is no store, it is of an earlier version, or it is damaged.
         """
-        folder = find_store(Path(folder))
-        read_manifest(folder)
-        try:
-            return cls(folder, _connect(folder / INDEX))
-        except sqlite3.Error as error:
-            raise damaged(folder / INDEX, error) from None
+        folder = Path(folder)
+        path = folder / FILE if folder.is_dir() else folder
+        refuse_earlier(folder)
+        if not path.is_file():
+            raise UserError(f"{folder} holds no triple store ({FILE}); launch/extract.py makes it.")
+        # What a killed writer left half-done is undone first, which needs the right to write; where
+        # there is none, nobody can have been writing.
+        mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
+        with _named_errors(path):
+            db = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None
+            )
+            _check_format(db, path)
+            db.execute("PRAGMA query_only = ON")
+            return cls(path, db)
+
+    @classmethod
+    def create(cls, path: str | Path) -> Self:
+        """Opens the store ``path`` for writing; creates it where there is none.
+
+        Raises:
+            UserError: It is of an earlier version, damaged, or cannot be written.
+        """
+        path = Path(path)
+        refuse_earlier(path.parent)
+        with _named_errors(path):
+            return cls(path, _create(path))
 
     def __enter__(self) -> Self:
         return self
@@ -117,39 +132,10 @@ class TripleStore:
         self.close()
 
     def close(self) -> None:
-        """Closes the index and unmaps the segments."""
-        self._mapped.clear()
+        """Closes the file."""
         self._db.close()
 
-    def _load(self) -> None:
-        """Reads what is small; compares every segment's file with what was written."""
-        self._mapped.clear()
-        meta = dict(self._rows("SELECT key, value FROM meta"))
-        if meta.get("format") != str(FORMAT):
-            raise damaged(self.folder / INDEX, f"format {meta.get('format')}, not {FORMAT}")
-        rows = self._rows("SELECT id, identity FROM extractors")
-        self._extractors = {row[0]: json.loads(row[1]) for row in rows}
-        rows = self._rows("SELECT id, name, num_rows, num_bytes FROM segments ORDER BY id")
-        self._segments = {row[0]: SegmentInfo(*row) for row in rows}
-        for info in self._segments.values():
-            path = self._path(info)
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                raise damaged(path, error.strerror) from None
-            if size != info.num_bytes:
-                raise damaged(path, f"it has {size} bytes, not {info.num_bytes}")
-
-    def _rows(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        try:
-            yield from self._db.execute(statement, values)
-        except sqlite3.Error as error:
-            raise damaged(self.folder / INDEX, error) from None
-
-    def _path(self, info: SegmentInfo) -> Path:
-        return self.folder / SEGMENTS / info.name
-
-    # ---------------------------------------------------------------------------------- passages
+    # ------------------------------------------------------------------------------------ reading
 
     def __len__(self) -> int:
         """Number of passages that were extracted, with whatever success."""
@@ -159,62 +145,46 @@ class TripleStore:
         """Every passage that was extracted, in the order of the ids."""
         return (row[0] for row in self._rows("SELECT id FROM passages ORDER BY id"))
 
-    def entries(self, passage_ids: Iterable[str]) -> dict[str, Entry]:
-        """What the index says of these passages; one that was never extracted is absent."""
-        asked = list(dict.fromkeys(passage_ids))
-        found: dict[str, Entry] = {}
-        for start in range(0, len(asked), _ASKED):
-            part = asked[start : start + _ASKED]
-            marks = ",".join("?" * len(part))
-            rows = self._rows(f"SELECT * FROM passages WHERE id IN ({marks})", part)
-            found.update((row[0], _entry(row)) for row in rows)
-        return found
-
-    def status(self, passage_id: str) -> Status | None:
-        """``ok``, ``empty`` (extracted, nothing found), ``failed``, or None: never extracted."""
-        entry = self.entries([passage_id]).get(passage_id)
-        return entry.status if entry else None
+    def entry(self, passage_id: str) -> Entry | None:
+        """What there is of a passage; None: it was never extracted."""
+        query = "SELECT hash, extractor, num_triples, cause FROM passages WHERE id = ?"
+        for digest, extractor, count, cause in self._rows(query, (passage_id,)):
+            status: Status = "failed" if count is None else "ok" if count else "empty"
+            return Entry(digest, self._extractor(extractor), status, cause)
+        return None
 
     def triples(self, passage_ids: Iterable[str]) -> dict[str, tuple[Triple, ...] | None]:
         """The triples of each passage, with provenance; None where it failed or was never tried.
 
         Raises:
-            UserError: A segment is damaged.
+            UserError: The file is damaged.
         """
-        asked = list(dict.fromkeys(passage_ids))
-        entries = self.entries(asked)
-        found: dict[str, tuple[Triple, ...] | None] = dict.fromkeys(asked)
-        # Segment by segment, so that each is mapped once.
-        for entry in sorted(entries.values(), key=lambda e: (e.segment or 0, e.first)):
-            if entry.status != "failed":
-                found[entry.id] = self._triples(entry)
+        found: dict[str, tuple[Triple, ...] | None] = {}
+        for passage_id, text in self._texts(passage_ids):
+            try:
+                rows = _decoder.decode(text) if text is not None else None
+            except (msgspec.DecodeError, TypeError) as error:
+                raise _damaged(self.path, f"passage {passage_id!r}: {error}") from None
+            found[passage_id] = (
+                None if rows is None else tuple(Triple(*r[:3], passage_id, r[3]) for r in rows)
+            )
         return found
 
-    def _triples(self, entry: Entry) -> tuple[Triple, ...]:
-        if entry.segment is None:
-            return ()
-        triples = self.segment(entry.segment).triples(entry.first, entry.num_rows)
-        if any(triple.passage_id != entry.id for triple in triples):
-            path = self._path(self._segments[entry.segment])
-            raise damaged(path, f"rows of {entry.id!r} are another passage's")
-        return triples
-
     def digest(self, passage_ids: Iterable[str]) -> str:
-        """A hash of the triples of these passages, from the index alone.
-
-        Segments are named by their content, so any change of these triples gives another hash. So
-        does compaction, which writes the same triples elsewhere.
-        """
+        """A hash that changes with any change of the triples of these passages."""
         found = hashlib.sha256()
-        for batch in batches(passage_ids, _ASKED):
-            entries = self.entries(batch)
-            for passage_id in batch:
-                entry, rows = entries.get(passage_id), None
-                if entry is not None and entry.status != "failed":
-                    name = "" if entry.segment is None else self._segments[entry.segment].name
-                    rows = [name, entry.first]
-                found.update(json.dumps([passage_id, rows]).encode() + b"\n")
+        for row in self._texts(passage_ids):
+            found.update(json.dumps(row).encode() + b"\n")
         return found.hexdigest()
+
+    def _texts(self, passage_ids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+        """Each passage's triples as JSON, in the order asked for."""
+        ids = iter(passage_ids)
+        while part := list(itertools.islice(ids, _ASKED)):
+            marks = ",".join("?" * len(part))
+            query = f"SELECT id, triples FROM passages WHERE id IN ({marks})"
+            texts = dict(self._rows(query, part))
+            yield from ((passage_id, texts.get(passage_id)) for passage_id in part)
 
     def check_corpus(self, passages: Iterable[Passage]) -> None:
         """Makes sure that the triples are those of the passages as they are now.
@@ -224,153 +194,193 @@ class TripleStore:
         Raises:
             UserError: A passage's title, text or sentences differ from what was extracted.
         """
-        for batch in batches(passages, _ASKED):
-            entries = self.entries(passage.id for passage in batch)
-            for passage in batch:
-                entry = entries.get(passage.id)
-                if entry is not None and not self.is_current(entry, passage):
+        query = "SELECT hash FROM passages WHERE id = ?"
+        for passage in passages:
+            for (digest,) in self._rows(query, (passage.id,)):
+                if digest != content_hash(passage):
                     raise UserError(
-                        f"{self.folder} is older than its corpus: passage {passage.id!r} has "
-                        "changed since its triples were extracted; run launch/extract.py again."
+                        f"{self.path} is older than its corpus: passage {passage.id!r} has changed "
+                        "since its triples were extracted; run launch/extract.py again."
                     )
-
-    def is_current(self, entry: Entry, passage: Passage) -> bool:
-        """Whether an entry was made from the passage as it is now, by whomever."""
-        return entry.hash == content_hash(passage, self._extractors[entry.extractor])
-
-    def extractor(self, entry: Entry) -> dict[str, Any]:
-        """Who made an entry: the model, the prompt and what else decides."""
-        return self._extractors[entry.extractor]
-
-    # ------------------------------------------------------------------------------------ counts
 
     def counts(self) -> dict[str, int]:
         """Passages of each status, and ``triples``."""
-        query = "SELECT status, COUNT(*), SUM(num_rows) FROM passages GROUP BY status"
-        found: dict[str, int] = {**dict.fromkeys(STATUSES, 0), "triples": 0}
-        for status, passages, triples in self._rows(query):
-            found[STATUSES[status]] = passages
-            found["triples"] += triples
-        return found
+        query = (
+            "SELECT TOTAL(num_triples > 0), TOTAL(num_triples = 0), TOTAL(num_triples IS NULL), "
+            "TOTAL(num_triples) FROM passages"
+        )
+        names = ("ok", "empty", "failed", "triples")
+        return dict(zip(names, map(int, next(self._rows(query))), strict=True))
 
-    def failures(self) -> collections.Counter[str]:
+    def failures(self) -> dict[str, int]:
         """Failed passages of each cause, the most frequent first; numbers in causes are "#"."""
         rows = self._rows("SELECT cause FROM passages WHERE cause IS NOT NULL")
-        return _sorted(collections.Counter(plain_cause(row[0]) for row in rows))
+        return _sorted(collections.Counter(_plain(row[0]) for row in rows))
 
-    def problems(self) -> collections.Counter[str]:
+    def parse_errors(self) -> dict[str, int]:
         """Malformed answers of each kind, over all passages."""
+        query = "SELECT parse_errors FROM passages WHERE parse_errors IS NOT NULL"
         found: collections.Counter[str] = collections.Counter()
-        for row in self._rows("SELECT problems FROM passages WHERE problems IS NOT NULL"):
+        for row in self._rows(query):
             found.update(json.loads(row[0]))
         return _sorted(found)
 
-    # ---------------------------------------------------------------------------------- segments
+    def noted(self) -> dict[str, int]:
+        """What the last run counted."""
+        row = next(self._rows("SELECT value FROM meta WHERE key = 'run'"), ("{}",))
+        return json.loads(row[0])
 
-    def segments(self) -> tuple[SegmentInfo, ...]:
-        """The segments, in the order they were written; for whoever goes through all triples."""
-        return tuple(self._segments.values())
+    def _extractor(self, number: str) -> Mapping[str, Any]:
+        if number not in self._extractors:
+            rows = self._rows("SELECT identity FROM extractors WHERE id = ?", (number,))
+            self._extractors[number] = json.loads(next(rows, ("{}",))[0])
+        return self._extractors[number]
 
-    def segment(self, number: int) -> Segment:
-        """A segment, mapped."""
-        if number not in self._mapped:
-            info = self._segments[number]
-            self._mapped[number] = Segment(self._path(info), info.num_rows)
-            if len(self._mapped) > _OPEN_SEGMENTS:
-                self._mapped.popitem(last=False)
-        self._mapped.move_to_end(number)
-        return self._mapped[number]
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+        with _named_errors(self.path):
+            yield from self._db.execute(statement, values)
 
-    def live_rows(self, number: int) -> np.ndarray:
-        """Which rows of a segment still belong to a passage: bool of shape [rows]."""
-        live = np.ones(self._segments[number].num_rows, bool)
-        query = "SELECT first, num_rows FROM tombstones WHERE segment = ?"
-        for first, count in self._rows(query, (number,)):
-            live[first : first + count] = False
-        return live
+    # ------------------------------------------------------------------------------------ writing
 
-    def verify(self) -> None:
-        """Reads every byte.
+    def commit(
+        self,
+        records: Iterable[Record],
+        extractor: Mapping[str, Any],
+        deleted: Iterable[str] = (),
+    ) -> None:
+        """Adds or replaces passages, and removes others, in one transaction.
+
+        Args:
+            records: What was extracted.
+            extractor: Who extracted it, as JSON.
+            deleted: Passages that left the corpus; unknown ones are ignored.
 
         Raises:
-            UserError: A segment or the index is not what was written.
+            UserError: The disk is full; nothing has changed then.
         """
-        problem = next(self._rows("PRAGMA integrity_check"))[0]
-        if problem != "ok":
-            raise damaged(self.folder / INDEX, problem)
-        for info in self._segments.values():
-            path = self._path(info)
-            try:
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                raise damaged(path, error.strerror) from None
-            if not info.name.startswith(digest[:32]):
-                raise damaged(path, "its content is not what its name says")
+        identity = json.dumps(extractor, sort_keys=True, ensure_ascii=False)
+        number = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        with _named_errors(self.path), self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO extractors VALUES (?, ?)", (number, identity))
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO passages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (_row(record, number) for record in records),
+            )
+            rows = ((passage_id,) for passage_id in deleted)
+            self._db.executemany("DELETE FROM passages WHERE id = ?", rows)
+
+    def note(self, run: Mapping[str, int]) -> None:
+        """Keeps what the last run counted; see `noted`."""
+        with _named_errors(self.path):
+            row = ("run", json.dumps(run))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or, after an error, nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # else SQLite has rolled back by itself
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def merge(parts: Sequence[Path], target: Path) -> None:
+    """Writes one store with what every process of a run left in its own.
+
+    Args:
+        parts: The closed stores; no passage is in two of them.
+        target: Replaced where it exists.
+
+    Raises:
+        UserError: A store cannot be read, or the disk is full.
+    """
+    aside = target.with_name(f".{target.name}.part")
+    aside.unlink(missing_ok=True)
+    with _named_errors(target):
+        with contextlib.closing(_create(aside)) as db:
+            for part in parts:
+                db.execute("ATTACH ? AS part", (str(part),))
+                db.execute("INSERT OR IGNORE INTO extractors SELECT * FROM part.extractors")
+                db.execute(f"INSERT INTO passages SELECT {_COLUMNS} FROM part.passages")
+                db.execute("DETACH part")
+        aside.replace(target)
+
+
+def refuse_earlier(workdir: Path) -> None:
+    """Raises `UserError` where ``workdir`` holds, or is, a store of Arrow segments."""
+    for folder in (workdir, workdir / "triples"):
+        if (folder / "index.sqlite").exists() and (folder / "segments").is_dir():
+            raise UserError(
+                f"{folder} is a triple store of an earlier version; extract its corpus again with "
+                "launch/extract.py and another --workdir."
+            )
 
 
 # ------------------------------------------------------------------------------------------ details
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """A connection for reading; what a killed writer left half-done is undone first."""
-    uri = path.resolve().as_uri()
-    # Undoing it needs the right to write; where there is none, nobody can have been writing.
-    mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
-    db = sqlite3.connect(f"{uri}?mode={mode}", uri=True, isolation_level=None)
-    db.execute("SELECT 1 FROM sqlite_master").fetchone()
-    db.execute("PRAGMA query_only = ON")
+def _create(path: Path) -> sqlite3.Connection:
+    # Transactions are begun by hand; a second writer is refused after a second, not waited for.
+    db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+    if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        db.execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.split(";"):
+            db.execute(statement)
+        db.execute("INSERT INTO meta VALUES ('format', ?)", (str(FORMAT),))
+        db.execute("COMMIT")
+    _check_format(db, path)
     return db
 
 
-def find_store(folder: Path) -> Path:
-    """The store's own folder, given it or the workdir around it; raises `UserError`."""
-    for place in (folder, folder / FOLDER):
-        if (place / MANIFEST).is_file() and (place / INDEX).is_file():
-            return place
-    raise UserError(
-        f"{folder} holds no triple store ({MANIFEST} and {INDEX}); launch/extract.py makes one."
-    )
+def _check_format(db: sqlite3.Connection, path: Path) -> None:
+    row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    if row != (str(FORMAT),):
+        raise UserError(
+            f"{path} is a triple store of another version; extract its corpus again with "
+            "launch/extract.py and another --workdir."
+        )
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a store; raises `UserError` where it is none or of another format."""
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        kind, number = manifest["kind"], manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
-    if kind != KIND or number != FORMAT:
-        raise UserError(f"{path} describes {kind} of format {number}, not {KIND} of {FORMAT}.")
-    return manifest
+def _row(record: Record, extractor: str) -> tuple[Any, ...]:
+    count = text = None
+    if record.triples is not None:
+        rows = [[t.head, t.relation, t.tail, t.sentence] for t in record.triples]
+        count, text = len(rows), msgspec.json.encode(rows).decode()
+    parse_errors = json.dumps(record.parse_errors, sort_keys=True) if record.parse_errors else None
+    return record.id, record.hash, extractor, record.cause, parse_errors, count, text
 
 
-def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """``items`` in lists of ``size``, the last one shorter."""
-    batch: list[Any] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def plain_cause(cause: str) -> str:
+def _plain(cause: str) -> str:
     """A cause without what differs from one passage to the next: its numbers."""
     words = ("#" if any(c.isdigit() for c in word) else word for word in cause.split())
     return " ".join(words)
 
 
-def _sorted(counter: collections.Counter[str]) -> collections.Counter[str]:
-    return collections.Counter(dict(sorted(counter.items(), key=lambda kv: (-kv[1], kv[0]))))
+def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counter.items(), key=lambda kv: (-kv[1], kv[0])))
 
 
-def _entry(row: Sequence[Any]) -> Entry:
-    name, segment, first, num_rows, status, digest, extractor, cause, problems = row
-    counts = json.loads(problems) if problems else {}
-    return Entry(
-        name, segment, first or 0, num_rows, STATUSES[status], digest, extractor, cause, counts
-    )
+def _damaged(path: Path, reason: object) -> UserError:
+    text = " ".join(str(reason).split())[:200]
+    return UserError(f"{path} is damaged ({text}); restore it, or extract into another --workdir.")
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """SQLite's own errors as one sentence that names the file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        text = str(error)
+        if "locked" in text:
+            raise UserError(f"{path} is in use by another run.") from None
+        if "full" in text:
+            raise UserError(
+                f"{path} cannot be written: the disk is full; what is recorded is kept, so make "
+                "room and run the same command again."
+            ) from None
+        raise _damaged(path, text) from None

@@ -2,7 +2,7 @@
 
 python killed_driver.py URL CORPUS OUT KILL...: for each KILL a run in OUT/KILL that dies after that
 many events (0: never), and one that goes on; each run a process of its own. Prints, for each KILL,
-the events of the first run. An event is a write to the journal, the log or the store. OUT/KILL.done
+the events of the first run. An event is a write to the journal or the store. OUT/KILL.done
 lists the requests whose responses the first run had recorded. In URL, NAME stands for the KILL.
 """
 
@@ -17,7 +17,7 @@ import openai  # noqa: F401  (once, here, and not in every child)
 
 from cirag_jax.commands import extract
 from cirag_jax.runtime import journal
-from cirag_jax.triples import store_writer, usage_log
+from cirag_jax.triples import store
 from configs import extract as extract_config
 
 BLOCK = 4
@@ -79,10 +79,8 @@ def _run(url, corpus, out, name, pipe, kill) -> None:
         (journal.Journal, "open_program"),
         (journal.Journal, "close_program"),
         (journal.Journal, "forget"),
-        (store_writer, "write_file"),
-        (store_writer.StoreWriter, "_insert_passages"),
-        (store_writer.StoreWriter, "commit"),
-        (usage_log.UsageLog, "add"),
+        (store, "_row"),
+        (store.TripleStore, "commit"),
     ):
         setattr(owner, method, announced(getattr(owner, method), *after))
     try:

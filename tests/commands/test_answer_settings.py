@@ -11,8 +11,7 @@ from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import extraction
 from cirag_jax.methods.registry import find_method
-from cirag_jax.triples.store import content_hash
-from cirag_jax.triples.store_writer import Record, StoreWriter
+from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash
 from cirag_jax.types import Dataset, Passage, Triple
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -56,9 +55,8 @@ def test_triples_of_the_dataset_that_were_edited_are_another_run(triples):
 
 def test_a_store_that_was_changed_is_another_run(tmp_path):
     def commit(passage, triples):
-        with StoreWriter.open(tmp_path / "triples") as store:
-            digest = content_hash(passage, {"model": "m"})
-            record = Record(passage.id, digest, "ok", triples)
+        with TripleStore.create(tmp_path / FILE) as store:
+            record = Record(passage.id, content_hash(passage), triples)
             store.commit([record], {"model": "m"})
         return settings("cirag", f"--config.triples={tmp_path}")
 

@@ -77,7 +77,7 @@ def test_prompts_are_those_of_inference(name, request):
         assert example.weight_T[len(prompt) :].all()
     with pytest.raises(StopIteration) as end:
         program.send(Generated(told, "stop"))
-    assert end.value.value.problems == {} and end.value.value.status == "ok"
+    assert end.value.value.parse_errors == {} and end.value.value.status == "ok"
     read = [(t.head, t.relation, t.tail) for t in end.value.value.triples]
     # The raw surface, in the reference's order; only the run of spaces is one.
     assert read == [("Ule", "feeds", "Tarn"), ('"Osk"', "is", "a town"), ("Ål", "lies in", "Osk")]

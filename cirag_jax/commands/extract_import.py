@@ -1,0 +1,99 @@
+"""Triples that exist already: ``openie.jsonl`` into a store."""
+
+import contextlib
+import hashlib
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cirag_jax.datasets.corpus_scan import CorpusScan
+from cirag_jax.datasets.jsonl import OpenIE, triples_of
+from cirag_jax.datasets.records import field_error, read_lines
+from cirag_jax.errors import UserError
+from cirag_jax.io import say
+from cirag_jax.triples.store import Record, TripleStore, content_hash
+from cirag_jax.types import Triple
+
+
+def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int) -> dict[str, Any]:
+    """Puts the triples of a file into the store, as extracted by that file.
+
+    A passage that the store has from the same file is kept; every other one of the file is added
+    or replaced. Passages that the corpus lacks leave the store. Several lines of one passage are
+    merged; triples that are not three non-empty strings are dropped and counted.
+
+    Args:
+        path: JSON lines of ``passage_id``, ``triples`` and maybe ``triple_sentences``
+            (docs/data.md). Neither it nor the corpus is held in memory.
+        corpus: The passages.
+        store: Where to.
+        block: Passages of a transaction.
+
+    Returns:
+        ``imported``, ``reused``, ``deleted`` and ``malformed`` (triples).
+
+    Raises:
+        UserError: A line is broken or names a passage that the corpus lacks.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; config.import_openie names an openie.jsonl.")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    identity = {"import": path.name, "sha256": digest[:16]}
+    counts = {"imported": 0, "reused": 0, "deleted": 0, "malformed": 0}
+    with contextlib.closing(sqlite3.connect("", isolation_level=None)) as lines:
+        _read(path, corpus, lines)
+        gone = [name for name in store.passage_ids() if name not in corpus]
+        counts["deleted"] = len(gone)
+        store.commit((), {}, gone)
+        records = _records(corpus, store, lines, identity, counts)
+        while batch := list(itertools.islice(records, block)):
+            store.commit(batch, identity)
+            counts["imported"] += len(batch)
+    if counts["malformed"]:
+        dropped = f"{counts['malformed']:,} triples that are not three non-empty strings"
+        say(f"{path}: dropped {dropped}")
+    return counts
+
+
+def _read(path: Path, corpus: CorpusScan, lines: sqlite3.Connection) -> None:
+    """Puts the lines into a temporary file, where those of a passage are found together."""
+    lines.execute("CREATE TABLE lines (id TEXT, place TEXT, line BLOB)")
+    lines.execute("BEGIN")
+    for place, line in read_lines(path, OpenIE):
+        if line.passage_id not in corpus:
+            problem = f"names passage {line.passage_id!r}, which the corpus does not have"
+            raise field_error(place, "passage_id", problem)
+        row = (line.passage_id, place, msgspec.json.encode(line))
+        lines.execute("INSERT INTO lines VALUES (?, ?, ?)", row)
+    lines.execute("CREATE INDEX passages ON lines (id)")
+
+
+def _records(
+    corpus: CorpusScan,
+    store: TripleStore,
+    lines: sqlite3.Connection,
+    identity: dict[str, Any],
+    counts: dict[str, int],
+) -> Iterator[Record]:
+    """What is new, in the corpus's order."""
+    query = "SELECT place, line FROM lines WHERE id = ? ORDER BY rowid"
+    for passage in corpus:
+        rows = lines.execute(query, (passage.id,)).fetchall()
+        found = [(place, msgspec.json.decode(line, type=OpenIE)) for place, line in rows]
+        if all(line.triples is None for _, line in found):
+            continue
+        entry, digest = store.entry(passage.id), content_hash(passage)
+        if entry is not None and (entry.hash, entry.extractor) == (digest, identity):
+            counts["reused"] += 1
+            continue
+        triples: dict[Triple, None] = {}
+        for place, line in found:
+            more, malformed = triples_of(place, line, passage)
+            triples.update(dict.fromkeys(more))
+            counts["malformed"] += malformed
+        yield Record(passage.id, digest, tuple(triples))

@@ -1,0 +1,88 @@
+"""Reading and writing the triple store at 100,000 passages.
+
+Nine triples a passage, 98 bytes each (real ones of MuSiQue have 67); written in transactions of 256
+passages, as an extraction does, then read 100 random passages at a time.
+
+Results
+  Two cores of a shared AMD EPYC machine at load 9 to 12 (which wall times suffer from), 2026-11-23;
+  medians of 200 reads, least and most of several runs. The Arrow store is that of commit 9756213,
+  with this file's records:
+
+                                          writing       bytes   wall            processor
+    SQLite                                9 to 14 s     900     2.4 to 12 ms    2.9 to 3.8 ms
+    Arrow segments, as extraction left    21 s          887     31 to 63 ms     25 ms
+    Arrow segments, compacted             36 to 46 s    883     9 to 13 ms      4.7 ms
+
+  The largest single read took 11 to 75 ms on that machine, 94 to 350 ms with Arrow.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax.triples.store import FILE, Record, TripleStore
+from cirag_jax.types import Triple
+
+_WORDS = ("Lund", "Skane", "river", "bishop", "founded", "borders", "university", "1666", "Osk")
+_LIMIT_MS = 5.0
+
+
+def records(count: int, rng: random.Random) -> Iterator[Record]:
+    """Passages with nine triples each, in sentences 0 to 8."""
+
+    def words(number: int) -> str:
+        return " ".join(rng.choices(_WORDS, k=number))
+
+    for index in range(count):
+        name = f"passage-{index}"
+        triples = (Triple(words(4), words(2), words(5), name, place) for place in range(9))
+        yield Record(name, rng.randbytes(16), tuple(triples))
+
+
+def main() -> None:
+    """Prints the figures as JSON; exit code 1 where reading takes too much processor time."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--reads", type=int, default=200, help="of 100 random passages each")
+    options = parser.parse_args()
+    rng = random.Random(0)
+    made = list(records(options.passages, rng))
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / FILE
+        start = time.perf_counter()
+        with TripleStore.create(path) as store:
+            for first in range(0, len(made), 256):
+                store.commit(made[first : first + 256], {"model": "m"})
+        writing = time.perf_counter() - start
+        took, processor = [], []
+        with TripleStore.open(path) as store:
+            for _ in range(options.reads):
+                chosen = rng.sample(made, 100)
+                start, before = time.perf_counter(), time.process_time()
+                found = store.triples(record.id for record in chosen)
+                took.append(1000 * (time.perf_counter() - start))
+                processor.append(1000 * (time.process_time() - before))
+                assert all(found[record.id] == record.triples for record in chosen)
+        result = {
+            "passages": len(made),
+            "write_seconds": round(writing, 2),
+            "bytes_per_passage": round(path.stat().st_size / len(made)),
+            "read_100_ms_median": round(statistics.median(took), 3),
+            "read_100_ms_max": round(max(took), 3),
+            "read_100_processor_ms_median": round(statistics.median(processor), 3),
+        }
+    print(json.dumps(result))
+    sys.exit(statistics.median(processor) > _LIMIT_MS)
+
+
+if __name__ == "__main__":
+    main()
