@@ -94,6 +94,8 @@ def test_an_evaluated_question_is_never_demonstrated():
     assert [q.id for q in opening.demonstrations(shown)] == ["f", "g"]
     with pytest.raises(UserError, match="no question of split train to demonstrate"):
         opening.demonstrations(shown._replace(questions=dataset.questions))
+    reworded = (*asked, train("g", "In what way?"))
+    assert [q.id for q in opening.demonstrations(shown._replace(questions=reworded))] == ["f"]
 
 
 @dataclasses.dataclass(frozen=True)
