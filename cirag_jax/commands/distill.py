@@ -246,7 +246,7 @@ def _dropped(
     found: Sequence[Trajectory], kept: Sequence[Trajectory], keep: str, min_steps: int
 ) -> dict[str, int]:
     """Why trajectories were not written -> how many."""
-    why = collections.Counter(trajectories.dropped_for(t, keep, min_steps) for t in found)
+    why = collections.Counter(trajectories.drop_reason(t, keep, min_steps) for t in found)
     passed = why.pop(None, 0)
     if passed > len(kept):
         why["limit"] = passed - len(kept)

@@ -1,7 +1,8 @@
-"""The ideal decision of a round: core triples, a rationale, the next query, or the stop.
+"""The oracle: the decision of a round that a question's annotations call for.
 
-Whatever is written rests on the question and on triples kept so far: `decide` checks its own
-sentences for answers that nothing supports yet and words them without.
+It has core triples, a rationale, and the next query or the stop. Thoughts and queries name no
+answer that neither the question nor a kept triple states: `decide` checks its sentences for such
+answers and falls back on templates without them.
 """
 
 import dataclasses
@@ -126,14 +127,14 @@ def fact_key(triple: Triple, normalization: Normalization) -> str:
 def decide(
     gold: Gold, rounds: Sequence[Round], query: str, candidates: Sequence[Triple], retries: int
 ) -> Step:
-    """The ideal decision about ``candidates``.
+    """The oracle's decision about ``candidates``.
 
     Args:
       gold: the question's annotations, with at least one hop.
       rounds: those before, with what the teacher kept.
       query: what this round asked.
       candidates: triples, best first, as the prompt shows them.
-      retries: how often one sub-question is asked again in other words before the teacher gives up.
+      retries: how often one sub-question is rephrased before the teacher gives up.
 
     Returns:
       The step with thought, kept and next query; ``kept`` holds candidates.
@@ -146,10 +147,10 @@ def decide(
     said = [gold.question.question, *known.values()]
     said += [f"{t.head} {t.relation} {t.tail}" for past in rounds for t in past.kept]
     said += [f"{s.triple.head} {s.triple.relation} {s.triple.tail}" for s in supports]
-    secret = _Secrets(gold, known, said)
+    unsupported = _Unsupported(gold, known, said)
     asked = {past.query for past in rounds} | {query}
-    target, next_query = _next_query(gold, known, asked, retries, secret)
-    thought = _rationale(gold, supports, known, target, next_query, len(rounds), secret)
+    target, next_query = _next_query(gold, known, asked, retries, unsupported)
+    thought = _rationale(gold, supports, known, target, next_query, len(rounds), unsupported)
     return Step(query, kept=tuple(dict.fromkeys(kept)), thought=thought, next_query=next_query)
 
 
@@ -161,12 +162,12 @@ def _values(supports: Sequence[Support]) -> dict[int, str]:
 
 
 def _next_query(
-    gold: Gold, known: Mapping[int, str], asked: set[str], retries: int, secret: "_Secrets"
+    gold: Gold, known: Mapping[int, str], asked: set[str], retries: int, unsupported: "_Unsupported"
 ) -> tuple[int | None, str | None]:
     """The hop to go on with, the least tried first, and how to ask for it; None ends."""
     choices = []
     for index in reachable(gold.hops, known):
-        texts = [t for t in _variants(gold, index, known) if not secret.is_told_by(t)]
+        texts = [t for t in _variants(gold, index, known) if not unsupported.appear_in(t)]
         tries = sum(text in asked for text in texts)
         left = [text for text in texts if text not in asked]
         if left and tries <= retries:
@@ -196,7 +197,7 @@ def _rationale(
     target: int | None,
     next_query: str | None,
     step: int,
-    secret: "_Secrets",
+    unsupported: "_Unsupported",
 ) -> str:
     """What was found, and what is still missing: a few short sentences."""
 
@@ -219,7 +220,7 @@ def _rationale(
                 asks=fill(hop.asks, known),
                 value=support.value,
             )
-        if not text or secret.is_told_by(text):
+        if not text or unsupported.appear_in(text):
             text = say(f"found {support.hop}", _FOUND_PLAIN, head=support.triple.head)
         sentences.append(text)
     sentences = sentences[::-1] or [say("nothing", _NOTHING)]
@@ -231,7 +232,7 @@ def _rationale(
     if noun or asks:
         templates = _MISSING if noun else _MISSING_FREE
         text = say("missing", templates, noun=noun, Noun=_capital(noun), asks=asks)
-    if not text or secret.is_told_by(text):
+    if not text or unsupported.appear_in(text):
         text = say("missing", _MISSING_PLAIN)
     sentences.append(text)
     if next_query is None:
@@ -248,8 +249,8 @@ def _one_line(text: str) -> str:
     return " ".join(re.sub(r"[\[\]#]+", " ", text).split())
 
 
-class _Secrets:
-    """The answers that neither the question nor a kept triple names.
+class _Unsupported:
+    """The answers that neither the question nor a kept triple states.
 
     Args:
       gold: the question's annotations.
@@ -265,8 +266,8 @@ class _Secrets:
         texts = {_padded(answer) for answer in answers} - {"  "}
         self._answers = [t for t in texts if not any(t in text for text in open_text)]
 
-    def is_told_by(self, text: str) -> bool:
-        """Whether ``text`` names one of them."""
+    def appear_in(self, text: str) -> bool:
+        """Whether ``text`` states one of them."""
         padded = _padded(text)
         return any(answer in padded for answer in self._answers)
 

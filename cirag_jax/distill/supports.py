@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from cirag_jax.datasets.annotations import Hop, fill, overlap, words
 from cirag_jax.types import Triple
 
-_KEPT_PER_HOP = 2  # core triples that state the same answer: a paraphrase may help, a third not
+_KEPT_PER_HOP = 2  # core triples with the same answer: a paraphrase may help, a third does not
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def supports_of(
     facts: Sequence[Sequence[Triple]],
     titles: Mapping[str, str],
 ) -> list[Support]:
-    """Which facts solve hops that can be reached, to the fix point, parallel hops included.
+    """The facts that solve reachable hops, and the hops that these make reachable in turn.
 
     Args:
       hops: of the question.
@@ -78,13 +78,13 @@ def _support(
 ) -> Support | None:
     """Whether a candidate, of which ``statements`` are the sources, supports a hop.
 
-    A fact has to speak of what is asked itself: that its passage does would leave a rationale
-    without ground. The passage's title makes up for part of an entity's name.
+    The fact itself has to mention what is asked about: a rationale could not rest on its passage
+    alone. The passage's title may supply part of an entity's name.
     """
     about, wanted = words(fill(hop.about, known)), words(fill(hop.keywords or hop.about, known))
     for triple in statements:
         is_gold = hop.triple is not None and _same(triple, hop.triple)
-        if not is_gold and not _stands_there(triple, hop):
+        if not is_gold and not _is_in_place(triple, hop):
             continue
         stated = _stated(hop.answers, triple)
         if stated is None:
@@ -102,14 +102,13 @@ def _support(
     return None
 
 
-def _stands_there(triple: Triple, hop: Hop) -> bool:
-    """Whether it stands where the hop's fact may; annotated triples may stand in any sentence."""
-    if hop.triple is not None:
-        return any(triple.passage_id == passage_id for passage_id, _ in hop.places)
-    return (triple.passage_id, None) in hop.places or (
-        triple.passage_id,
-        triple.sentence,
-    ) in hop.places
+def _is_in_place(triple: Triple, hop: Hop) -> bool:
+    """Whether the hop's fact may be there; of an annotated triple, any sentence will do."""
+    anywhere = hop.triple is not None
+    return any(
+        triple.passage_id == passage_id and (anywhere or sentence in (None, triple.sentence))
+        for passage_id, sentence in hop.places
+    )
 
 
 def _stated(answers: Sequence[str], triple: Triple) -> tuple[str, int] | None:

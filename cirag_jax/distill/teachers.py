@@ -27,14 +27,14 @@ _FACTS = "[[## fact_before_filter ##]]\n"
 
 
 class AnnotationTeacher:
-    """Writes ideal decisions, as text in the format that a language model is asked for.
+    """The oracle as a model: its decisions, in the format that a language model is asked for.
 
-    Everything it needs of the past stands in the conversation, so that a run which was killed goes
-    on as if it had not been.
+    All it needs to know of earlier rounds is in the conversation, so that a killed run resumes as
+    if it had not been.
 
     Args:
       golds: annotations by question id, which is a program's id.
-      retries: how often it asks for one fact again before it gives up.
+      retries: how often it rephrases one sub-question before it gives up.
     """
 
     is_slow = False
@@ -83,7 +83,7 @@ def read_conversation(
 
 
 class Mixture:
-    """Hands every question to its own teacher.
+    """Routes every question to its own teacher.
 
     Args:
       teachers: handlers by name.
@@ -98,7 +98,7 @@ class Mixture:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the budget of one of them has ended."""
+        """Whether the budget of one of them is exhausted."""
         return any(teacher.is_exhausted for teacher in self._teachers.values())
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
@@ -110,10 +110,10 @@ class Mixture:
 
 
 def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
-    """Who teaches a question: of a mixture, the language model teaches a ``share`` of them.
+    """The teacher of a question; in a mixture, the language model has a ``share`` of them.
 
-    The draw looks at nothing but seed and question, so that more questions change no teacher. A
-    question without annotations goes to the language model.
+    The draw depends on the seed and the question alone, so that adding questions changes no
+    teacher. A question without annotations goes to the language model.
     """
     if kind == "annotations" or (
         kind == "mixture" and has_gold and random.Random(f"{seed}/{question.id}").random() >= share

@@ -109,7 +109,7 @@ def select(
     """The trajectories to train on, in their order.
 
     Args:
-      trajectories: of ended programs.
+      trajectories: of questions that ended.
       keep: ``all``; ``parsed``: those without a parse error in a teacher's turn; ``correct_only``:
         those of them that are known to be solved.
       seed: of the draw; a smaller draw with the same seed is part of a larger one.
@@ -117,7 +117,7 @@ def select(
       min_steps: trajectories of fewer rounds are dropped.
 
     Raises:
-      UserError: an unknown ``keep``, a negative limit, or nobody knows which are solved.
+      UserError: an unknown ``keep``, a negative limit, or none says whether it is solved.
     """
     check_keep(keep)
     if limit < 0:
@@ -125,9 +125,9 @@ def select(
     if keep == "correct_only" and trajectories and all(t.solved is None for t in trajectories):
         raise UserError(
             "keep=correct_only needs trajectories that say whether they are solved; those of a "
-            "language model do where config.answer was true."
+            "language model say so only if config.answer was true."
         )
-    kept = [t for t in trajectories if dropped_for(t, keep, min_steps) is None]
+    kept = [t for t in trajectories if drop_reason(t, keep, min_steps) is None]
     if limit and limit < len(kept):
         order = list(range(len(kept)))
         random.Random(seed).shuffle(order)
@@ -141,7 +141,7 @@ def check_keep(keep: str) -> None:
         raise UserError(f"config.keep={keep!r} must be one of {', '.join(KEEPS)}.")
 
 
-def dropped_for(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
+def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
     """Why the filter drops a trajectory; None: it does not.
 
     ``no_decision`` (nothing to imitate at its end), ``short``, ``parse_errors``, ``not_solved`` or
@@ -241,11 +241,11 @@ def table(stats: Mapping[str, Any]) -> str:
     """The statistics for a person."""
     names = {
         "trajectories": "trajectories",
-        "steps": "rounds a trajectory",
-        "candidates": "candidates a round",
-        "core": "core triples a round",
+        "steps": "rounds per trajectory",
+        "candidates": "candidates per round",
+        "core": "core triples per round",
         "empty_core": "rounds without core triples",
-        "retrieval_misses": "rounds whose gold was not among the candidates",
+        "retrieval_misses": "rounds without a gold candidate",
         "retried": "trajectories that asked again",
         "early_stops": "trajectories that stopped unsolved",
         "solved": "trajectories solved",

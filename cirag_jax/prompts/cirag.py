@@ -55,7 +55,7 @@ MAX_FACTS = 500  # of one response that are looked at; each may cost a search fo
 PARSE_ERRORS = frozenset(
     {
         *("empty", "truncated", "no_header", "no_facts", "no_question", "repeated_header"),
-        *("facts_no_json", "facts_broken_json", "facts_loose_json", "facts_cut"),
+        *("facts_no_json", "facts_broken_json", "facts_loose_json", "facts_truncated"),
         *("facts_wrong_shape", "too_many_facts", "not_a_triple", "not_a_candidate"),
         "question_without_header",
     }
@@ -344,10 +344,10 @@ def _sections(text: str) -> tuple[dict[str, str], int]:
 def _facts(
     text: str, candidates: Facts, normalization: Normalization, cutoff: float, truncated: bool
 ) -> tuple[tuple[Triple, ...], list[str]]:
-    value, problem = find_json(text, "fact", cut=truncated)
+    value, problem = find_json(text, "fact", truncated=truncated)
     rows = value["fact"] if isinstance(value, dict) else None
     if value is None:  # the list alone, without the object around it
-        bare, flaw = find_json(text, cut=truncated)
+        bare, flaw = find_json(text, truncated=truncated)
         if isinstance(bare, list):
             rows, problem = bare, flaw
     parse_errors = [] if problem is None else [f"facts_{problem}"]

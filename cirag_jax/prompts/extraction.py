@@ -18,10 +18,10 @@ from cirag_jax.types import Passage
 
 # What a model's answer lacks. ``empty``: it says, as it should, that there is nothing; the others
 # are faults, with or without items rescued. ``wrong_shape``: JSON, but other than asked for.
-Problem = Literal["no_json", "broken_json", "loose_json", "cut", "wrong_shape", "empty"]
+Problem = Literal["no_json", "broken_json", "loose_json", "truncated", "wrong_shape", "empty"]
 Parts = tuple[str, str, str]
 
-MAX_ITEMS = 200  # an endless repetition is cut here
+MAX_ITEMS = 200  # an endless repetition is truncated here
 MAX_PART_CHARS = 400  # longer "names" are no names
 
 ENTITIES_SCHEMA: Mapping[str, Any] = {
@@ -154,7 +154,7 @@ def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Prob
 
     Args:
         text: The answer; hostile.
-        finish_reason: ``length`` where it was cut off.
+        finish_reason: ``length`` where it was truncated.
 
     Returns:
         The entities, and a `Problem` or None. With a problem other than ``empty`` they are what
@@ -196,7 +196,7 @@ def is_example(triple: Parts, passage: Passage) -> bool:
 
 def _problem(problem: Problem | None, found: Sequence[Any], good: int) -> Problem | None:
     """What to say of a list: that elements are lost counts more than how it was spelt."""
-    if problem in ("cut", "broken_json"):
+    if problem in ("truncated", "broken_json"):
         return problem
     if not found:
         return "empty"
@@ -205,14 +205,14 @@ def _problem(problem: Problem | None, found: Sequence[Any], good: int) -> Proble
 
 def _items(text: str, key: str, finish_reason: str) -> tuple[list[Any] | None, Problem | None]:
     """The list under ``key``, or a list without the object around it."""
-    cut = finish_reason == "length"
-    value, problem = find_json(text, key, cut)
+    truncated = finish_reason == "length"
+    value, problem = find_json(text, key, truncated)
     if value is not None:
         items = value[key]
         if isinstance(items, list):
             return items, problem
         return None, "wrong_shape"
-    bare, bare_problem = find_json(text, None, cut)
+    bare, bare_problem = find_json(text, None, truncated)
     if isinstance(bare, list) and bare:
         return bare, "wrong_shape" if bare_problem in (None, "loose_json") else bare_problem
     return None, "wrong_shape" if bare is not None else problem

@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any, Literal
 
-Problem = Literal["no_json", "broken_json", "loose_json", "cut"]
+Problem = Literal["no_json", "broken_json", "loose_json", "truncated"]
 
 MAX_CHARS = 200_000  # what lies beyond is not read
 MAX_DEPTH = 32  # containers within containers
@@ -37,7 +37,7 @@ _HEX = {char: re.compile(f"[0-9a-fA-F]{{{n}}}") for char, n in (("x", 2), ("u", 
 
 
 def find_json(
-    text: str, key: str | None = None, cut: bool = False
+    text: str, key: str | None = None, truncated: bool = False
 ) -> tuple[Any | None, Problem | None]:
     """The first JSON object or list in ``text``, or the first object that has ``key``.
 
@@ -51,14 +51,14 @@ def find_json(
     Args:
       text: what a model wrote; only the first `MAX_CHARS` characters are looked at.
       key: a name the object must have.
-      cut: the model was stopped by its token limit.
+      truncated: the model was stopped by its token limit.
 
     Returns:
       The value and what was wrong with it. The value is None where there was nothing to rescue
-      (``no_json``, ``broken_json``, or ``cut`` where ``cut`` is given); beside a value
+      (``no_json``, ``broken_json``, or ``truncated`` where that is given); beside a value
       ``loose_json`` says that all of it was there, but not as strict JSON, and ``broken_json`` or
-      ``cut`` that a part is missing: only complete elements are kept. Strings of the value hold no
-      unpaired surrogates, numbers are finite, and containers nest at most `MAX_DEPTH` deep.
+      ``truncated`` that a part is missing: only complete elements are kept. Strings of the value
+      hold no unpaired surrogates, numbers are finite, and containers nest at most `MAX_DEPTH` deep.
     """
     text = _surface(text)
     rescued: tuple[Any, Problem] | None = None
@@ -85,9 +85,9 @@ def find_json(
     if rescued is not None:
         value, problem = rescued
         # A text that ends too early although nothing stopped the model is broken.
-        return value, "broken_json" if problem == "cut" and not cut else problem
-    if cut:
-        return None, "cut"
+        return value, "broken_json" if problem == "truncated" and not truncated else problem
+    if truncated:
+        return None, "truncated"
     return None, "broken_json" if seen else "no_json"
 
 
@@ -241,7 +241,7 @@ class _Reader:
         while stack:
             self._at = _SKIPPED.match(text, self._at).end()  # pyright: ignore
             if self._at >= len(text):
-                return _Reading(root, self._at, "cut")
+                return _Reading(root, self._at, "truncated")
             char = text[self._at]
             if char in _CLOSERS:
                 if len(stack) == MAX_DEPTH:
@@ -256,7 +256,7 @@ class _Reader:
             elif char in _QUOTES:
                 string = self._string(char)
                 if string is None:
-                    return _Reading(root, len(text), "cut")
+                    return _Reading(root, len(text), "truncated")
                 self._lost |= not stack[-1].add(string)
             elif char == ":":
                 self._lost |= stack[-1].key is None or stack[-1].named

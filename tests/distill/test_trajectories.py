@@ -99,18 +99,18 @@ def test_the_filters_nest():
     assert kept("all") == ["a", "b", "c"]
     assert kept("parsed") == ["a", "c"]  # retrieval's problems are not the teacher's
     assert kept("correct_only") == ["a"]
-    reasons = [trajectories.dropped_for(t, "correct_only") for t in ALL]
+    reasons = [trajectories.drop_reason(t, "correct_only") for t in ALL]
     assert reasons == [None, "parse_errors", "not_solved"]
     unknown = dataclasses.replace(WRONG, solved=None)
-    assert trajectories.dropped_for(unknown, "correct_only") == "unknown"
-    assert trajectories.dropped_for(dataclasses.replace(CUT, parse_errors={"asked_again": 1}),
+    assert trajectories.drop_reason(unknown, "correct_only") == "unknown"
+    assert trajectories.drop_reason(dataclasses.replace(CUT, parse_errors={"asked_again": 1}),
                                     "parsed") == "parse_errors"  # fmt: skip
     rounds = {t.question_id: len(t.steps) for t in ALL}
     longest = max(rounds.values())
     assert min(rounds.values()) < longest
     many = trajectories.select(ALL, "all", min_steps=longest)
     assert [t.question_id for t in many] == [n for n, size in rounds.items() if size == longest]
-    assert {trajectories.dropped_for(t, "parsed", longest + 1) for t in ALL} == {"short"}
+    assert {trajectories.drop_reason(t, "parsed", longest + 1) for t in ALL} == {"short"}
     with pytest.raises(UserError, match="keep=correct_only needs"):
         trajectories.select((CUT, unknown), "correct_only")
     with pytest.raises(UserError, match="config.keep='best' must be one of all, parsed"):

@@ -212,7 +212,7 @@ def test_a_cut_off_response_is_counted():
     expected = {
         "asked_again": 1,
         "truncated": 1,
-        "facts_cut": 1,
+        "facts_truncated": 1,
         "no_question": 1,
         "not_a_triple": 1,
     }

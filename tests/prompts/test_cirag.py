@@ -141,7 +141,12 @@ def test_a_cut_off_list_keeps_its_complete_facts():
     text = GOOD[: GOOD.index('"michael')]
     found = check(text, truncated=True)
     assert found.kept == (CANDIDATES[0],)
-    assert set(found.parse_errors) == {"truncated", "facts_cut", "not_a_triple", "no_question"}
+    assert set(found.parse_errors) == {
+        "truncated",
+        "facts_truncated",
+        "not_a_triple",
+        "no_question",
+    }
 
 
 def test_repeated_headers_the_first_counts():

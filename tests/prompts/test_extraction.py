@@ -88,7 +88,7 @@ def test_a_cut_keeps_a_prefix(triples, data):
     text = json.dumps({"triples": triples}, ensure_ascii=False)
     end = data.draw(st.integers(0, len(text) - 1))
     found, problem = parse_triples(text[:end], "length")
-    assert found == tuple(triples[: len(found)]) and problem == "cut"
+    assert found == tuple(triples[: len(found)]) and problem == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_a_cut_keeps_a_prefix(triples, data):
         ('{"named_entities": "Ule"}', "stop", (), "wrong_shape"),
         ('{"entities": ["Ule"]}', "stop", (), "wrong_shape"),
         ('["Ule", "Tarn"]', "stop", ("Ule", "Tarn"), "wrong_shape"),
-        ('["Ule", "Tarn', "length", ("Ule",), "cut"),
+        ('["Ule", "Tarn', "length", ("Ule",), "truncated"),
         ("Ule and Tarn", "stop", (), "no_json"),
         ("", "stop", (), "no_json"),
-        ("", "length", (), "cut"),
+        ("", "length", (), "truncated"),
         ("{Ule}", "stop", (), "broken_json"),
     ],
 )
@@ -126,7 +126,7 @@ T = ("Ule", "flows to", "Tarn")
          (T,), None),
         ('{"triples": []}', "stop", (), "empty"),
         ('{"triples": [],}', "stop", (), "empty"),
-        ('{"triples": [', "length", (), "cut"),
+        ('{"triples": [', "length", (), "truncated"),
         ('{"triples": [', "stop", (), "broken_json"),
         ('{"triples": [["Ule", "flows to"]]}', "stop", (), "wrong_shape"),
         ('{"triples": [["Ule", "flows to", "Tarn", "x"], ["Ule", "flows to", "Tarn"]]}', "stop",
@@ -135,7 +135,7 @@ T = ("Ule", "flows to", "Tarn")
         ("{'triples': [['Ule', 'flows to']]}", "stop", (), "wrong_shape"),
         ('{"triples": {"Ule": "Tarn"}}', "stop", (), "wrong_shape"),
         ('[["Ule", "flows to", "Tarn"]]', "stop", (T,), "wrong_shape"),
-        ('{"triples": [["Ule", "flows to", "Tarn"], ["Ule", "fl', "length", (T,), "cut"),
+        ('{"triples": [["Ule", "flows to", "Tarn"], ["Ule", "fl', "length", (T,), "truncated"),
         ("There are none.", "stop", (), "no_json"),
     ],
 )  # fmt: skip

@@ -37,8 +37,8 @@ def test_python_literals_are_read_as_literal_eval_reads_them(value):
 
 @given(st.text(max_size=200), st.sampled_from([None, "fact"]), st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_no_text_makes_it_raise(text, key, cut):
-    value, problem = find_json(text, key, cut)
+def test_no_text_makes_it_raise(text, key, truncated):
+    value, problem = find_json(text, key, truncated)
     assert value is not None or problem is not None
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
@@ -57,14 +57,14 @@ def test_every_cut_of_a_list_keeps_its_complete_elements():
     text = json.dumps({"thought": "[rivers]", "fact": rows})
     start = text.index("[[")
     for end in range(start + 1, len(text)):
-        value, problem = find_json(text[:end], "fact", cut=True)
-        assert problem == "cut" and value is not None
+        value, problem = find_json(text[:end], "fact", truncated=True)
+        assert problem == "truncated" and value is not None
         flat = [part for row in value["fact"] for part in row]
         assert flat == [part for row in rows for part in row][: len(flat)]
         complete = [row for row in rows if text[:end].count(json.dumps(row))]
         assert value["fact"][: len(complete)] == complete
         assert find_json(text[:end], "fact") == (value, "broken_json")
-    assert find_json(text, "fact", cut=True)[1] is None
+    assert find_json(text, "fact", truncated=True)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,18 @@ def test_what_models_write(text, value, problem):
 
 
 @pytest.mark.parametrize(
-    ("text", "cut", "problem"),
+    ("text", "truncated", "problem"),
     [
         ("", False, "no_json"),
         ("I found nothing.", False, "no_json"),
-        ("I found noth", True, "cut"),
+        ("I found noth", True, "truncated"),
         ('{"other": 1}', False, "broken_json"),
         ("{fact}", False, "broken_json"),
         ('{"fact":', False, "broken_json"),
     ],
 )
-def test_nothing_to_rescue(text, cut, problem):
-    assert find_json(text, "fact", cut) == (None, problem)
+def test_nothing_to_rescue(text, truncated, problem):
+    assert find_json(text, "fact", truncated) == (None, problem)
 
 
 def test_a_key_may_be_spelt_with_spaces():

@@ -138,7 +138,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         dev = [t for t in found if t.question_id in held]
         found = [t for t in found if t.question_id not in held]
     reasons = collections.Counter(
-        why for t in found if (why := trajectories_lib.dropped_for(t, config.keep))
+        why for t in found if (why := trajectories_lib.drop_reason(t, config.keep))
     )
     found = trajectories_lib.select(found, config.keep)
     if config.num_trajectories > len(found):
