@@ -85,7 +85,7 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch):
             "--config.block=5", "--config=configs/extract.py",
         ]  # fmt: skip
         code, wanted, err = alone("extract", [*given, f"--workdir={places[0]}"], capsys)
-        assert code == 0 and wanted["extracted"] == 24, err
+        assert code == 0 and wanted and wanted["extracted"] == 24, err
         codes, said = together("launch/extract.py", *given, f"--workdir={places[1]}")
         assert codes == [0, 0] and said[1][0] == "", said
         asked = len(set(server.asked))
