@@ -219,7 +219,6 @@ class Usage:
       generated_tokens: new tokens, the end-of-turn token included.
       seconds: wall time from the request's admission to its end (summed, these overlap).
       truncated: prompts that were shortened to fit.
-      cost: money in the currency of the configured prices; 0 where there are none.
     """
 
     prompt_tokens: int = 0
@@ -227,7 +226,6 @@ class Usage:
     generated_tokens: int = 0
     seconds: float = 0.0
     truncated: int = 0
-    cost: float = 0.0
 
     def __add__(self, other: "Usage") -> "Usage":
         fields = (f.name for f in dataclasses.fields(self))

@@ -80,13 +80,8 @@ def language_model() -> Any:
     config.max_retries = 6  # Further attempts after 408, 409, 429, 5xx, lost and garbled answers.
     config.omit = ()  # Fields never sent: "('temperature',)" for models that refuse it.
     config.extra_body = "{}"  # JSON object with more fields of every request.
-    config.prices = ConfigDict()  # Money per million tokens; null: cost is not counted.
-    config.prices.prompt = placeholder(float)
-    config.prices.cached = placeholder(float)  # null: as prompt.
-    config.prices.generated = placeholder(float)
-    config.budget = ConfigDict()  # Nothing more is sent once it would be exceeded.
-    config.budget.cost = placeholder(float)
-    config.budget.tokens = placeholder(int)  # Prompt and generated.
+    # Most tokens, prompt and generated; nothing more is sent once they would be exceeded.
+    config.budget_tokens = placeholder(int)
     return config
 
 

@@ -131,7 +131,6 @@ def _timing_row(question: Question, record: Record | None) -> dict[str, Any]:
         "id": question.id,
         "seconds": record.seconds if record else None,  # from its start to its end, others beside
         "cached_tokens": usage.cached_tokens if usage else 0,
-        "cost": usage.cost if usage else 0.0,
     }
 
 
@@ -158,7 +157,6 @@ def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "generated_tokens": sum(usage.generated_tokens for usage in usages),
-        "cost": sum(usage.cost for usage in usages),
         "seconds": seconds,
         "seconds_per_question": seconds / len(ended) if ended else None,
         "num_questions": len(rows),
@@ -185,7 +183,6 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
         "failures": sum(r.error is not None or r.outcome["status"] == "failed" for r in ended),
         "prompt_tokens": usage.prompt_tokens,
         "generated_tokens": usage.generated_tokens,
-        "cost": usage.cost,
     }
     return {"extraction": extraction}
 

@@ -60,7 +60,7 @@ def model_name(config: Any) -> str | None:
 def fingerprint(config: Any) -> dict[str, Any]:
     """What decides the texts of the language model of ``config``, as JSON.
 
-    Where a server runs, how fast it is asked and what it may cost do not, unless the config names
+    Where a server runs, how fast it is asked and what it may take do not, unless the config names
     no model: then the server is asked which one it has, and its address counts as well.
 
     Raises:
@@ -151,29 +151,12 @@ def _open_server(config: Any, spent: Usage | None) -> Backend:
         max_concurrency=config.max_concurrency,
         timeout=config.timeout,
         max_retries=config.max_retries,
-        prices=_prices(config),
-        budget_cost=config.budget.cost,
-        budget_tokens=config.budget.tokens,
+        budget_tokens=config.budget_tokens,
         overflow=config.overflow,
         omit=tuple(config.omit),
         extra_body=_extra_body(config.extra_body),
     )
     return client.OpenAIBackend(settings, spent=spent)
-
-
-def _prices(config: Any) -> Any:
-    from cirag_jax.llm.client import Prices
-
-    prices = config.prices
-    if prices.prompt is None and prices.generated is None:
-        if prices.cached is not None:
-            raise UserError("prices.cached needs prices.prompt and prices.generated.")
-        return None
-    if prices.prompt is None or prices.generated is None:
-        raise UserError("prices.prompt and prices.generated must be given together.")
-    if min(prices.prompt, prices.generated, prices.cached or 0.0) < 0:
-        raise UserError("prices must not be negative.")
-    return Prices(prices.prompt, prices.cached, prices.generated)
 
 
 def _extra_body(text: str) -> dict[str, Any]:

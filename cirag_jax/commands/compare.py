@@ -47,13 +47,13 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     (CIRAG's Figures 3 and 5), in ``workdir``.
 
     Args:
-      config: of configs/side_by_side.py.
+      config: of configs/comparison.py.
       workdir: an existing folder.
 
     Returns:
       ``systems``: of each run ``em``, ``f1``, ``acc``, ``recall@3``, ``recall@5`` (of gold
       passages) with intervals (questions resampled), ``granularities``, ``failures``, ``calls`` and
-      ``generated_tokens`` a question, ``cost``; ``differences``: the first run less each other;
+      ``generated_tokens`` a question; ``differences``: the first run less each other;
       ``num_questions``, ``num_annotated`` (with gold passages), ``settings``.
 
     Raises:
@@ -210,7 +210,6 @@ def _described(run: Run, ids: Sequence[str]) -> dict[str, Any]:
         "failures": len(records) - len(found),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
         "generated_tokens": usage.generated_tokens / len(records),
-        "cost": usage.cost,
     }
 
 

@@ -96,7 +96,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "held_out": held_out,
         "sees_gold": kind != "llm",
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
-        **_costs(records),
+        **_usage(records),
         "seconds": run.seconds,
         "complete": run.complete and all(r.outcome or r.error for r in records),
     }
@@ -253,7 +253,7 @@ def _dropped(
     return dict(sorted((str(reason), count) for reason, count in why.items()))
 
 
-def _costs(records: Sequence[Record]) -> dict[str, Any]:
+def _usage(records: Sequence[Record]) -> dict[str, Any]:
     usage = sum((record.usage for record in records), start=Usage())
     errors = collections.Counter(r.error for r in records if r.error)
     return {
@@ -262,7 +262,6 @@ def _costs(records: Sequence[Record]) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "generated_tokens": usage.generated_tokens,
-        "cost": usage.cost,
     }
 
 

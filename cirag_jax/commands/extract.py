@@ -196,7 +196,6 @@ def _result(
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "generated_tokens": usage.generated_tokens,
-            "cost": usage.cost,
             "seconds": max(seconds for _, seconds in found),
             "complete": not runs["left"],
             "store": str(store.path),

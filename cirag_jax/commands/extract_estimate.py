@@ -31,8 +31,7 @@ def estimate(
             from 40 tokens per second and request.
 
     Returns:
-        ``passages``, ``prompt_tokens``, ``generated_tokens``, ``cost`` (None without prices) and
-        ``seconds``.
+        ``passages``, ``prompt_tokens``, ``generated_tokens`` and ``seconds``.
     """
     count = text_tokens = 0
     for passage in passages:
@@ -43,22 +42,17 @@ def estimate(
     new = 2 * text_tokens + count * settings.entity_tokens // 2  # texts twice, entities once
     prompt = count * shared + new
     generated = count * (settings.entity_tokens + settings.triple_tokens)
-    prices, cost, money = config.extractor.prices, None, ""
-    if prices.prompt is not None and prices.generated is not None:
-        cost = (prompt * prices.prompt + generated * prices.generated) / 1_000_000
-        money = f", costing at most about {cost:.4g}"
     seconds = count / rate if rate else _guess(config.extractor, count, new, generated)
     if count:
         say(
             f"estimate: {count:,} passages: at most about {prompt:,} prompt tokens and "
-            f"{generated:,} generated tokens{money}, in about {_duration(seconds)} "
+            f"{generated:,} generated tokens, in about {_duration(seconds)} "
             f"({'at the rate so far' if rate else 'a guess until a rate is measured'})"
         )
     return {
         "passages": count,
         "prompt_tokens": prompt,
         "generated_tokens": generated,
-        "cost": cost,
         "seconds": seconds,
     }
 

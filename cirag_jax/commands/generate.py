@@ -37,7 +37,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      Counts, tokens, seconds, tokens per second and cost.
+      Counts, tokens, seconds, and tokens per second.
 
     Raises:
       UserError: the prompts, the config or the model cannot be used, or ``workdir`` was started
@@ -138,7 +138,6 @@ def summary(rows: Sequence[Mapping[str, Any]], run: _Run, resumed: int) -> dict[
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "generated_tokens": usage.generated_tokens,
-        "cost": usage.cost,
         "load_seconds": run.load_seconds,
         "seconds": run.seconds,
         "tokens_per_second": run.generated_tokens / run.seconds if run.seconds else 0.0,

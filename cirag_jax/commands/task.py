@@ -188,9 +188,8 @@ def run(
 def refuse_budgets(config: Config) -> None:
     """Raises `UserError` where a budget is set, which several processes cannot share."""
     for name, block in config.items():
-        budget = block.get("budget") if isinstance(block, ConfigDict) else None
-        if isinstance(budget, ConfigDict) and any(v is not None for v in budget.values()):
-            raise UserError(f"config.{name}.budget holds in one process, not over several.")
+        if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
+            raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
 
 
 def _run(

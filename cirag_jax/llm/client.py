@@ -44,21 +44,6 @@ _SECRET = "[key]"
 
 
 @dataclasses.dataclass(frozen=True)
-class Prices:
-    """Money per million tokens, in any one currency."""
-
-    prompt: float = 0.0
-    cached: float | None = None  # of prompt tokens the server had cached; None: as `prompt`
-    generated: float = 0.0
-
-    def cost(self, prompt: int, cached: int, generated: int) -> float:
-        """Money for that many tokens; ``cached`` are among ``prompt``."""
-        cheap = self.prompt if self.cached is None else self.cached
-        fresh = max(prompt - cached, 0)
-        return (fresh * self.prompt + cached * cheap + generated * self.generated) / 1e6
-
-
-@dataclasses.dataclass(frozen=True)
 class OpenAIConfig:
     """Settings of `OpenAIBackend`.
 
@@ -73,8 +58,6 @@ class OpenAIConfig:
       backoff: seconds; attempt n waits a random part of ``backoff * 2 ** n``.
       max_backoff: most seconds of that wait.
       max_retry_after: a server that asks for a longer wait, in seconds, fails the request.
-      prices: for the cost; None counts tokens alone.
-      budget_cost: most money to spend; needs ``prices``.
       budget_tokens: most tokens, prompt and generated, to spend.
       overflow: ``truncate`` leaves out observations, oldest first, when the server says that the
         prompt is too long.
@@ -92,33 +75,14 @@ class OpenAIConfig:
     backoff: float = 1.0
     max_backoff: float = 60.0
     max_retry_after: float = 600.0
-    prices: Prices | None = None
-    budget_cost: float | None = None
     budget_tokens: int | None = None
     overflow: Overflow = "error"
     omit: tuple[str, ...] = ()
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """What a run may take: prompts estimated on the high side, every text at its full length."""
-
-    requests: int
-    prompt_tokens: int
-    generated_tokens: int
-    cost: float | None
-
-    def __str__(self) -> str:
-        money = "" if self.cost is None else f", costing at most about {self.cost:.4g}"
-        return (
-            f"{self.requests} requests: at most about {self.prompt_tokens} prompt tokens and "
-            f"{self.generated_tokens} generated tokens{money}"
-        )
-
-
 class _Failure(Exception):
-    """One attempt failed. ``wait``: seconds the server asks for; ``billed``: it may cost money."""
+    """One attempt failed; the server asks for ``wait`` seconds, and may have ``billed`` it."""
 
     def __init__(self, reason: str, *, retriable: bool, wait: float | None = None, billed=False):
         super().__init__(reason)
@@ -134,35 +98,30 @@ class _OutOfBudget(Exception):
 
 
 class Budget:
-    """Counts what was spent and what is under way; once full, it stays full."""
+    """Counts the tokens that are spent and under way; once full, it stays full."""
 
-    def __init__(self, config: OpenAIConfig, spent: Usage):
-        self._limits = (config.budget_cost, config.budget_tokens)
-        self._spent = [spent.cost, float(spent.prompt_tokens + spent.generated_tokens)]
-        self._reserved = [0.0, 0.0]
+    def __init__(self, limit: int | None, spent: int):
+        self._limit, self._spent, self._held = limit, spent, 0
         self.exhausted = False
         self.reason = ""
 
-    def admit(self, cost: float, tokens: float) -> None:
-        """Sets an amount aside before a request is sent; raises `_OutOfBudget` where it is none."""
-        for limit, spent, held, more, unit in zip(
-            self._limits, self._spent, self._reserved, (cost, tokens), ("", " tokens"), strict=True
-        ):
-            if limit is not None and not self.exhausted and spent + held + more > limit:
-                self.exhausted = True
-                self.reason = (
-                    f"the budget of {limit:g}{unit} would be exceeded "
-                    f"({spent:g} spent, {held:g} under way, {more:g} at most for the next request)"
-                )
+    def admit(self, tokens: int) -> None:
+        """Sets tokens aside before a request is sent; raises `_OutOfBudget` where it is none."""
+        total = self._spent + self._held + tokens
+        if self._limit is not None and not self.exhausted and total > self._limit:
+            self.exhausted = True
+            self.reason = (
+                f"the budget of {self._limit} tokens would be exceeded ({self._spent} spent, "
+                f"{self._held} under way, {tokens} at most for the next request)"
+            )
         if self.exhausted:
             raise _OutOfBudget(f"not sent: {self.reason}")
-        self._reserved = [self._reserved[0] + cost, self._reserved[1] + tokens]
+        self._held += tokens
 
-    def settle(self, held: tuple[float, float], spent: tuple[float, float]) -> None:
-        """Replaces an amount set aside by what was spent."""
-        for i in range(2):
-            self._reserved[i] = round(self._reserved[i] - held[i], 9)
-            self._spent[i] += spent[i]
+    def settle(self, held: int, spent: int) -> None:
+        """Replaces tokens set aside by those that were spent."""
+        self._held -= held
+        self._spent += spent
 
 
 class OpenAIBackend:
@@ -202,7 +161,8 @@ class OpenAIBackend:
         self._key = _key(config)
         if not config.model:
             self.config = dataclasses.replace(config, model=self._only_model())
-        self._budget = Budget(config, spent or Usage())
+        used = spent or Usage()
+        self._budget = Budget(config.budget_tokens, used.prompt_tokens + used.generated_tokens)
         self._uniform, self._sleep, self._clock, self._now = uniform, sleep, clock, now
 
     def _only_model(self) -> str:
@@ -233,13 +193,14 @@ class OpenAIBackend:
         """Whether the budget has stopped the sending of requests."""
         return self._budget.exhausted
 
-    def estimate(self, requests: Sequence[Generate]) -> Estimate:
-        """Tokens and money that the requests may take at most, about."""
+    def estimate(self, requests: Sequence[Generate]) -> str:
+        """Tokens that the requests may take: prompts on the high side, texts at full length."""
         prompt = sum(wire.estimate_tokens(request.messages) for request in requests)
         generated = sum(request.max_tokens for request in requests)
-        prices = self.config.prices
-        cost = None if prices is None else prices.cost(prompt, 0, generated)
-        return Estimate(len(requests), prompt, generated, cost)
+        return (
+            f"{len(requests)} requests: at most about {prompt} prompt tokens and "
+            f"{generated} generated tokens"
+        )
 
     def generate(
         self,
@@ -329,17 +290,22 @@ class OpenAIBackend:
         )
 
     async def _attempts(self, client: Any, request: Generate) -> wire.Answer:
-        """Tries until there is an answer, the failure is final or the attempts are used up."""
+        """Tries until there is an answer, the failure is final or the attempts are used up.
+
+        Not by the library's own retries: the budget must admit every attempt before it is sent,
+        and those do not try again after an answer that is cut short or no JSON, nor after a
+        trickle, nor wait longer than a minute where the server asks for it.
+        """
         body = wire.request_body(request, self.config.model, self.config.server, self.config.omit)
         prompt = wire.estimate_tokens(request.messages)
-        held = (self._cost(prompt, 0, request.max_tokens), float(prompt + request.max_tokens))
+        held = prompt + request.max_tokens
         for attempt in range(self.config.max_retries + 1):
-            self._budget.admit(*held)
-            spent = (0.0, 0.0)
+            self._budget.admit(held)
+            spent = 0
             try:
                 answer = await self._attempt(client, request, body)
                 usage = self._usage(request, answer)
-                spent = (usage.cost, float(usage.prompt_tokens + usage.generated_tokens))
+                spent = usage.prompt_tokens + usage.generated_tokens
                 return answer
             except wire.Refused:
                 spent = held
@@ -411,10 +377,6 @@ class OpenAIBackend:
 
     # --------------------------------------------------------------------------------- accounting
 
-    def _cost(self, prompt: int, cached: int, generated: int) -> float:
-        prices = self.config.prices
-        return 0.0 if prices is None else prices.cost(prompt, cached, generated)
-
     def _usage(self, request: Generate, answer: wire.Answer) -> Usage:
         """Tokens as the server counts them, else estimated on the high side."""
         prompt, generated = answer.prompt_tokens, answer.generated_tokens
@@ -423,7 +385,7 @@ class OpenAIBackend:
         if generated is None:
             generated = math.ceil(len(answer.text.encode("utf-8", "replace")) / 3)
         cached = min(answer.cached_tokens, prompt)
-        return Usage(prompt, cached, generated, cost=self._cost(prompt, cached, generated))
+        return Usage(prompt, cached, generated)
 
     def _scrub(self, text: str) -> str:
         if self._key:
@@ -515,5 +477,3 @@ def _check(config: OpenAIConfig) -> None:
     for name in ("max_retries", "backoff", "max_backoff"):
         if getattr(config, name) < 0:
             raise UserError(f"{name} must not be negative.")
-    if config.budget_cost is not None and config.prices is None:
-        raise UserError("A budget in money needs prices.")

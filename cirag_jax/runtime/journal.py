@@ -199,7 +199,7 @@ class Journal:
             yield from _records(self._db)
 
     def usage(self) -> Mapping[str, Usage]:
-        """Tokens and cost of all responses, by the role that gave them; see `totals`."""
+        """Tokens of all responses, by the role that gave them; see `totals`."""
         return self.totals().usage
 
     def totals(self) -> Totals:

@@ -83,7 +83,6 @@ class Progress:
       generated: language-model responses among them.
       prompt_tokens: of these.
       generated_tokens: of these.
-      cost: of these, in the currency of the prices.
     """
 
     total: int = 0
@@ -94,7 +93,6 @@ class Progress:
     generated: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    cost: float = 0.0
 
 
 @dataclasses.dataclass
@@ -225,7 +223,6 @@ class Scheduler:
         if usage is not None:
             self.progress.prompt_tokens += usage.prompt_tokens
             self.progress.generated_tokens += usage.generated_tokens
-            self.progress.cost += usage.cost
 
     # ---------------------------------------------------------------------------- one program
 
@@ -311,7 +308,7 @@ def _cause(error: Exception) -> str:
 def progress_bar(
     total: int, unit: str = "question", name: str | None = None
 ) -> Iterator[Callable[..., None]]:
-    """Programs done, calls, tokens, cost and time left, on standard error.
+    """Programs done, calls, tokens and time left, on standard error.
 
     Yields what shows a `Progress`, and the tokens of responses that it does not count yet.
     """
@@ -335,8 +332,6 @@ def progress_bar(
                 parts.append(f"{progress.replayed} replayed")
             if progress.failed:
                 parts.append(f"{progress.failed} failed")
-            if progress.cost:
-                parts.append(f"cost {progress.cost:.2f}")
             bar.set_postfix_str(", ".join(parts), refresh=False)
             bar.update(progress.done - bar.n)
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig, Prices
+from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Message, Score, Usage
 from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
 
@@ -44,8 +44,8 @@ def ask(text, **fields):
     return Generate((Message("user", text),), **{"max_tokens": 7, **fields})
 
 
-def test_answers_in_order_with_usage_and_cost(server):
-    backend, _ = backend_of(server, prices=Prices(1e6, 5e5, 2e6), max_concurrency=4)
+def test_answers_in_order_with_usage(server):
+    backend, _ = backend_of(server, max_concurrency=4)
     seen = []
     requests = [ask(f"q{i}") for i in range(9)]
     responses = backend.generate(requests, lambda done, tokens: seen.append((done, tokens)))
@@ -54,8 +54,7 @@ def test_answers_in_order_with_usage_and_cost(server):
     usage = responses[0].usage
     assert (usage.prompt_tokens, usage.cached_tokens) == (PROMPT_TOKENS, 4)
     assert usage.generated_tokens == COMPLETION_TOKENS
-    assert usage.cost == pytest.approx(6 * 1 + 4 * 0.5 + 5 * 2)
-    assert backend.usage.cost == pytest.approx(9 * 18)
+    assert backend.usage.generated_tokens == 9 * COMPLETION_TOKENS
     assert seen == [(i, 5 * i) for i in range(1, 10)]
 
 
@@ -302,15 +301,14 @@ def test_budget_in_tokens_stops_cleanly(server):
     assert backend.generate([ask("later", max_tokens=1)])[0].finish_reason == "error"
 
 
-def test_budget_in_money_counts_what_is_under_way_and_what_was_spent(server):
+def test_a_budget_counts_what_is_under_way_and_what_was_spent(server):
     server.gate = threading.Barrier(2)
-    prices = Prices(prompt=1e6, generated=1e6)  # one a token, either way
-    spent = Usage(cost=10.0)
-    backend, _ = backend_of(server, prices=prices, budget_cost=95, max_concurrency=4, spent=spent)
+    spent = Usage(prompt_tokens=7, generated_tokens=3)
+    backend, _ = backend_of(server, budget_tokens=95, max_concurrency=4, spent=spent)
     responses = backend.generate([ask(f"q{i}", max_tokens=20) for i in range(4)])
     # 10 spent and twice 30 under way leave no room for a third, although two take 30 in the end.
     assert [r.error is None for r in responses] == [True, True, False, False]
-    assert len(server.texts()) == 2 and backend.usage.cost == 30
+    assert len(server.texts()) == 2
 
 
 def test_an_answer_that_was_lost_counts_against_the_budget(server):
@@ -321,11 +319,9 @@ def test_an_answer_that_was_lost_counts_against_the_budget(server):
 
 
 def test_estimate(server):
-    backend, _ = backend_of(server, prices=Prices(prompt=2e6, generated=1e6))
+    backend, _ = backend_of(server)
     estimate = backend.estimate([ask("abcdef"), ask("abc")])
-    assert (estimate.requests, estimate.prompt_tokens, estimate.generated_tokens) == (2, 21, 14)
-    assert estimate.cost == 2 * 21 + 14
-    assert "21 prompt tokens" in str(estimate) and "56" in str(estimate)
+    assert estimate == "2 requests: at most about 21 prompt tokens and 14 generated tokens"
 
 
 def test_the_key_appears_nowhere(server, caplog, capfd):
@@ -374,7 +370,6 @@ def test_every_response_is_handed_over_as_it_comes(server):
         ({"base_url": "localhost:8000"}, "is not like"),
         ({"max_concurrency": 0}, "positive"),
         ({"max_retries": -1}, "negative"),
-        ({"budget_cost": 1.0}, "prices"),
     ],
 )
 def test_bad_settings(monkeypatch, fields, words):

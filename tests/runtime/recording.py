@@ -17,7 +17,7 @@ from cirag_jax.runtime.requests import (
 )
 from cirag_jax.types import Passage, Triple
 
-USAGE = Usage(prompt_tokens=7, cached_tokens=2, generated_tokens=3, seconds=0.5, cost=0.25)
+USAGE = Usage(prompt_tokens=7, cached_tokens=2, generated_tokens=3, seconds=0.5)
 
 
 class Recording:

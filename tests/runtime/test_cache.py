@@ -9,7 +9,7 @@ from cirag_jax.runtime.requests import Generate, Generated
 
 MODEL = {"model": "m", "dtype": None}
 ASKED = Generate((Message("user", "Who?"),), "reader", 5)
-SAID = Generated("Ada", "length", Usage(11, 3, 2, seconds=9.0, cost=1.5))
+SAID = Generated("Ada", "length", Usage(11, 3, 2, seconds=9.0))
 
 
 @pytest.fixture

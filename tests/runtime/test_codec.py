@@ -32,7 +32,7 @@ TRIPLE = st.builds(
     Triple, TEXT, TEXT, TEXT, st.one_of(st.none(), TEXT), st.one_of(st.none(), st.integers(0, 99))
 )
 PASSAGE = st.builds(Passage, TEXT, TEXT, TEXT, st.one_of(st.none(), st.tuples(TEXT, TEXT)))
-USAGE = st.builds(Usage, COUNT, COUNT, COUNT, NUMBER, COUNT, NUMBER)
+USAGE = st.builds(Usage, COUNT, COUNT, COUNT, NUMBER, COUNT)
 QUESTIONS = tiny.dataset().questions[:3]
 UNIT = st.one_of(TRIPLE, TEXT, st.builds(Sentence, TEXT, COUNT))
 NOTES = st.dictionaries(TEXT, st.one_of(st.none(), NUMBER, TEXT, st.lists(TEXT)), max_size=3)
