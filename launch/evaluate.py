@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/evaluate_retrieval.py
+"""Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
 --config.checkpoint=W --workdir=W2``; configs/integrator_eval.py and configs/extractor_eval.py
 evaluate the other trained components, configs/comparison.py compares runs of launch/answer.py.
 """
@@ -18,7 +18,7 @@ def main(config, workdir):
     component = config.get("component")
     if "bootstrap_samples" not in config:
         raise UserError(
-            "--config is not one to evaluate by; there are configs/evaluate_retrieval.py, "
+            "--config is not one to evaluate by; there are configs/retrieval.py, "
             "integrator_eval.py, extractor_eval.py and comparison.py."
         )
     if component == "integrator":
@@ -43,4 +43,4 @@ def main(config, workdir):
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/evaluate_retrieval.py")
+    cli.run(main, "configs/retrieval.py")

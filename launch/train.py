@@ -1,6 +1,6 @@
 """Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
 
-configs/cross_encoder.py, configs/adapter.py and configs/extractor.py train the others.
+configs/cross_encoder.py, configs/integrator.py and configs/extractor.py train the others.
 """
 
 import pathlib

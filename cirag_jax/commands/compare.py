@@ -47,7 +47,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     (CIRAG's Figures 3 and 5), in ``workdir``.
 
     Args:
-      config: of configs/side_by_side.py.
+      config: of configs/comparison.py.
       workdir: an existing folder.
 
     Returns:
