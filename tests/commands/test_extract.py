@@ -220,7 +220,11 @@ def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
     assert result["triples"] == 6 and result["complete"] and result["left"] == 0
     (refused,) = (cause for cause in result["failures"] if cause.startswith("request: "))
     assert result["failures"] == {"answer: no_json": 1, refused: 1} and "status #" in refused
-    assert result["parse_errors"] == {"entities: cut": 1, "triples: cut": 1, "triples: no_json": 1}
+    assert result["parse_errors"] == {
+        "entities: truncated": 1,
+        "triples: truncated": 1,
+        "triples: no_json": 1,
+    }
     assert result["calls"] == 11 and result["generated_tokens"] == 70
     assert result["cached_tokens"] == 20 and result["prompt_tokens"] > 70
     found, status = triples(tmp_path / "w", TEXTS)
