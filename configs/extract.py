@@ -8,7 +8,7 @@ python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --
 
 Presets: (none) leaves room for the answers of a good model; ``small`` holds the default model to
 JSON and cuts it short, since it repeats itself until it is stopped. docs/triples.md describes the
-store that is left in W/triples, resumption, updates and costs.
+store that is left in W/triples.sqlite, resumption, updates and costs.
 
 Record (``small``, the first 50 passages of MuSiQue, 2026-11-22, 2 shared CPU cores under load):
 375 s; 49 with triples (115 in all), 1 failed (answer: cut). Later the names of the prompt's example
@@ -52,9 +52,9 @@ def get_config(preset: str = "") -> Any:
     config.max_empty_share = 0.5
     config.min_passages = 50
 
-    config.block = 256  # Passages of a segment; what is committed at once.
+    config.block = 256  # Passages of a transaction of the store.
     config.in_flight = 256  # Passages under way at once.
-    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command resumes from there. 0: never.
     config.estimate_only = False  # Prints what it would take, and ends.
     if preset == "small":
         config.entity_tokens, config.triple_tokens, config.constrained = 64, 160, True

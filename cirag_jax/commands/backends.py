@@ -122,8 +122,12 @@ def _open_engine(config: Any, adapter: str | None) -> Backend:
 
 
 def _open_torch(config: Any, adapter: str | None) -> Backend:
-    from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
-
+    try:
+        from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"backend=transformers needs {error.name}; install PyTorch with: pip install torch"
+        ) from None
     settings = TransformersConfig(
         batch_size=config.batch_size or TransformersConfig.batch_size,
         dtype=config.dtype,

@@ -1,18 +1,18 @@
 """The backend protocol over PyTorch models of ``transformers``, for readers that exist only there.
 
-Causal models and encoder-decoders (Flan-T5). Slower than the JAX engine: rows of a batch wait for
-the slowest of them and no prefix is reused.
+Causal models and encoder-decoders (Flan-T5), by ``model.generate``. Slower than the JAX engine:
+rows of a batch wait for the slowest of them and no prefix is reused.
 """
 
 import dataclasses
-import inspect
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt, plain_text
@@ -28,8 +28,7 @@ from cirag_jax.llm.types import (
     Usage,
     failed,
 )
-
-log = logging.getLogger(__name__)
+from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
 _UNBOUNDED = 1 << 30
 _REPEATED = -1e20
@@ -86,6 +85,11 @@ class _Row:
     text: str | None = None  # set by a stop string
     ended: bool = False
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it takes no further token."""
+        return self.ended or len(self.tokens) >= self.limit
+
 
 class TransformersBackend:
     """Generates and scores with a PyTorch model; see `cirag_jax.llm.types.Backend`.
@@ -111,7 +115,14 @@ class TransformersBackend:
         self._grammar: JsonGrammar | None = None
         positions = getattr(model.config, "max_position_embeddings", None)
         self.context = self.config.context or positions or _UNBOUNDED
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        # What the checkpoint's own config would add (penalties, samples) is not asked for.
+        self._plain = transformers.GenerationConfig(
+            do_sample=False,
+            pad_token_id=self.tokenizer.pad_id,
+            eos_token_id=sorted(self.tokenizer.eos_ids),
+            decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
+        )
+        model.generation_config = self._plain
 
     @classmethod
     def open(
@@ -129,21 +140,15 @@ class TransformersBackend:
           config: the settings.
 
         Raises:
-          UserError: torch is not installed, or model or adapter cannot be read.
+          UserError: model or adapter cannot be read.
         """
-        try:
-            import torch
-        except ModuleNotFoundError:
-            raise UserError(
-                "backend=transformers needs PyTorch: pip install torch (see requirements-dev.txt)."
-            ) from None
         config = config or TransformersConfig()
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
         name = config.dtype or ("auto" if device.startswith("cuda") else "float32")
         if name not in ("auto", "float32", "bfloat16", "float16"):
             raise UserError(f"dtype={name!r} must be float32, bfloat16 or float16.")
         dtype = "auto" if name == "auto" else getattr(torch, name)
-        path = model_path(model)
+        path = resolve_decoder(model)
         try:
             loaded = _load(path, dtype)
             if adapter is not None:
@@ -206,8 +211,6 @@ class TransformersBackend:
     # ---------------------------------------------------------------------------------- generation
 
     def _prepare(self, index: int, request: Generate) -> _Row:
-        import torch
-
         if request.attention:
             raise PromptError("attention is available from backend=jax only")
         if self.is_encoder_decoder:
@@ -232,25 +235,30 @@ class TransformersBackend:
 
     def _run(self, rows: list[_Row]) -> None:
         """Generates the tokens of one batch."""
-        import torch
-
         start = time.perf_counter()
         for row in rows:
             row.start = start
-        with torch.inference_mode():
-            decoder = (_Seq2Seq if self.is_encoder_decoder else _Causal)(self, rows)
-            logits_BV = decoder.first()
-            while True:
-                new = [self._take(row, logits_BV[i]) for i, row in enumerate(rows)]
-                if all(_is_finished(row) for row in rows):
-                    return
-                logits_BV = decoder.next(torch.tensor(new, device=self.model.device)[:, None])
+        length = max(len(row.prompt) for row in rows)
+        ids_BS = np.full((len(rows), length), self.tokenizer.pad_id, np.int64)
+        mask_BS = np.zeros((len(rows), length), np.int64)
+        for i, row in enumerate(rows):
+            # A decoder goes on from its prompts' ends, so these stand below each other.
+            first = 0 if self.is_encoder_decoder else length - len(row.prompt)
+            ids_BS[i, first : first + len(row.prompt)] = row.prompt
+            mask_BS[i, first : first + len(row.prompt)] = 1
+        self.model.generate(
+            torch.tensor(ids_BS, device=self.model.device),
+            attention_mask=torch.tensor(mask_BS, device=self.model.device),
+            generation_config=self._plain,
+            max_new_tokens=max(row.limit for row in rows),
+            logits_processor=[_Chooser(self, rows)],
+            stopping_criteria=[_Finished(rows)],
+        )
 
-    def _take(self, row: _Row, logits_V: Any) -> int:
+    def _take(self, row: _Row, logits_V: torch.Tensor) -> int:
         """Chooses a row's next token; a finished row gets padding."""
-        if _is_finished(row):
+        if row.is_finished:
             return self.tokenizer.pad_id
-        logits_V = logits_V.float().cpu()
         token = _choose(row, self._without_repeats(row, logits_V))
         row.tokens.append(token)
         request = row.request
@@ -267,21 +275,19 @@ class TransformersBackend:
                 row.text, row.ended = text[: min(places)], True
         return token
 
-    def _without_repeats(self, row: _Row, logits_V: Any) -> Any:
+    def _without_repeats(self, row: _Row, logits_V: torch.Tensor) -> torch.Tensor:
         """Pushes down what would repeat an n-gram of the row, not as low as a grammar does."""
         size = self.config.no_repeat_ngram_size
         if not size:
             return logits_V
-        import torch
-        from transformers import NoRepeatNGramLogitsProcessor
-
         written_1T: Any = torch.tensor([row.tokens], dtype=torch.long)
-        allowed_1V = NoRepeatNGramLogitsProcessor(size)(written_1T, logits_V[None])
+        allowed_1V: Any = transformers.NoRepeatNGramLogitsProcessor(size)(
+            written_1T,
+            logits_V[None],  # pyright: ignore[reportArgumentType]
+        )
         return allowed_1V[0].clamp(min=_REPEATED)
 
-    def _describe(self, logits_V: Any, token: int, request: Generate) -> Token:
-        import torch
-
+    def _describe(self, logits_V: torch.Tensor, token: int, request: Generate) -> Token:
         logprobs_V = torch.log_softmax(logits_V, -1)
         entropy = None
         if request.entropy:
@@ -334,8 +340,6 @@ class TransformersBackend:
         return Scored(tokens, Usage(len(prompt), seconds=seconds, truncated=int(truncated > 0)))
 
     def _score_one(self, prompt: np.ndarray, new: np.ndarray) -> tuple[Token, ...]:
-        import torch
-
         device = self.model.device
         with torch.inference_mode():
             ids_T = torch.tensor(new, dtype=torch.long, device=device)
@@ -353,100 +357,34 @@ class TransformersBackend:
         return tuple(Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
 
 
-# ------------------------------------------------------------------------------ one model's calls
+# --------------------------------------------------------------------- what model.generate calls
 
 
-class _Causal:
-    """A causal model over left-padded prompts, with its cache."""
-
-    def __init__(self, backend: TransformersBackend, rows: list[_Row]):
-        import torch
-
-        self._backend = backend
-        model = backend.model
-        length = max(len(row.prompt) for row in rows)
-        ids_BS = np.full((len(rows), length), backend.tokenizer.pad_id, np.int64)
-        mask_BS = np.zeros((len(rows), length), np.int64)
-        for i, row in enumerate(rows):
-            ids_BS[i, length - len(row.prompt) :] = row.prompt
-            mask_BS[i, length - len(row.prompt) :] = 1
-        self._ids_BT = torch.tensor(ids_BS, device=model.device)
-        self._mask_BS = torch.tensor(mask_BS, device=model.device)
-        self._positions_BT = (self._mask_BS.cumsum(-1) - 1).clamp(min=0)
-        self._cache: Any = None
-
-    def first(self) -> Any:
-        """Logits ``[B, V]`` after the prompts."""
-        extra = {"position_ids": self._positions_BT} if self._backend._takes_positions else {}
-        out = self._backend.model(
-            input_ids=self._ids_BT,
-            attention_mask=self._mask_BS,
-            past_key_values=self._cache,
-            use_cache=True,
-            **extra,
-        )
-        self._cache = out.past_key_values
-        return out.logits[:, -1]
-
-    def next(self, ids_B1: Any) -> Any:
-        """Logits ``[B, V]`` after one more token a row."""
-        import torch
-
-        self._ids_BT = ids_B1
-        ones_B1 = torch.ones_like(ids_B1)
-        self._mask_BS = torch.cat([self._mask_BS, ones_B1], 1)
-        self._positions_BT = self._positions_BT[:, -1:] + 1
-        return self.first()
-
-
-class _Seq2Seq:
-    """An encoder-decoder: the encoder runs once over right-padded texts."""
+class _Chooser(transformers.LogitsProcessor):
+    """Leaves each row the one token that its own request chooses."""
 
     def __init__(self, backend: TransformersBackend, rows: list[_Row]):
-        import torch
+        self._backend, self._rows = backend, rows
 
-        self._model = model = backend.model
-        length = max(len(row.prompt) for row in rows)
-        ids_BS = np.full((len(rows), length), backend.tokenizer.pad_id, np.int64)
-        mask_BS = np.zeros((len(rows), length), np.int64)
-        for i, row in enumerate(rows):
-            ids_BS[i, : len(row.prompt)] = row.prompt
-            mask_BS[i, : len(row.prompt)] = 1
-        self._mask_BS = torch.tensor(mask_BS, device=model.device)
-        self._encoded = model.get_encoder()(
-            input_ids=torch.tensor(ids_BS, device=model.device), attention_mask=self._mask_BS
-        )
-        self._rows = len(rows)
-        self._cache: Any = None
-
-    def first(self) -> Any:
-        """Logits ``[B, V]`` of the first tokens."""
-        import torch
-
-        start = self._model.config.decoder_start_token_id
-        return self.next(torch.full((self._rows, 1), start, device=self._model.device))
-
-    def next(self, ids_B1: Any) -> Any:
-        """Logits ``[B, V]`` after one more token a row."""
-        out = self._model(
-            encoder_outputs=self._encoded,
-            attention_mask=self._mask_BS,
-            decoder_input_ids=ids_B1,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self._cache = out.past_key_values
-        return out.logits[:, -1]
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        logits_BV = scores.float().cpu()
+        new = [self._backend._take(row, logits_BV[i]) for i, row in enumerate(self._rows)]
+        chosen_BV = torch.full_like(scores, -torch.inf)
+        return chosen_BV.scatter(1, torch.tensor(new, device=scores.device)[:, None], 0.0)
 
 
-def _is_finished(row: _Row) -> bool:
-    return row.ended or len(row.tokens) >= row.limit
+class _Finished(transformers.StoppingCriteria):
+    """Rows that reached their own limit, a stop string or the end of their grammar."""
+
+    def __init__(self, rows: list[_Row]):
+        self._rows = rows
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        return torch.tensor([row.is_finished for row in self._rows], device=input_ids.device)
 
 
-def _choose(row: _Row, logits_V: Any) -> int:
+def _choose(row: _Row, logits_V: torch.Tensor) -> int:
     """Greedy, or sampled from the nucleus with the request's own random numbers."""
-    import torch
-
     if row.grammar is not None:
         bits = np.unpackbits(row.grammar.mask().view(np.uint8), bitorder="little")
         allowed_V = torch.from_numpy(bits[: len(logits_V)].astype(bool))
@@ -463,30 +401,7 @@ def _choose(row: _Row, logits_V: Any) -> int:
 # --------------------------------------------------------------------------------------- loading
 
 
-def model_path(spec: str) -> Path:
-    """The folder or ``.gguf`` file of ``spec``: either, ``package:NAME`` or a hub id.
-
-    Raises:
-      UserError: there is none.
-    """
-    from cirag_jax.models.io import pretrained
-
-    if spec.endswith(".gguf"):
-        path = Path(spec).expanduser()
-        if not path.is_file():
-            raise UserError(f"model {spec!r} is not a file.")
-        return path
-    if spec.startswith("package:"):
-        files = pretrained.package_files(spec.removeprefix("package:"))
-        gguf = [file for file in files if file.suffix == ".gguf"]
-        if gguf:
-            return gguf[0]
-    return pretrained.resolve_model_folder(spec)
-
-
 def _load(path: Path, dtype: Any) -> Any:
-    import transformers
-
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
     folder = path
     if path.suffix == ".gguf":

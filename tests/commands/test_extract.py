@@ -220,7 +220,11 @@ def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
     assert result["triples"] == 6 and result["complete"] and result["left"] == 0
     (refused,) = (cause for cause in result["failures"] if cause.startswith("request: "))
     assert result["failures"] == {"answer: no_json": 1, refused: 1} and "status #" in refused
-    assert result["parse_errors"] == {"entities: cut": 1, "triples: cut": 1, "triples: no_json": 1}
+    assert result["parse_errors"] == {
+        "entities: truncated": 1,
+        "triples: truncated": 1,
+        "triples: no_json": 1,
+    }
     assert result["calls"] == 11 and result["generated_tokens"] == 70
     assert result["cached_tokens"] == 20 and result["prompt_tokens"] > 70
     found, status = triples(tmp_path / "w", TEXTS)
@@ -234,6 +238,27 @@ def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
     with TripleStore.open(tmp_path / "w") as held:
         entry = held.entry("p0")
         assert entry and entry.extractor["model"] == "m"
+
+
+HOSTILE = (
+    r"""{"triples": [["\ud800x", "is\u0000", "c"], ["'); DROP TABLE passages", "</a>", ""]]}""",
+    "[" * 500,
+    '{"triples": [[' + "9" * 5000 + ', NaN, "c"]]}',
+    "\x00\u202e__import__('os')",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_answers_and_passages_break_nothing(server, tmp_path, answer):
+    texts = {"'; --": "'); DROP TABLE passages; --", "a\x00b\u202e": "{}\x00 [[", "../../x": "x"}
+    server.answer = lambda text, wants: (answer, "stop")
+    result = run(server, corpus(tmp_path / "c", texts), tmp_path / "w")
+    assert result["complete"] and result["passages"] == 3
+    assert result["ok"] + result["failed"] == 3 and set(result["parse_errors"].values()) == {3}
+    found, _ = triples(tmp_path / "w", texts)
+    parts = {part for one in found.values() for t in one or () for part in (t.head, t.tail)}
+    assert not any("\ud800" in part or "\x00" in part for part in parts)
+    assert run(server, tmp_path / "c", tmp_path / "w")["reused"] == 3
 
 
 def test_what_failed_is_tried_again_as_configured(server, tmp_path):
@@ -515,7 +540,7 @@ def test_bad_settings_are_refused(server, tmp_path, field, value):
 
 
 @pytest.mark.slow
-def test_killed_at_ten_points_it_goes_on_to_the_same_bytes(server, tmp_path):
+def test_killed_anywhere_it_resumes_to_the_same_rows(server, tmp_path):
     words = [f"{a}{b}" for a in ("Ul", "Tar", "Os", "Bru") for b in ("e", "n", "k")]
     texts = {f"p{i}": f"{a} feeds {words[i - 3]}. Osk joins {a}." for i, a in enumerate(words[:9])}
     texts |= {"p3": "It says nothing.", "p5": "Osk prose here."}
@@ -538,7 +563,7 @@ def test_killed_at_ten_points_it_goes_on_to_the_same_bytes(server, tmp_path):
     expected = content(tmp_path / "0")
     once = set(server.asked_at["0"])
     assert events > 90 and len(once) == len(server.asked_at["0"]) == 18
-    kills = sorted(random.Random(4).sample(range(1, events + 1), 10))
+    kills = sorted(random.Random(4).sample(range(1, events + 1), 4))
     assert drive(*kills) == {str(kill): kill for kill in kills}
     counted = constant(json.loads((tmp_path / "0" / "result.json").read_text()))
     assert counted["complete"] and counted["ok"] == 7
@@ -555,4 +580,4 @@ def test_killed_at_ten_points_it_goes_on_to_the_same_bytes(server, tmp_path):
         # Only what was under way when it was killed is asked a second time.
         assert set(asked) == once and len(asked) <= len(once) + 2
         recorded += len(completed)
-    assert recorded > 40
+    assert recorded > 15

@@ -1,102 +1,113 @@
-"""``launch/extract.py`` with a model of its own: a tiny decoder that writes nonsense."""
+"""``launch/extract.py``: a tiny decoder that writes nonsense, interruption, estimates."""
 
 import json
-import os
 import pathlib
 import runpy
-import subprocess
-import sys
 
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.runtime.journal import FILE, read_records
+from cirag_jax.runtime.journal import FILE, Journal, read_totals
 from cirag_jax.triples.store import TripleStore
-from tests import interrupting, tiny, tiny_decoder
+from tests import tiny, tiny_decoder
 from tests.commands.model_server import model_server
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, str(_ROOT / "launch" / "extract.py"), *map(str, arguments)],
-        cwd=_ROOT,
-        env={**os.environ, "CIRAG_JAX_CACHE": "0", "JAX_NUM_CPU_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@pytest.fixture
+def command(tmp_path, capsys, monkeypatch):
+    """Runs the command on a tiny corpus; its exit code, its result and what it said."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    main = runpy.run_path(str(_ROOT / "launch" / "extract.py"))["main"]
+    data = tiny.dataset_folder(tmp_path / "data")
+
+    def run(*arguments):
+        given = (f"--config.data.dir={data}", f"--workdir={tmp_path / 'w'}", *arguments)
+        with pytest.raises(SystemExit) as end:
+            cli.run(
+                main, str(_ROOT / "configs" / "extract.py"), ["extract.py", *given], resumes=True
+            )
+        out, err = capsys.readouterr()
+        return end.value.code, json.loads(out) if out else None, err
+
+    return run
+
+
+def tiny_model(folder):
+    """Six passages by a tiny decoder."""
+    model = tiny_decoder.folder(folder / "model", max_position_embeddings=4096)
+    return (
+        f"--config.extractor.model={model}", "--config.limit=6", "--config.entity_tokens=5",
+        "--config.triple_tokens=5", "--config.min_passages=3", "--config.extractor.batch_size=2",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_nonsense_is_counted_and_stops_the_run(tmp_path):
-    model = tiny_decoder.folder(tmp_path / "model", max_position_embeddings=4096)
-    data = tiny.dataset_folder(tmp_path / "data")
-    arguments = [
-        f"--config.data.dir={data}", f"--config.extractor.model={model}", "--config.limit=6",
-        "--config.entity_tokens=5", "--config.triple_tokens=5", "--config.min_passages=3",
-        f"--workdir={tmp_path / 'w'}",
-    ]  # fmt: skip
-    stopped = command(*arguments)
-    assert stopped.returncode == 2 and stopped.stdout == ""
-    assert "gave no triple" in stopped.stderr and "Traceback" not in stopped.stderr
-    done = command(*arguments, "--config.max_empty_share=1")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_nonsense_is_counted_and_stops_the_run(command, tmp_path):
+    arguments = tiny_model(tmp_path)
+    code, result, err = command(*arguments)
+    assert (code, result) == (2, None) and "estimate: 6 passages" in err
+    assert "gave no triple" in err and "Traceback" not in err
+    code, result, err = command(*arguments, "--config.max_empty_share=1")
+    assert code == 0 and result, err
     assert (result["passages"], result["failed"], result["triples"]) == (6, 6, 0)
     assert sum(result["failures"].values()) == 6 and result["complete"]
     assert all(cause.startswith("answer: ") for cause in result["failures"])
     assert sum(result["parse_errors"].values()) == 12  # both answers of every passage
     assert result["generated_tokens"] <= 60 and result["calls"] == 12
-    assert "estimate: 6 passages" in stopped.stderr
     assert json.loads((tmp_path / "w" / "result.json").read_text()) == result
     with TripleStore.open(tmp_path / "w") as store:
         assert store.triples(["p0"]) == {"p0": None}
 
 
 @pytest.mark.slow
-def test_ctrl_c_loses_nothing(tmp_path):
-    model = tiny_decoder.folder(tmp_path / "model", max_position_embeddings=4096)
-    data = tiny.dataset_folder(tmp_path / "data")
-    arguments = [
-        f"--config.data.dir={data}", f"--config.extractor.model={model}", "--config.limit=6",
-        "--config.entity_tokens=5", "--config.triple_tokens=5", "--config.max_empty_share=1",
-        "--config.in_flight=2", "--config.extractor.batch_size=2", f"--workdir={tmp_path / 'w'}",
-    ]  # fmt: skip
-    ended = interrupting.run(tmp_path, "extract.py", *arguments, after=3)
-    assert interrupting.is_one_sentence(ended, "extract.py")
+def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch):
+    arguments = (*tiny_model(tmp_path), "--config.max_empty_share=1", "--config.in_flight=2")
+    record, count = Journal.record, 0
+
+    def interrupted(*given):
+        nonlocal count
+        record(*given)
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record", interrupted)
+        code, result, err = command(*arguments)
+    assert (code, result) == (130, None) and "interrupted; what is recorded is kept" in err
     assert not (tmp_path / "w" / "result.json").exists()
-    held = sum(record.calls["generate"] for record in read_records(tmp_path / "w" / FILE))
-    assert 3 <= ended.recorded <= held <= ended.recorded + 1 and held < 12
-    ended = interrupting.run(tmp_path, "extract.py", *arguments)
-    assert (ended.code, ended.recorded) == (0, 12 - held), ended.err
-    result = json.loads(ended.out)
+    assert read_totals(tmp_path / "w" / FILE)[0].calls == 3
+    code, result, err = command(*arguments)
+    assert code == 0 and result, err
     assert (result["passages"], result["failed"], result["calls"]) == (6, 6, 12)
 
 
-def test_an_estimate_leaves_an_earlier_result_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    main = runpy.run_path(str(_ROOT / "launch" / "extract.py"))["main"]
-    data = tiny.dataset_folder(tmp_path / "data")
-
-    def extract(*arguments):
-        overrides = (f"--config.data.dir={data}", "--config.extractor.backend=openai",
-                     f"--config.extractor.base_url={server.url}", *arguments)  # fmt: skip
-        with pytest.raises(SystemExit) as end:
-            cli.run(main, str(_ROOT / "configs" / "extract.py"), ["extract.py", *overrides])
-        assert end.value.code == 0
-        return json.loads(capsys.readouterr().out)
-
+def test_an_estimate_leaves_an_earlier_result_alone(command, tmp_path):
     def kept():
         return {path.name: path.read_bytes() for path in tmp_path.glob("w/*") if path.is_file()}
 
     with model_server() as server:
-        workdir = f"--workdir={tmp_path / 'w'}"
-        model, few = "--config.extractor.model=m", "--config.max_empty_share=1"
-        done = extract(workdir, model, few, "--config.limit=2")
+        asked = (
+            "--config.extractor.backend=openai", f"--config.extractor.base_url={server.url}",
+            "--config.extractor.model=m",
+        )  # fmt: skip
+        code, done, _ = command(*asked, "--config.max_empty_share=1", "--config.limit=2")
         before = kept()
-        assert json.loads(before["result.json"]) == done and done["passages"] == 2
-        estimate = extract(workdir, model, "--config.estimate_only=true")
+        assert code == 0 and done and done["passages"] == 2
+        assert json.loads(before["result.json"]) == done
+        code, estimate, _ = command(*asked, "--config.estimate_only=true")
+        assert code == 0 and estimate
         assert estimate["passages"] == 22 and not estimate["complete"]
     assert kept() == before
+
+
+def test_a_store_of_an_earlier_version_is_refused(command, tmp_path):
+    old = tmp_path / "w" / "triples"
+    (old / "segments").mkdir(parents=True)
+    (old / "index.sqlite").write_bytes(b"")
+    code, result, err = command()
+    assert (code, result) == (2, None)
+    assert "earlier version; extract its corpus again with launch/extract.py and another" in err
+    assert sorted(path.name for path in (tmp_path / "w").iterdir()) == [".lock", "triples"]

@@ -11,7 +11,10 @@ import sys
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.triples.store import TripleStore
+from tests import tiny
 from tests.answering import VOLATILE, arguments, journalled, lines, tiny_folders
+from tests.commands.model_server import model_server
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -68,3 +71,37 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch):
     assert (two / "journal.sqlite").exists()
     code, _, err = alone("answer", arguments(folders, two), capsys)
     assert code == 2 and "two was started by 2 processes, not 1; resume it with as many" in err
+
+
+@pytest.mark.slow
+def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(_ROOT)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    data, places = tiny.dataset_folder(tmp_path / "data"), [tmp_path / "one", tmp_path / "two"]
+    with model_server() as server:
+        given = [
+            f"--config.data.dir={data}", "--config.extractor.backend=openai",
+            f"--config.extractor.base_url={server.url}", "--config.extractor.model=m",
+            "--config.block=5", "--config=configs/extract.py",
+        ]  # fmt: skip
+        code, wanted, err = alone("extract", [*given, f"--workdir={places[0]}"], capsys)
+        assert code == 0 and wanted and wanted["extracted"] == 24, err
+        codes, said = together("launch/extract.py", *given, f"--workdir={places[1]}")
+        assert codes == [0, 0] and said[1][0] == "", said
+        asked = len(set(server.asked))
+        assert len(server.asked) == 2 * asked  # no passage by both of the two
+        code, _, err = alone("extract", [*given, f"--workdir={places[1]}"], capsys)
+        assert code == 2 and "two was started by 2 processes, not 1; resume it with as many" in err
+    result = json.loads(said[0][0])
+    for name in wanted.keys() - {"seconds", "store"}:
+        assert result[name] == wanted[name], name
+    shares = []
+    for number in (1, 2):
+        with TripleStore.open(places[1] / f"triples.{number}-of-2.sqlite") as store:
+            shares.append(len(store))
+    assert min(shares) > 0 and sum(shares) == 24
+    found = []
+    for place in places:
+        with TripleStore.open(place) as store:
+            found.append(store.triples(store.passage_ids()))
+    assert found[0] == found[1] and len(found[0]) == 24

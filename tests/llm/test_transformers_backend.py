@@ -9,11 +9,13 @@ import pytest
 import torch
 import transformers
 
+from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 from cirag_jax.llm.types import Generate, Message, Score
+from configs import common
 from tests import tiny_decoder
 
 
@@ -303,5 +305,8 @@ def test_what_cannot_be_opened(tmp_path, monkeypatch, causal_folder):
     with pytest.raises(UserError, match=str(tmp_path)):
         TransformersBackend.open(str(tmp_path))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match="PyTorch"):
-        TransformersBackend.open(str(causal_folder))
+    monkeypatch.delitem(sys.modules, TransformersBackend.__module__)
+    block = common.language_model()
+    block.update({"backend": "transformers", "model": str(causal_folder)})
+    with pytest.raises(UserError, match="pip install torch"):
+        backends.open_backend(block)
