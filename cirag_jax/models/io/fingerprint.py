@@ -160,7 +160,7 @@ def check_same(
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Field -> (old value, new value) of what differs; None where one has no such field.
 
-    Fields of blocks are named ``block.field``; those that both have come first, as ``new`` has them.
+    Fields of blocks are named ``block.field``; those that both have come first, in new's order.
     """
     # Through JSON, as it was recorded: tuples became lists.
     old, new = (_flat(json.loads(json.dumps(fields))) for fields in (old, new))
