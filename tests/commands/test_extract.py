@@ -240,6 +240,27 @@ def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
         assert entry and entry.extractor["model"] == "m"
 
 
+HOSTILE = (
+    r"""{"triples": [["\ud800x", "is\u0000", "c"], ["'); DROP TABLE passages", "</a>", ""]]}""",
+    "[" * 500,
+    '{"triples": [[' + "9" * 5000 + ', NaN, "c"]]}',
+    "\x00\u202e__import__('os')",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_answers_and_passages_break_nothing(server, tmp_path, answer):
+    texts = {"'; --": "'); DROP TABLE passages; --", "a\x00b\u202e": "{}\x00 [[", "../../x": "x"}
+    server.answer = lambda text, wants: (answer, "stop")
+    result = run(server, corpus(tmp_path / "c", texts), tmp_path / "w")
+    assert result["complete"] and result["passages"] == 3
+    assert result["ok"] + result["failed"] == 3 and set(result["parse_errors"].values()) == {3}
+    found, _ = triples(tmp_path / "w", texts)
+    parts = {part for one in found.values() for t in one or () for part in (t.head, t.tail)}
+    assert not any("\ud800" in part or "\x00" in part for part in parts)
+    assert run(server, tmp_path / "c", tmp_path / "w")["reused"] == 3
+
+
 def test_what_failed_is_tried_again_as_configured(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     run(server, folder, tmp_path / "w")
