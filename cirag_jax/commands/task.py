@@ -77,6 +77,10 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     for name, block in blocks.items():
         found |= {f"{name}.{field}": value for field, value in plain(block).items()}
     found |= _models(config, blocks)
+    if needs.corpus and config.get("question") is None:
+        found["data.corpus"] = corpus.policy
+    if needs.corpus:
+        found["passages"] = hash_corpus(corpus.passages)
     found["code"] = fingerprint.of_code(code)
     for role in opening.roles_of(config, needs):
         found |= {f"{role}.{k}": v for k, v in backends.fingerprint(config[role]).items()}
@@ -86,10 +90,6 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     if needs.demonstrations:
         shown = codec.encode(opening.demonstrations(task))
         found["demonstrations"] = codec.digest(codec.dump(shown))
-    if needs.corpus and config.get("question") is None:
-        found["data.corpus"] = corpus.policy
-    if needs.corpus:
-        found["passages"] = hash_corpus(corpus.passages)
     return found
 
 

@@ -113,7 +113,7 @@ class Journal:
         with contextlib.ExitStack() as stack:  # closes what is refused: others may use it
             try:
                 self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
-                self._begin(json.loads(codec.dump(settings)))
+                self._begin(settings)
             except sqlite3.Error as error:
                 raise _unusable(self.path, error) from None
             stack.pop_all()
@@ -130,7 +130,7 @@ class Journal:
             self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
 
-    def _begin(self, settings: dict[str, Any]) -> None:
+    def _begin(self, settings: Mapping[str, Any]) -> None:
         # Held until the process ends: two runs on one workdir would each repeat the other's work.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = WAL")

@@ -116,3 +116,8 @@ def test_one_sentence_names_the_field_and_both_values():
             fingerprint.check_same("w", old, new)
     with pytest.raises(UserError, match="not 2; stay home\\.$"):
         fingerprint.check_same("w", old, {**old, "a": 2}, "stay home")
+
+
+def test_what_differs_comes_in_the_order_of_the_new_settings():
+    recorded, wanted = {"code": "a", "method": "x"}, {"more": 1, "method": "y", "code": "b"}
+    assert list(fingerprint.differences(recorded, wanted)) == ["method", "code", "more"]
