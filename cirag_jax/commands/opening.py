@@ -8,13 +8,15 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cirag_jax.commands import backends
+from cirag_jax.commands import backends, online
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
+from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ONLINE
+from cirag_jax.models.io import workdir
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import extraction as extraction_prompts
 from cirag_jax.retrieval.encoders import open_encoder_for
@@ -28,12 +30,12 @@ from cirag_jax.runtime.handlers import (
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
-    TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.triples.normalization import normalise
+from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question
 
 
@@ -112,16 +114,12 @@ def triples_settings(config: Config, task: Task) -> dict[str, Any]:
       UserError: ``config.triples`` is no store.
     """
     if config.triples == ONLINE:
-        from cirag_jax.methods import extraction
-
         version = extraction.version()
         return {"triples": ONLINE} | {f"extractor.{k}": value for k, value in version.items()}
     ids = [passage.id for passage in task.corpus.passages]
     if config.triples is None:
         content = _hash_triples(task.dataset, ids)
     else:
-        from cirag_jax.triples.store import TripleStore
-
         with TripleStore.open(config.triples) as store:
             content = store.digest(ids)
     return {"triples": config.triples, "triples.content": content}
@@ -167,13 +165,15 @@ def open_handlers(
         handlers[Extract] = _open_triples(config, task.dataset, corpus)
     for name in needs.rankers:
         handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
-    extractions, spent = None, book.usage()
     if "extractor" in roles:
-        extractions = _open_extractions(config, book.path, stack)
-        spent = {**spent, **extractions.usage()}
-    handlers |= _open_models(config, roles, stack, rows, spent)
-    if extractions is not None:
-        handlers[Extract] = _open_online(config, handlers["extractor"], extractions)
+        how = extraction.ExtractionSettings(triple_tokens=config.extractor.max_tokens)
+        extractions = _open_extractions(config, how, book.path, stack)
+        spent = {**book.usage(), **extractions.usage()}
+        handlers |= _open_models(config, roles, stack, rows, spent)
+        extractor: Any = handlers["extractor"]
+        handlers[Extract] = online.OnlineExtractHandler(extractor, extractions, how)
+    else:
+        handlers |= _open_models(config, roles, stack, rows, book.usage())
     if needs.demonstrations:
         shown = demonstrations(task)
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
@@ -188,8 +188,6 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
 
     That more candidates are shown than in training is only said: the student may cope.
     """
-    from cirag_jax.models.io import workdir
-
     for role in roles:
         spec = config[role].adapter
         if config[role].backend == "openai" or not is_training_workdir(spec):
@@ -273,47 +271,31 @@ def _open_models(
 
 
 def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
-    if config.triples is None:
-        known = sum(passage.id in dataset.triples for passage in corpus.passages)
-        if not known:
-            raise UserError(
-                f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and "
-                "name the store with --config.triples=FOLDER."
-            )
-        say(f"{known:,} of them have triples")
-        return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
-    return ExtractHandler(_open_store(config.triples, corpus))
+    if config.triples is not None:
+        store = TripleStore.open(config.triples)
+        store.check_corpus(corpus.passages)
+        return ExtractHandler(store.triples)
+    known = sum(passage.id in dataset.triples for passage in corpus.passages)
+    if not known:
+        raise UserError(
+            f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and name "
+            "the store with --config.triples=FOLDER."
+        )
+    say(f"{known:,} of them have triples")
+    return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
 
 
-def _open_extractions(config: Config, beside: pathlib.Path, stack: contextlib.ExitStack) -> Journal:
+def _open_extractions(
+    config: Config,
+    how: extraction.ExtractionSettings,
+    beside: pathlib.Path,
+    stack: contextlib.ExitStack,
+) -> Journal:
     """The journal of what is extracted online."""
-    from cirag_jax.commands import online
-    from cirag_jax.methods import extraction
-
     settings = {
         **extraction.version(),
-        **dataclasses.asdict(_extraction_settings(config)),
+        **dataclasses.asdict(how),
         "extractor": backends.fingerprint(config.extractor),
     }
     path = beside.with_name(beside.name.replace("journal", online.NAME))
     return stack.enter_context(Journal(path, settings))
-
-
-def _open_online(config: Config, extractor: Any, extractions: Journal) -> Handler:
-    from cirag_jax.commands import online
-
-    return online.OnlineExtractHandler(extractor, extractions, _extraction_settings(config))
-
-
-def _extraction_settings(config: Config) -> Any:
-    from cirag_jax.methods.extraction import ExtractionSettings
-
-    return ExtractionSettings(triple_tokens=config.extractor.max_tokens)
-
-
-def _open_store(folder: str, corpus: Corpus) -> TripleSource:
-    from cirag_jax.triples.store import TripleStore
-
-    store = TripleStore.open(folder)
-    store.check_corpus(corpus.passages)
-    return store.triples

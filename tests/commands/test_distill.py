@@ -87,6 +87,7 @@ def test_the_files_and_the_result(whole):
     for name, value in trajectories.statistics(found).items():
         assert result[name] == value or value is None, name
     assert result["num_questions"] == result["trajectories"] == 8 and result["complete"] is True
+    assert result["sees_gold"] is True
     assert result["dropped"] == {} and result["failures"] == 0
     assert 0 < result["solved"] <= 1 and result["retrieval_misses"] is not None
     sidecar = trajectories.read_sidecar(workdir)
@@ -151,7 +152,7 @@ def test_a_deadline_leaves_what_ended_and_says_so(whole, folders, tmp_path, caps
     result, _ = execute(capsys, [*argv, "--config.stop_after_minutes=1e-9"])
     assert result["complete"] is False and result["trajectories"] == 0
     result, err = execute(capsys, argv)
-    assert result["complete"] is True and "rounds a trajectory" in err
+    assert result["complete"] is True and "rounds per trajectory" in err
     path = tmp_path / trajectories.FILE
     assert path.read_bytes() == (whole[0] / trajectories.FILE).read_bytes()
 
@@ -254,6 +255,7 @@ def test_unparsable_turns_are_counted_and_dropped(tutor, folders, tmp_path, caps
     result, _ = execute(capsys, argv)
     assert result["dropped"] == {"no_decision": 1} and result["trajectories"] == 7
     assert result["teachers"] == {"a/tutor": 7} and result["solved"] is None
+    assert result["sees_gold"] is False
     assert result["generated_tokens"] == 3 * len(tutor.asked)
     assert "q1" not in {t.question_id for t in trajectories.read_trajectories(tmp_path)}
     # The journal stays; another filter asks nobody again.

@@ -13,8 +13,8 @@ from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.direct import DirectConfig, direct
-from cirag_jax.runtime.requests import Demonstrate, Needs
-from cirag_jax.types import Dataset, Prediction, Question
+from cirag_jax.runtime.requests import Demonstrate, Needs, Rank, Retrieve
+from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step
 from tests import tiny
 from tests.answering import arguments, lines, tiny_folders
 
@@ -94,6 +94,18 @@ def test_an_evaluated_question_is_never_demonstrated():
     assert [q.id for q in opening.demonstrations(shown)] == ["f", "g"]
     with pytest.raises(UserError, match="no question of split train to demonstrate"):
         opening.demonstrations(shown._replace(questions=dataset.questions))
+    reworded = (*asked, train("g", "In what way?"))
+    assert [q.id for q in opening.demonstrations(shown._replace(questions=reworded))] == ["f"]
+
+
+def config_of(folder, name, program, settings, monkeypatch):
+    """A config file of a method that the registry does not have."""
+    monkeypatch.setitem(registry.METHODS, name, registry.Method(program, settings))
+    config = folder / f"{name}.py"
+    config.write_text(
+        f"from configs.methods import blocks\n\ndef get_config(): return blocks.method('{name}')\n"
+    )
+    return f"--config={config}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +119,65 @@ def shows(question, config):
 
 
 def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(registry.METHODS, "shows", registry.Method(shows, Shows))
-    config = tmp_path / "shows.py"
-    config.write_text(
-        "from configs.methods import blocks\n\ndef get_config(): return blocks.method('shows')\n"
-    )
+    config = config_of(tmp_path, "shows", shows, Shows, monkeypatch)
     values = {"data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev"}
-    argv = [f"--config={config}", *(f"--config.{key}={value}" for key, value in values.items())]
+    argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == {"demonstrate": 4}
     for row in lines(tmp_path / "predictions.jsonl"):
         shown = row["answer"].split()
         assert len(shown) == 2 and set(shown) <= {f"q{i}" for i in range(8)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    needs = Needs(rankers=("words", "vectors"), feedback=True)
+
+
+def ranks(question, config):
+    """Two rankers over passages and sentences at the same time, then feedback."""
+    found = yield Retrieve(question.question, 4)
+    texts = tuple(passage.text for passage in found.passages)
+    words, vectors = yield [
+        Rank(question.question, found.passages, 2, "words"),
+        Rank(question.question, texts, 1, "vectors"),
+    ]
+    assert len(vectors.texts) == 1 and vectors.texts[0] in texts
+    moved = Feedback(0.5, tuple((passage.id, 0.25) for passage in words.texts))
+    last = yield Retrieve(question.question, 4, moved)
+    steps = (Step(question.question, kept=(Sentence(last.passages[0].id, 0),), notes={"n": 2}),)
+    return Prediction("x", "default", tuple(p.id for p in last.passages), steps=steps)
+
+
+def test_a_method_has_several_rankers_and_moves_its_query(folders, tmp_path, capsys, monkeypatch):
+    config = config_of(tmp_path, "ranks", ranks, Ranks, monkeypatch)
+    values = {
+        "data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev",
+        "rankers.words.kind": "bm25",
+    }  # fmt: skip
+    argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
+    result = run(capsys, [*argv, f"--workdir={tmp_path}"])
+    assert result["calls"] == {"retrieve": 8, "rank": 8} and result["answered"] == 4
+    # Nothing is asked again, and what was recorded reads back.
+    assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("preset", ["", "small", "paper"])
+def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
+    config = cli.load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
+    needs = registry.find_method(name).config(**task.plain(config[name])).needs
+    opening.check(config, needs)
+    assert all(config[role].max_tokens > 0 for role in needs.roles)
+    assert all(ranker in config.rankers for ranker in needs.rankers)
+    assert ("retriever" in config) == needs.corpus and ("triples" in config) == needs.triples
+    if preset == "paper":
+        assert all("Qwen" in config[role].model for role in needs.roles)
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_a_preset_that_does_not_exist_is_refused(name):
+    with pytest.raises(UserError, match="the presets are small and paper"):
+        cli.load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
 
 
 def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatch):

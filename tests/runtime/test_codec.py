@@ -181,6 +181,8 @@ def test_passages_are_written_as_ids_and_ranked_texts_as_places():
         "order": [2, 0],
         "scores": [0.5, 0.25],
     }
+    request = codec.encode_request(Rank("q", ("a b", passage("p")), 1, "r"))
+    assert request["texts"] == ["a b", {"passage": "p"}]
     found = response_to(Retrieve("q", 1))
     assert found.passages == (passage("q0"),)
     assert codec.encode_response(Retrieve("q", 1), found) == {"passages": ["q0"], "scores": [1.0]}

@@ -4,7 +4,7 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.journal import Journal, Key
-from cirag_jax.runtime.requests import Extract, Generate, Generated, RequestError, Retrieve
+from cirag_jax.runtime.requests import Extract, Generate, Generated, Rank, RequestError, Retrieve
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
 from tests.runtime.recording import Recording, passage, response_to, say
 
@@ -239,6 +239,14 @@ def test_a_handler_that_answers_twice_is_noticed(book):
 
     with pytest.raises(KeyError):
         scheduler(book, Eager(), Recording()).run([job("a")])
+
+
+def test_what_a_method_did_not_declare_is_named(book):
+    def ranks(name):
+        yield Rank(name, ("a",), 1, "passages")
+
+    with pytest.raises(UserError, match=r"asks 'rankers\.passages', which it does not declare"):
+        Scheduler({Retrieve: Recording()}, book).run([job("p", ranks)])
 
 
 def test_two_jobs_of_one_id_are_our_fault(book):
