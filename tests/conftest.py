@@ -85,6 +85,14 @@ def shared_data() -> pathlib.Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def optimised():
+    """XLA's optimisations after all: a real model runs longer than it compiles."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="session")
 def minilm() -> pathlib.Path:
     """The folder with MiniLM's weights and tokenizer inside its package."""

@@ -55,6 +55,7 @@ def read_dataset(
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; {_CONTENTS}.")
+    # One that is there is read: it decides which annotations of the questions stand.
     has_corpus = corpus or (folder / CORPUS).is_file()
     for name, wanted in ((QUESTIONS, questions), (CORPUS, has_corpus)):
         if wanted and not (folder / name).is_file():

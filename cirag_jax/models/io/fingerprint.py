@@ -160,11 +160,11 @@ def check_same(
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Field -> (old value, new value) of what differs; None where one has no such field.
 
-    Fields of blocks are named ``block.field``; those that both have come first.
+    Fields of blocks are named ``block.field``; those that both have come first, in new's order.
     """
     # Through JSON, as it was recorded: tuples became lists.
     old, new = (_flat(json.loads(json.dumps(fields))) for fields in (old, new))
-    names = dict.fromkeys((*(name for name in old if name in new), *old, *new))
+    names = dict.fromkeys((*(name for name in new if name in old), *old, *new))
     pairs = {name: (old.get(name), new.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

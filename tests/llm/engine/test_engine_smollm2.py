@@ -14,19 +14,19 @@ NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine(optimised):
     options = EngineConfig(batch_size=16, cache_lengths=(512,), prefill_chunks=(64,))
     return Engine.open(dtype="float32", options=options)
 
 
 @pytest.fixture(scope="module")
 def requests(shared_data):
-    """Fifty real questions, most with some real facts before them."""
+    """Sixteen real questions, one batch, most with some real facts before them."""
     folder = shared_data / "musique"
     with (folder / "questions.jsonl").open(encoding="utf-8") as file:
-        questions = [json.loads(next(file))["question"] for _ in range(50)]
+        questions = [json.loads(next(file))["question"] for _ in range(16)]
     with (folder / "openie.jsonl").open(encoding="utf-8") as file:
-        facts = [json.loads(next(file))["triples"] for _ in range(50)]
+        facts = [json.loads(next(file))["triples"] for _ in range(16)]
     found = []
     for i, (question, triples) in enumerate(zip(questions, facts, strict=True)):
         known = json.dumps({"fact": triples[: i % 6]}, ensure_ascii=False)
@@ -73,7 +73,7 @@ def test_greedy_texts_are_those_of_transformers(engine, requests, responses):
         )
     theirs = [tokenizer.decode(row) for row in out[:, longest:].tolist()]
     assert [r.text for r in responses] == theirs
-    assert len(set(theirs)) > 40
+    assert len(set(theirs)) > 12
 
 
 @pytest.mark.slow
