@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.fingerprint import check_same
@@ -265,11 +267,6 @@ class Journal:
         self._write("INSERT OR REPLACE INTO meta VALUES ('seconds', ?)", (repr(total),))
         return total
 
-    def all_passages(self) -> dict[str, Passage]:
-        """All passages that recorded responses hold, by id."""
-        with self._named_errors():
-            return _passages(self._db)
-
     def _write(self, statement: str, values: Sequence[Any]) -> None:
         with self._named_errors():
             self._db.execute(statement, values)
@@ -388,7 +385,8 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
 def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
     """All passages that the responses of a journal hold, by id; as `read_records`."""
     with _reading(Path(path)) as db:
-        return _passages(db)
+        rows = db.execute("SELECT record FROM passages ORDER BY id")
+        return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
 
 
 def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -475,23 +473,11 @@ def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> To
 
 def _forgotten(db: sqlite3.Connection) -> Totals:
     row = db.execute("SELECT value FROM meta WHERE key = 'forgotten'").fetchone()
-    if row is None:
-        return Totals()
-    held = json.loads(row[0])
-    usage = {role: Usage(**values) for role, values in held["usage"].items()}
-    return Totals(held["programs"], held["calls"], usage)
-
-
-def _passages(db: sqlite3.Connection) -> dict[str, Passage]:
-    rows = db.execute("SELECT record FROM passages ORDER BY id")
-    return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
+    return Totals() if row is None else msgspec.convert(json.loads(row[0]), Totals)
 
 
 def _passage(text: str) -> Passage:
-    data = json.loads(text)
-    if data["sentences"] is not None:
-        data["sentences"] = tuple(data["sentences"])
-    return Passage(**data)
+    return msgspec.convert(json.loads(text), Passage)
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> UserError:
