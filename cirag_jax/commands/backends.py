@@ -3,11 +3,13 @@
 import contextlib
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
-from cirag_jax.llm.types import Backend, Usage
+from cirag_jax.llm import openai_format
+from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io.fingerprint import of_model, of_packages
 
 BACKENDS = ("jax", "openai", "transformers")
@@ -42,6 +44,26 @@ def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     open_local = _open_torch if config.backend == "transformers" else _open_engine
     with _adapter_folder(config.adapter) as adapter:
         return open_local(config, adapter)
+
+
+def check_abilities(config: Any, name: str, wanted: Sequence[Ability]) -> None:
+    """Raises UserError where the backend of ``config.<name>`` cannot give something wanted."""
+    block, lacks = config[name], set[str]()
+    if block.backend == "transformers":
+        lacks = {"attention"}
+    elif block.backend == "openai":
+        server = openai_format.SERVERS.get(block.server)
+        lacks = {"entropy", "attention", "score"}
+        for ability in ("continue_final", "json_schema", "logprobs"):
+            if server is not None and not getattr(server, ability):
+                lacks.add(ability)
+    missing = [ability for ability in wanted if ability in lacks]
+    if missing:
+        where = f" (server={block.server})" if block.backend == "openai" else ""
+        raise UserError(
+            f"config.{name}.backend={block.backend}{where} does not give {' and '.join(missing)}, "
+            f"which config.{config.method} needs; backend=jax does."
+        )
 
 
 def model_name(config: Any) -> str | None:

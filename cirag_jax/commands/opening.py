@@ -65,6 +65,8 @@ def check(config: Config, needs: Needs) -> None:
     """Raises UserError where a block cannot give what is needed, before anything is opened."""
     for name in needs.rankers:
         check_ranker(config.rankers[name], name)
+    for role, wanted in needs.abilities.items():
+        backends.check_abilities(config, role, wanted)
     if needs.feedback and config.retriever.kind == "bm25":
         raise UserError(
             f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "

@@ -132,7 +132,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
     for index, hop in enumerate(hops):
         needed = {last_step[parent] for parent in hop.parents}
         step = None
-        for unit in _units_of_hop(dataset, hop, _fact_of(hop, index, answers), kind):
+        for unit in units_of_hop(dataset, hop, index, answers, kind):
             step = steps.setdefault(unit, len(steps))
             if not comparison:
                 # A unit that is already in the chain needs nothing that comes after it.
@@ -164,9 +164,14 @@ def _fact_of(hop: Hop, index: int, answers: Mapping[int, str]) -> _Fact:
     return _Fact(annotations.fill(about, answers), answers.get(index, ""))
 
 
-def _units_of_hop(dataset: Dataset, hop: Hop, fact: _Fact, kind: UnitKind) -> list[Unit]:
-    """The units that state a hop: one at the best of its places, or one at each sentence."""
-    places = hop.places
+def units_of_hop(
+    dataset: Dataset, hop: Hop, index: int, answers: Mapping[int, str], kind: UnitKind
+) -> list[Unit]:
+    """The units that state the ``index``-th hop of a question, whose hops have these answers.
+
+    One at the best of its places, or one at each sentence.
+    """
+    fact, places = _fact_of(hop, index, answers), hop.places
     if places and (hop.triple is not None or places[0][1] is None):
         places = (max(places, key=functools.partial(_place_score, dataset, fact)),)
     units = (_unit_at(dataset, hop, fact, *place, kind) for place in places)

@@ -239,27 +239,20 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def table(stats: Mapping[str, Any]) -> str:
     """The statistics for a person."""
-    names = {
-        "trajectories": "trajectories",
-        "steps": "rounds per trajectory",
-        "candidates": "candidates per round",
-        "core": "core triples per round",
-        "empty_core": "rounds without core triples",
-        "retrieval_misses": "rounds without a gold candidate",
-        "retried": "trajectories that asked again",
-        "early_stops": "trajectories that stopped unsolved",
-        "solved": "trajectories solved",
-        "gold_retrieved": "gold passages retrieved",
+    rows = {
+        "trajectories": ("trajectories", "{:,}"),
+        "steps": ("rounds per trajectory", "{:.2f}"),
+        "candidates": ("candidates per round", "{:.2f}"),
+        "core": ("core triples per round", "{:.2f}"),
+        "empty_core": ("rounds without core triples", "{:.1%}"),
+        "retrieval_misses": ("rounds without a gold candidate", "{:.1%}"),
+        "retried": ("trajectories that asked again", "{:.1%}"),
+        "early_stops": ("trajectories that stopped unsolved", "{:.1%}"),
+        "solved": ("trajectories solved", "{:.1%}"),
+        "gold_retrieved": ("gold passages retrieved", "{:.1%}"),
     }
-    shares = list(names)[4:]
-    rows = []
-    for name, words in names.items():
-        value = stats[name]
-        if value is None:
-            text = "unknown"
-        elif name in shares:
-            text = f"{100 * value:.1f} %"
-        else:
-            text = f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-        rows.append(f"  {words:<48}{text:>10}")
-    return "\n".join(rows)
+    lines = []
+    for name, (words, form) in rows.items():
+        text = "unknown" if stats[name] is None else form.format(stats[name])
+        lines.append(f"  {words:<48}{text.replace('%', ' %'):>10}")
+    return "\n".join(lines)

@@ -262,7 +262,7 @@ class TransformersBackend:
         token = _choose(row, self._without_repeats(row, logits_V))
         row.tokens.append(token)
         request = row.request
-        if request.logprobs or request.top_logprobs or request.entropy:
+        if request.wants_tokens:
             row.found.append(self._describe(logits_V, token, request))
         if row.grammar is not None:
             row.grammar.advance(token)
@@ -311,12 +311,11 @@ class TransformersBackend:
             seconds=time.perf_counter() - row.start,
             truncated=int(row.truncated > 0),
         )
-        wants = request.logprobs or request.top_logprobs or request.entropy
         return Generated(
             text,
             "stop" if row.ended else "length",
             usage,
-            tokens=tuple(row.found) if wants else None,
+            tokens=tuple(row.found) if request.wants_tokens else None,
         )
 
     # ------------------------------------------------------------------------------------- scoring

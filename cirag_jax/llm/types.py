@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from cirag_jax.types import Usage
 
 FinishReason = Literal["stop", "length", "error"]
+# What only some backends give, by the fields of `Generate`; ``score`` is the request `Score`.
+Ability = Literal["logprobs", "entropy", "attention", "score", "json_schema", "continue_final"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Generate:
       logprobs: return each generated token's log-probability.
       top_logprobs: also return this many most probable alternatives per token (implies logprobs).
       entropy: return the entropy (nats) of each token's distribution over the vocabulary.
-      attention: return the last layer's attention of each generated token.
+      attention: above 0: return so many of the positions that each generated token looked at most,
+        and the largest attention that later tokens gave it.
     """
 
     messages: tuple[Message, ...]
@@ -67,7 +68,12 @@ class Generate:
     logprobs: bool = False
     top_logprobs: int = 0
     entropy: bool = False
-    attention: bool = False
+    attention: int = 0
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether anything is asked about single tokens."""
+        return self.logprobs or self.entropy or self.top_logprobs > 0 or self.attention > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +103,11 @@ class Token:
       logprob: natural logarithm of its probability before temperature and top-p.
       top: (text, id, logprob) of the most probable alternatives, best first.
       entropy: of the whole distribution, in nats.
+      offset: of its first character in the response's text.
+      attended: (text, position, weight) of the tokens that were looked at most when it was written,
+        most first; positions count the prompt's tokens and the generated ones from 0. Weights are
+        the last layer's, averaged over its heads (DRAGIN, Su et al., 2024, section 3.2).
+      received: the largest such weight that it got from the tokens after it, itself excepted.
     """
 
     text: str
@@ -104,6 +115,9 @@ class Token:
     logprob: float | None = None
     top: tuple[tuple[str, int, float], ...] = ()
     entropy: float | None = None
+    offset: int = -1
+    attended: tuple[tuple[str, int, float], ...] = ()
+    received: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,9 +131,7 @@ class Generated:
       usage: tokens and seconds of this request.
       error: one sentence saying why there is no text, else None. A method never sees one: its
         request fails.
-      tokens: per generated token, where the request asked for log-probabilities or entropies.
-      attention_TNS: last-layer attention (fp32) of each generated token T, per head N, over prompt
-        and generated tokens S, where asked; zero after the token itself.
+      tokens: per generated token, where the request asked for anything about them.
     """
 
     text: str
@@ -127,7 +139,6 @@ class Generated:
     usage: Usage = Usage()
     error: str | None = None
     tokens: tuple[Token, ...] | None = None
-    attention_TNS: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -103,8 +103,10 @@ class CiragConfig:
         """Without rounds there are no triples, so nothing to rank or to integrate."""
         rounds = self.max_steps > 0
         asks = rounds and self.integrator == "model"
+        continues = asks and self.prefilled_headers
         return Needs(
             roles=("integrator", "reader") if asks else ("reader",),
+            abilities={"integrator": ("continue_final",)} if continues else {},
             rankers=("triples",) if rounds and self.use_reranker else (),
             triples=rounds,
         )

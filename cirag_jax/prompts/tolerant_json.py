@@ -3,6 +3,10 @@
 Models wrap JSON in prose and code fences, write it with single quotes, leave commas over, or are
 cut off in the middle of a list. `find_json` reads what it can and says what was wrong. The text is
 hostile: time and memory are bounded by its length, and no input makes it raise.
+
+Not by the library json-repair (0.64.6): 20,000 characters such as ``["["["`` take it 20 seconds or
+end in a RecursionError, it takes half of a string that was cut off for the whole, gives infinities
+and unpaired surrogates, and does not tell what was repaired from what was lost.
 """
 
 import dataclasses

@@ -6,10 +6,10 @@ file or a network, and a test drives it by hand.
 """
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from cirag_jax.llm.types import Generate, Generated, Score, Scored
+from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
 from cirag_jax.types import Feedback, Passage, Question, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
@@ -107,6 +107,7 @@ class Needs:
 
     Attributes:
       roles: language models, each a block of the config.
+      abilities: what a role is asked for that not every backend gives.
       rankers: each a block of ``config.rankers``.
       corpus: passages, by `Retrieve`.
       feedback: whether it retrieves by vectors that passages move.
@@ -116,6 +117,7 @@ class Needs:
     """
 
     roles: tuple[str, ...] = ()
+    abilities: Mapping[str, tuple[Ability, ...]] = dataclasses.field(default_factory=dict)
     rankers: tuple[str, ...] = ()
     corpus: bool = True
     feedback: bool = False

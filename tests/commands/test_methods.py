@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import runpy
 
 import pytest
@@ -12,9 +13,11 @@ from cirag_jax.commands import opening, task
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
+from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Demonstrate, Needs, Rank, Retrieve
 from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step
+from configs.methods import cirag as cirag_config
 from tests import tiny
 from tests.answering import arguments, lines, tiny_folders
 
@@ -197,6 +200,39 @@ def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
     opening.check(config, Needs())
     with pytest.raises(UserError, match=r"config\.retriever\.kind=bm25 has no vectors"):
         opening.check(config, Needs(feedback=True))
+
+
+@pytest.mark.parametrize(
+    ("block", "wanted", "said"),
+    [
+        (
+            {"backend": "transformers"},
+            ("logprobs", "attention"),
+            "transformers does not give atten",
+        ),
+        ({"backend": "openai"}, ("entropy", "score"), "does not give entropy and score"),
+        ({"backend": "openai", "server": "transformers"}, ("logprobs",), "(server=transformers)"),
+        ({"backend": "openai", "server": "vllm"}, ("continue_final", "logprobs"), None),
+        ({"backend": "jax"}, ("attention", "score", "entropy"), None),
+    ],
+)
+def test_what_a_backend_cannot_give_is_refused_before_anything_opens(block, wanted, said):
+    config = cirag_config.get_config()
+    config.reader.update(block)
+    needs = Needs(roles=("reader",), abilities={"reader": wanted})
+    if said is None:
+        opening.check(config, needs)
+        return
+    with pytest.raises(UserError, match=re.escape(said)):
+        opening.check(config, needs)
+
+
+def test_prefilled_headers_need_a_backend_that_continues():
+    config = cirag_config.get_config("small")
+    config.integrator.backend = "openai"
+    needs = CiragConfig(prefilled_headers=True).needs
+    with pytest.raises(UserError, match="config.integrator.backend=openai .* continue_final"):
+        opening.check(config, needs)
 
 
 def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_path):

@@ -281,7 +281,7 @@ def test_bad_requests_fail_alone(causal_folder):
     requests = {
         "long": ask(long),
         "fits": Generate(fits, "", 99),
-        "attention": ask("q", attention=True),
+        "attention": ask("q", attention=3),
         "schema": ask("q", json_schema={"type": "strin"}),
         "fine": ask("q"),
     }

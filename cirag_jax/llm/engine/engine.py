@@ -438,5 +438,7 @@ def _check(request: Generate) -> None:
         raise UserError(f"top_p is {request.top_p}; it must be in (0, 1].")
     if request.top_logprobs < 0:
         raise UserError(f"top_logprobs is {request.top_logprobs}; it must not be negative.")
+    if not 0 <= request.attention <= 100:
+        raise UserError(f"attention is {request.attention}; it must be between 0 and 100.")
     if any(not stop for stop in request.stop):
         raise UserError("a stop string is empty.")

@@ -29,7 +29,8 @@ class Row:
       cached: prompt tokens that were not computed again.
       started: `time.perf_counter` at admission.
       tokens: generated so far.
-      found: per name of `sampling.describe` (and ``attention``), one value a generated token.
+      found: per name of `sampling.describe` and of `steps.decode`, one value a generated token.
+      received: fp32, per position the largest attention of the steps so far; where asked for.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Row:
     started: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
     found: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    received: np.ndarray | None = None
 
     @property
     def all_tokens(self) -> np.ndarray:
@@ -55,7 +57,10 @@ class Row:
         new = int((tokens_T >= 0).sum())
         self.tokens.extend(tokens_T[:new].tolist())
         for name, values in chunk.items():
-            if name != "token":
+            if name == "received":
+                seen = values[number]
+                self.received = seen if self.received is None else np.maximum(self.received, seen)
+            elif name != "token":
                 self.found.setdefault(name, []).extend(values[:new, number])
         if self.grammar is not None and new:
             self.grammar.advance(self.tokens[-1])
@@ -74,7 +79,6 @@ class Row:
             "stop" if ended else "length",
             self._usage(),
             tokens=self._described(),
-            attention_TNS=self._attention(),
         )
 
     def _usage(self) -> Usage:
@@ -110,26 +114,32 @@ class Row:
         return text[: min(ends)]
 
     def _described(self) -> tuple[Token, ...] | None:
-        wanted = self.request
-        if not (wanted.logprobs or wanted.top_logprobs or wanted.entropy):
+        if not self.request.wants_tokens:
             return None
-        piece, found = self.tokenizer.piece, self.found
-        tokens = []
-        for i, token in enumerate(self.tokens):
-            top = ()
-            if wanted.top_logprobs:
-                pairs = zip(found["top_ids"][i], found["top_logprobs"][i], strict=True)
-                pairs = list(pairs)[: wanted.top_logprobs]
-                top = tuple((piece(int(t)), int(t), float(p)) for t, p in pairs)
-            entropy = float(found["entropy"][i]) if wanted.entropy else None
-            tokens.append(Token(piece(token), token, float(found["logprob"][i]), top, entropy))
-        return tuple(tokens)
+        return tuple(self._token(i) for i in range(len(self.tokens)))
 
-    def _attention(self) -> np.ndarray | None:
-        if not self.request.attention:
-            return None
-        length = len(self.prompt) + len(self.tokens)
-        return np.stack([probs_NS[:, :length] for probs_NS in self.found["attention"]])
+    def _token(self, i: int) -> Token:
+        wanted, piece, found = self.request, self.tokenizer.piece, self.found
+        top, attended, received = (), (), None
+        if wanted.top_logprobs:
+            pairs = zip(found["top_ids"][i], found["top_logprobs"][i], strict=True)
+            top = tuple((piece(int(t)), int(t), float(p)) for t, p in pairs)
+        if wanted.attention and self.received is not None:
+            tokens = self.all_tokens
+            pairs = zip(found["attended"][i], found["weights"][i], strict=True)
+            # A text shorter than what was asked for has no more positions.
+            attended = tuple((piece(int(tokens[s])), int(s), float(w)) for s, w in pairs if w > 0)
+            received = float(self.received[len(self.prompt) + i])
+        return Token(
+            piece(self.tokens[i]),
+            self.tokens[i],
+            float(found["logprob"][i]) if wanted.logprobs or wanted.top_logprobs else None,
+            top[: wanted.top_logprobs],
+            float(found["entropy"][i]) if wanted.entropy else None,
+            len(self._text(self.tokens[:i])),
+            attended[: wanted.attention],
+            received,
+        )
 
 
 def upload(slots: Sequence[Row | None], history: int = 0) -> Rows:

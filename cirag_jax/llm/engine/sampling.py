@@ -33,7 +33,7 @@ class Details:
     logprobs: bool = False
     top_logprobs: int = 0
     entropy: bool = False
-    attention: bool = False
+    attention: int = 0
 
     @property
     def distribution(self) -> bool:

@@ -150,7 +150,9 @@ def decode(
 
     Returns:
       The cache, and arrays that start with ``[steps, B]``: ``token`` (int32, -1 where the row had
-      ended) and what ``details`` asks for; ``attention`` is fp32 ``[steps, B, N, S]``.
+      ended) and what ``details`` asks for: ``attended`` and ``weights`` are the positions that
+      each step looked at most (``[steps, B, n]``); ``received`` (fp32 ``[B, S]``) is the largest
+      weight that any step of the chunk gave to each position before its own.
     """
 
     def step(rows, cache):
@@ -174,7 +176,11 @@ def decode(
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, cache["k"][-1], mask_BTS)
-            found["attention"] = probs_BTNS[:, 0]
+            weight_BS = probs_BTNS[:, 0].mean(1)
+            found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)
+            own_BS = jnp.arange(weight_BS.shape[1]) == rows.position_B[:, None]
+            idle_BS = own_BS | (rows.left_B == 0)[:, None]
+            found["received"] = jnp.where(idle_BS, 0.0, weight_BS)
         return cache, next_B, found
 
     def advance(rows, next_B):
@@ -202,11 +208,18 @@ def decode(
         i, rows, cache, out = state
         cache, next_B, found = step(rows, cache)
         found["token"] = jnp.where(rows.left_B > 0, next_B, -1)
-        out = {name: out[name].at[i].set(found[name]) for name in out}
+        out = {
+            name: jnp.maximum(values, found[name])
+            if name == "received"
+            else values.at[i].set(found[name])
+            for name, values in out.items()
+        }
         return i + 1, advance(rows, next_B), cache, out
 
     shapes = jax.eval_shape(lambda: step(rows, cache)[2])
     out = {name: jnp.zeros((steps, *s.shape), s.dtype) for name, s in shapes.items()}
+    if details.attention:
+        out["received"] = out["received"][0]
     out["token"] = jnp.full((steps, rows.token_B.shape[0]), -1, jnp.int32)
     state = (jnp.int32(0), rows, cache, out)
     _, _, cache, out = jax.lax.while_loop(

@@ -17,6 +17,7 @@ from cirag_jax.llm.types import Generate, Message, Score
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
+from cirag_jax.runtime import codec
 from tests import tiny_decoder
 
 SIZES = {
@@ -263,7 +264,7 @@ def test_details_are_those_of_transformers(engine, folder):
     import torch
     from transformers import AutoModelForCausalLM
 
-    request = ask(text(8, 5), max_tokens=12, top_logprobs=3, entropy=True, attention=True)
+    request = ask(text(8, 5), max_tokens=12, top_logprobs=3, entropy=True, attention=4)
     response = engine.generate([request])[0]
     prompt = engine.tokenizer.encode_prompt(request.messages)
     ids = np.concatenate([prompt, [t.id for t in response.tokens]])
@@ -283,8 +284,22 @@ def test_details_are_those_of_transformers(engine, folder):
         assert [t[1] for t in token.top] == best.tolist()
         np.testing.assert_allclose([t[2] for t in token.top], logprobs[i, best], atol=2e-5)
         assert token.text == engine.tokenizer.piece(token.id)
-    expected = out.attentions[-1][0].numpy().transpose(1, 0, 2)[rows]
-    np.testing.assert_allclose(response.attention_TNS, expected, atol=2e-6)
+    weights_TS = out.attentions[-1][0].numpy().mean(0)[rows]
+    for i, token in enumerate(response.tokens):
+        best = np.argsort(-weights_TS[i])[:4]
+        assert [position for _, position, _ in token.attended] == best.tolist()
+        assert [piece for piece, *_ in token.attended] == [
+            engine.tokenizer.piece(int(ids[position])) for position in best
+        ]
+        np.testing.assert_allclose([w for *_, w in token.attended], weights_TS[i, best], atol=2e-6)
+        # Row i + 1 is of the token itself; what later ones gave it is from row i + 2 on.
+        later = weights_TS[i + 2 :, len(prompt) + i]
+        assert token.received == pytest.approx(later.max(initial=0.0), abs=2e-6)
+        written = engine.tokenizer.decode([t.id for t in response.tokens[:i]])
+        assert token.offset == len(written)
+    # The journal and the cache hold all of it.
+    encoded = json.loads(codec.dump(codec.encode_response(request, response)))
+    assert codec.decode_response(request, encoded) == response
 
 
 def test_scores_are_the_models_logprobs(engine, reusing, folder):
