@@ -25,18 +25,11 @@ from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.training import (
-    cross_entropy,
-    decision_quality,
-    lora_step,
-    optimizers,
-    resume,
-    utilisation,
-)
+from cirag_jax.training import cross_entropy, decision_quality, lora_step, mfu, optimizers
+from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import conversations, packing
 from cirag_jax.training.data.examples import Example, Part
 from cirag_jax.training.data.packing import Layout, MicroBatch
-from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Trajectory
 
@@ -85,7 +78,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         max_tokens=config.max_tokens,
     )
     total_steps = len(plan.steps)
-    resume.announce(
+    state_lib.announce(
         f"{len(data.train):,} examples ({sum(len(e.tokens_T) for e in data.train):,} tokens, "
         f"{sum(int(e.weight_T.sum()) for e in data.train):,} of them supervised), "
         f"{len(data.dev):,} dev examples, {total_steps:,} steps of "
@@ -95,30 +88,26 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Adapter and optimiser ------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    state = lora_step.make_state(model_config, lora_config, tx, config.seed, mesh)
+    fresh = lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh)
+    state = state_lib.make_state(fresh, tx, config.seed, mesh)
     train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": config.component,
-        "model": resume.absolute(spec),
+        "model": state_lib.absolute(spec),
         "lora": lora_description(lora_config),
         "length": layout.length,
         "prompt": data.described,
         "prompt_digest": data.prompt_digest,
         "trained_on": data.trained_on,
         "num_candidates": data.num_candidates,
-        "run": {**resume.fingerprint(config, _FREE), resume.EXAMPLES: data.digest()},
+        "run": {**state_lib.fingerprint(config, _FREE), state_lib.EXAMPLES: data.digest()},
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
-    first_step = 0
-    if checkpoints.latest_step() is not None:
-        resume.check_same_run(checkpoints.meta(), meta, workdir)
-        restored = checkpoints.restore(None, state)
-        state, first_step = restored.state, restored.step
-        resume.announce(f"going on from step {first_step} of {total_steps}")
+    state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
     losses = make_evaluate(
@@ -129,41 +118,34 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def evaluate(adapter: nnx.State) -> dict[str, float]:
         return {**losses(adapter), **decide(adapter)}
 
-    report = _Report(model_config, lora_config)
+    describe = make_describe(model_config, lora_config)
     complete, step = True, first_step
     with (
         checkpoints,
         jax.set_mesh(mesh),
-        resume.open_metrics(config, workdir, total_steps, first_step) as writer,
+        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
-            writer.evaluate(0, evaluate, state.adapter)  # The base: where training starts.
-        pending = None  # Metrics of the step before, fetched once the next one is under way.
+            writer.evaluate(0, evaluate, state.params)  # The base: where training starts.
+        report = state_lib.Report(writer, "Lower config.optimizer.learning_rate", describe)
         for step in range(first_step + 1, total_steps + 1):
             rows = plan.steps[step - 1]
             pieces = packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)
             sent = time.monotonic()
             placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
             state, metrics = train_step(state, params, placed)
-            if pending is not None:
-                report.finish(writer, *pending)
-            pending = (step, metrics, pieces, sent)
+            report.sent(step, metrics, pieces, sent)
 
-            last = step == total_steps
-            stop = preemption.should_stop(step) or resume.out_of_time(
+            last, dev = step == total_steps, None
+            stop = preemption.should_stop(step) or state_lib.out_of_time(
                 start, config.stop_after_minutes
             )
-            dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
-                report.finish(writer, *pending)
-                pending = None
-                dev = writer.evaluate(step, evaluate, state.adapter)
-            due = config.save_every and step % config.save_every == 0
-            if last or stop or due or dev is not None:
-                if pending is not None:
-                    report.finish(writer, *pending)  # Never save a state that is not finite.
-                    pending = None
+                report.finish()
+                dev = writer.evaluate(step, evaluate, state.params)
+            if dev is not None or stop or (config.save_every and step % config.save_every == 0):
+                report.finish()  # Never save a state that is not finite.
                 checkpoints.save(step, state, {"step": step}, meta, dev or None)
             if stop and not last:
                 complete = False
@@ -377,44 +359,25 @@ def make_decide(
 # ------------------------------------------------------------------------------------ bookkeeping
 
 
-class _Report:
-    """Writes a step's figures, and stops on one that is not finite."""
+def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Any:
+    """What a step's metrics say beside loss and norms, for `state.Report`."""
+    peak = mfu.peak_flops(jax.devices()[0].device_kind)
 
-    def __init__(self, config: DecoderConfig, lora_config: LoraConfig):
-        self.config, self.lora = config, lora_config
-        peak = utilisation.peak_flops(jax.devices()[0].device_kind)
-        self.peak = None if peak is None else peak * jax.device_count()
-        self.clock = StepClock()
-
-    def finish(
-        self,
-        writer: MetricWriter,
-        step: int,
-        metrics: dict[str, jax.Array],
-        pieces: Sequence[MicroBatch],
-        sent: float,
-    ) -> None:
-        """Fetches a step's metrics, which waits for it, and writes them.
-
-        Raises:
-          UserError: one of them is not finite.
-        """
-        values = fetch(step, metrics, "Lower config.optimizer.learning_rate")
-        seconds = self.clock.seconds(sent)
+    def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:
         tokens = sum(piece.tokens for piece in pieces)
         supervised = values.pop("tokens")
         values["supervised_tokens"] = supervised
         values["tokens_per_second"] = tokens / seconds
         values["packing_efficiency"] = tokens / sum(p.batch.tokens_BT.size for p in pieces)
-        if self.peak is not None:
-            flops = utilisation.lora_flops(
-                self.config,
-                self.lora.rank,
-                self.lora.names,
+        if peak is not None:
+            flops = mfu.lora_flops(
+                config,
+                lora_config.rank,
+                lora_config.names,
                 tokens=tokens,
                 supervised=int(supervised),
                 attended=sum(piece.attended for piece in pieces),
             )
-            values["utilisation"] = flops / seconds / self.peak
-        writer.write(step, {f"train/{name}": value for name, value in values.items()})
-        writer.progress(step, values["loss"])
+            values["mfu"] = flops / seconds / (peak * jax.device_count())
+
+    return describe

@@ -1,13 +1,11 @@
 """Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
 
 import dataclasses
-import functools
 import pathlib
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -22,20 +20,11 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.rankers import TripleText
-from cirag_jax.training import gradient_cache, optimizers, resume
+from cirag_jax.training import gradient_cache, optimizers
+from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
-from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
-
-
-class TrainState(NamedTuple):
-    """All that a step changes: float32 parameters, optimiser state, steps done, RNG key."""
-
-    params: nnx.State
-    opt_state: optax.OptState
-    step: jax.Array
-    key: jax.Array
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -72,8 +61,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     steps_per_epoch = max(len(chains) // questions_per_step, 1)
     total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    state = make_state(encoder, tx, config.seed, mesh)
-    resume.announce(
+    state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
+    state_lib.announce(
         f"{len(chains):,} chains, {len(dev_questions):,} dev questions, {total_steps:,} steps of "
         f"{config.batch_size} queries, mesh {dict(mesh.shape)}, "
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
@@ -82,7 +71,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "aligner",
-        "model": resume.absolute(config.model.spec),
+        "model": state_lib.absolute(config.model.spec),
         "pooling": encoder.pooling,
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
@@ -90,17 +79,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
-        "run": resume.fingerprint(config),
+        "run": state_lib.fingerprint(config),
     }
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
-    first_step = 0
-    if checkpoints.latest_step() is not None:
-        resume.check_same_run(checkpoints.meta(), meta, workdir)
-        restored = checkpoints.restore(None, state, batches)
-        state, first_step = restored.state, restored.step
-        resume.announce(f"going on from step {first_step} of {total_steps}")
+    state, first_step = state_lib.restore(checkpoints, state, meta, total_steps, batches)
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, dataset, dev_questions, encoder, mesh)
@@ -108,35 +92,27 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     with (
         checkpoints,
         jax.set_mesh(mesh),
-        resume.open_metrics(config, workdir, total_steps, first_step) as writer,
+        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # The frozen encoder: where training starts.
-        clock = StepClock()
-        pending = None  # Metrics of the step before, fetched once the next one is under way.
+        report = state_lib.Report(writer, _ADVICE, _describe)
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
             sent = time.monotonic()
             state, metrics = train_step(encoder.graphdef, tx, state, batch, config, mesh)
-            if pending is not None:
-                _finish(writer, clock, *pending)
-            pending = (step, metrics, batch, sent)
+            report.sent(step, metrics, batch, sent)
 
-            last = step == total_steps
-            stop = preemption.should_stop(step) or resume.out_of_time(
+            last, dev = step == total_steps, None
+            stop = preemption.should_stop(step) or state_lib.out_of_time(
                 start, config.stop_after_minutes
             )
-            dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
-                _finish(writer, clock, *pending)
-                pending = None
+                report.finish()
                 dev = writer.evaluate(step, evaluate, state.params)
-            due = config.save_every and step % config.save_every == 0
-            if last or stop or due or dev is not None:
-                if pending is not None:
-                    _finish(writer, clock, *pending)  # Never save a state that is not finite.
-                    pending = None
+            if dev is not None or stop or (config.save_every and step % config.save_every == 0):
+                report.finish()  # Never save a state that is not finite.
                 checkpoints.save(step, state, batches, meta, dev or None)
             if stop and not last:
                 complete = False
@@ -163,11 +139,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 def train_step(
     graphdef: nnx.GraphDef,
     tx: optax.GradientTransformation,
-    state: TrainState,
+    state: state_lib.TrainState,
     batch: pools_lib.Batch,
     config: Config,
     mesh: jax.sharding.Mesh,
-) -> tuple[TrainState, dict[str, jax.Array]]:
+) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """One optimiser step on one global batch; ``state`` is donated. Call under ``set_mesh(mesh)``.
 
     Returns:
@@ -188,36 +164,11 @@ def train_step(
     return state, {"loss": loss, **metrics, **norms}
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _apply_gradient(
-    tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    params: Any = optax.apply_updates(state.params, updates)
-    norms = {
-        "gradient_norm": optax.tree.norm(gradient),
-        "update_norm": optax.tree.norm(updates),
-        "parameter_norm": optax.tree.norm(params),
-    }
-    return TrainState(params, opt_state, state.step + 1, state.key), norms
+_apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
 
 
 def _width(params: Any) -> int:
     return params["embedding_norm_scale"].shape[0]
-
-
-def make_state(
-    encoder: TextEncoder, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
-) -> TrainState:
-    """The state before the first step, on the mesh; optimiser moments lie like their parameters."""
-
-    def init(params: nnx.State) -> TrainState:
-        # A copy: donation would otherwise delete the encoder's own parameters.
-        params = jax.tree.map(jnp.copy, params)
-        return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
-
-    placed = sharding.state_sharding(jax.eval_shape(init, encoder.state), mesh)
-    return jax.jit(init, out_shardings=placed)(encoder.state)
 
 
 def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> gradient_cache.DeviceBatch:
@@ -264,18 +215,7 @@ def split_questions(
                 "choose another config.dev.split or config.dev.fold"
             )
         return train, dev
-    held_out = config.dev.questions
-    if held_out >= len(train):
-        raise UserError(
-            f"config.dev.questions={held_out} would leave none of the {len(train)} questions to "
-            "train on"
-        )
-    order = np.random.default_rng(config.data.seed).permutation(len(train))
-    dev_ids = set(order[len(train) - held_out :].tolist())
-    return (
-        tuple(q for i, q in enumerate(train) if i not in dev_ids),
-        tuple(q for i, q in enumerate(train) if i in dev_ids),
-    )
+    return state_lib.hold_out(train, config)
 
 
 def make_batches(
@@ -356,18 +296,9 @@ def make_evaluate(
 # ------------------------------------------------------------------------------------ bookkeeping
 
 
-def _finish(
-    writer: MetricWriter,
-    clock: StepClock,
-    step: int,
-    metrics: dict[str, jax.Array],
-    batch: pools_lib.Batch,
-    sent: float,
-) -> None:
-    """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""
-    advice = "Lower config.optimizer.learning_rate or raise config.temperature"
-    values = fetch(step, metrics, advice)
-    values["tokens_per_second"] = batch.tokens / clock.seconds(sent)
+_ADVICE = "Lower config.optimizer.learning_rate or raise config.temperature"
+
+
+def _describe(values: dict[str, float], batch: pools_lib.Batch, seconds: float) -> None:
+    values["tokens_per_second"] = batch.tokens / seconds
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
-    writer.write(step, {f"train/{name}": value for name, value in values.items()})
-    writer.progress(step, values["loss"])

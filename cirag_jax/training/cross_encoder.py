@@ -6,7 +6,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,20 +27,11 @@ from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText
-from cirag_jax.training import optimizers, resume
+from cirag_jax.training import optimizers
+from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pairs as data_lib
-from cirag_jax.training.metrics import MetricWriter, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
-
-
-class TrainState(NamedTuple):
-    """All that a step changes: float32 parameters, optimiser state, steps done, RNG key."""
-
-    params: nnx.State
-    opt_state: optax.OptState
-    step: jax.Array
-    key: jax.Array
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -57,7 +48,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
-    train_questions, dev_questions = split_questions(questions, config)
+    train_questions, dev_questions = state_lib.hold_out(questions, config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     bi_encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
     targets = make_targets(config, dataset, train_questions, bi_encoder)
@@ -84,8 +75,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         remat=config.model.remat,
     )
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    state = make_state(model, tx, config.seed, mesh)
-    resume.announce(
+    state = state_lib.make_state(model.state, tx, config.seed, mesh)
+    state_lib.announce(
         f"{len(targets):,} positives ({_count_kinds(targets)}), {len(dev_questions):,} dev "
         f"questions, {total_steps:,} steps of {config.targets_per_step} positives, "
         f"mesh {dict(mesh.shape)}"
@@ -94,48 +85,46 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Restore --------------------------------------------------------------------------------
     meta = {
         "component": "cross_encoder",
-        "model": resume.absolute(config.model.spec),
+        "model": state_lib.absolute(config.model.spec),
         "max_length": model.max_length,
         "triple_text": None,
-        "run": resume.fingerprint(config, ("evaluate", "component")),
+        "run": state_lib.fingerprint(config, ("evaluate", "component")),
     }
     if "triple" in config.kinds:
         meta["triple_text"] = dataclasses.asdict(TripleText("tuple", config.normalization))
     checkpoints = Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
-    first_step = 0
-    if checkpoints.latest_step() is not None:
-        resume.check_same_run(checkpoints.meta(), meta, workdir)
-        restored = checkpoints.restore(None, state)
-        state, first_step = restored.state, restored.step
-        resume.announce(f"going on from step {first_step} of {total_steps}")
+    state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, dataset, dev_questions, model, mesh)
     complete = True
     with (
         checkpoints,
-        resume.open_metrics(config, workdir, total_steps, first_step) as writer,
+        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
         PreemptionGuard() as preemption,
     ):
+        if first_step == 0 and config.eval_every:
+            writer.evaluate(0, evaluate, state.params)  # A head that has learned nothing.
+        report = state_lib.Report(writer, "Lower config.optimizer.learning_rate", _describe)
         for step in range(first_step + 1, total_steps + 1):
-            began = time.monotonic()
             pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
             batch = make_batch(config, model, pairs, mesh)
+            sent = time.monotonic()
             with jax.set_mesh(mesh):
                 state, metrics = train_step(model.graphdef, tx, state, batch, config, mesh)
-            _finish(writer, step, metrics, batch, began)
+            report.sent(step, metrics, batch, sent)
 
-            last = step == total_steps
-            stop = preemption.should_stop(step) or resume.out_of_time(
+            last, dev = step == total_steps, None
+            stop = preemption.should_stop(step) or state_lib.out_of_time(
                 start, config.stop_after_minutes
             )
-            dev = None
             if last or (config.eval_every and step % config.eval_every == 0):
+                report.finish()
                 dev = writer.evaluate(step, evaluate, state.params)
-            due = config.save_every and step % config.save_every == 0
-            if last or stop or due or dev is not None:
+            if dev is not None or stop or (config.save_every and step % config.save_every == 0):
+                report.finish()  # Never save a state that is not finite.
                 checkpoints.save(step, state, {"step": step}, meta, dev or None)
             if stop and not last:
                 complete = False
@@ -172,15 +161,15 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 def train_step(
     graphdef: nnx.GraphDef,
     tx: optax.GradientTransformation,
-    state: TrainState,
+    state: state_lib.TrainState,
     batch: data_lib.Batch,
     config: Config,
     mesh: jax.sharding.Mesh,
-) -> tuple[TrainState, dict[str, jax.Array]]:
+) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """One optimiser step on the mean cross-entropy of a batch's pairs; ``state`` is donated.
 
     Returns:
-      The new state, and device scalars: loss, accuracy at logit 0, gradient and update norms.
+      The new state, and device scalars: loss, accuracy at logit 0, and norms.
     """
     key = None
     if config.model.dropout > 0:
@@ -212,29 +201,7 @@ def _add_gradient(graphdef, total, params, arrays, key):
     return found if total is None else jax.tree.map(jnp.add, total, found)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _apply_gradient(tx, state, gradient):
-    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    params: Any = optax.apply_updates(state.params, updates)
-    norms = {
-        "gradient_norm": optax.tree.norm(gradient),
-        "update_norm": optax.tree.norm(updates),
-    }
-    return TrainState(params, opt_state, state.step + 1, state.key), norms
-
-
-def make_state(
-    model: PairEncoder, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
-) -> TrainState:
-    """The state before the first step, on the mesh."""
-
-    def init(params: nnx.State) -> TrainState:
-        # A copy: donation would otherwise delete the model's own parameters.
-        params = jax.tree.map(jnp.copy, params)
-        return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
-
-    placed = sharding.state_sharding(jax.eval_shape(init, model.state), mesh)
-    return jax.jit(init, out_shardings=placed)(model.state)
+_apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
 
 
 def _place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
@@ -242,24 +209,6 @@ def _place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
 
 
 # -------------------------------------------------------------------------------------------- data
-
-
-def split_questions(
-    questions: Sequence[Question], config: Config
-) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Training questions and the last ``config.dev.questions`` of a seeded permutation."""
-    held_out = config.dev.questions
-    if held_out >= len(questions):
-        raise UserError(
-            f"config.dev.questions={held_out} would leave none of the {len(questions)} questions "
-            "to train on"
-        )
-    order = np.random.default_rng(config.data.seed).permutation(len(questions))
-    dev = set(order[len(questions) - held_out :].tolist())
-    return (
-        tuple(q for i, q in enumerate(questions) if i not in dev),
-        tuple(q for i, q in enumerate(questions) if i in dev),
-    )
 
 
 def make_targets(
@@ -422,19 +371,9 @@ def _scorer(
 # ------------------------------------------------------------------------------------ bookkeeping
 
 
-def _finish(
-    writer: MetricWriter,
-    step: int,
-    metrics: dict[str, jax.Array],
-    batch: data_lib.Batch,
-    began: float,
-) -> None:
-    """Fetches a step's metrics, stops on a value that is not finite, writes the rest."""
-    values = fetch(step, metrics, "Lower config.optimizer.learning_rate")
-    values["tokens_per_second"] = batch.tokens / max(time.monotonic() - began, 1e-9)
+def _describe(values: dict[str, float], batch: data_lib.Batch, seconds: float) -> None:
+    values["tokens_per_second"] = batch.tokens / seconds
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
-    writer.write(step, {f"train/{name}": value for name, value in values.items()})
-    writer.progress(step, values["loss"])
 
 
 def _check_config(config: Config) -> None:

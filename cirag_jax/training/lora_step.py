@@ -19,6 +19,7 @@ from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import DecoderConfig, LoraOptions, Params
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy
+from cirag_jax.training.state import TrainState, apply_gradient
 
 Metrics = dict[str, jax.Array]
 
@@ -41,15 +42,6 @@ class Batch(NamedTuple):
     positions_BT: Any = None
     segments_BT: Any = None
     shared_B: Any = None
-
-
-class TrainState(NamedTuple):
-    """All that a step changes: fp32 adapter, its optimiser state, steps done; and the RNG key."""
-
-    adapter: nnx.State
-    opt_state: optax.OptState
-    step: jax.Array
-    key: jax.Array
 
 
 def hidden(
@@ -94,37 +86,6 @@ def loss(
     )
 
 
-def make_state(
-    config: DecoderConfig,
-    lora_config: LoraConfig,
-    tx: optax.GradientTransformation,
-    seed: int,
-    mesh: jax.sharding.Mesh,
-    adapter: nnx.State | None = None,
-) -> TrainState:
-    """The state before the first step, on the mesh; optimiser moments lie like their parameters.
-
-    Args:
-      config: of the base.
-      lora_config: of the adapter.
-      tx: the optimiser; its state covers the adapter alone.
-      seed: of a fresh adapter and of dropout.
-      mesh: the mesh.
-      adapter: where to start from (copied) instead of a fresh adapter.
-    """
-
-    def init(adapter: nnx.State) -> TrainState:
-        # A copy: donation would otherwise delete the caller's own.
-        adapter = jax.tree.map(jnp.copy, adapter)
-        key = jax.random.key(seed)
-        return TrainState(adapter, tx.init(adapter), jnp.zeros((), jnp.int32), key)
-
-    if adapter is None:
-        adapter = lora.init_adapter(config, lora_config, seed, mesh=mesh)
-    placed = sharding.state_sharding(jax.eval_shape(init, adapter), mesh)
-    return jax.jit(init, out_shardings=placed)(adapter)
-
-
 def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
     """Puts a host batch, the same on every process, on the mesh: rows are sharded."""
 
@@ -161,7 +122,7 @@ class TrainStep:
         # Pinned: the second step would otherwise meet other shardings and compile again.
         placed = sharding.state_sharding(state, mesh)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        sums = (placed.adapter, everywhere, everywhere)
+        sums = (placed.params, everywhere, everywhere)
         self._gradient = jax.jit(self._gradient_of, out_shardings=sums)
         self._add = jax.jit(self._sum, donate_argnums=0, out_shardings=sums)
         self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, everywhere))
@@ -172,7 +133,7 @@ class TrainStep:
         """One optimiser step over all micro-batches; ``state`` is donated, ``params`` is not.
 
         Args:
-          state: from `make_state` or the step before.
+          state: from `training.state.make_state` or the step before.
           params: the base.
           batches: micro-batches on the mesh (`place_batch`), of any shapes.
 
@@ -182,7 +143,7 @@ class TrainStep:
         """
         total = None
         for index, batch in enumerate(batches):
-            piece = self._gradient(state.adapter, params, batch, state.key, state.step, index)
+            piece = self._gradient(state.params, params, batch, state.key, state.step, index)
             total = piece if total is None else self._add(total, piece)
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
@@ -210,13 +171,5 @@ class TrainStep:
         gradient, value, count = sums
         share = 1.0 / jnp.maximum(count, 1.0)
         gradient = jax.tree.map(lambda g: g * share, gradient)
-        updates, opt_state = self.tx.update(gradient, state.opt_state, state.adapter)
-        adapter: Any = optax.apply_updates(state.adapter, updates)
-        metrics = {
-            "loss": value * share,
-            "tokens": count,
-            "gradient_norm": optax.tree.norm(gradient),
-            "update_norm": optax.tree.norm(updates),
-            "parameter_norm": optax.tree.norm(adapter),
-        }
-        return TrainState(adapter, opt_state, state.step + 1, state.key), metrics
+        state, norms = apply_gradient(self.tx, state, gradient)
+        return state, {"loss": value * share, "tokens": count, **norms}

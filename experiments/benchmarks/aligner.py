@@ -67,7 +67,8 @@ from cirag_jax.models.io.pretrained import TextEncoder, load_encoder, random_sta
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.data import pools
-from cirag_jax.training.utilisation import peak_flops
+from cirag_jax.training.mfu import peak_flops
+from cirag_jax.training.state import make_state
 from configs import aligner as aligner_config
 from experiments.benchmarks.measure import alternately, row
 
@@ -165,7 +166,7 @@ def our_step(
         encoder.config.pad_id,
     )
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
-    state = [aligner.make_state(encoder, tx, 0, mesh)]
+    state = [make_state(encoder.state, tx, 0, mesh)]
 
     def step() -> float:
         with jax.set_mesh(mesh):
@@ -338,7 +339,7 @@ def _utilisation(
             "seconds": round(seconds[name], 5),
             "tokens_per_second": round(rate),
             "teraflops": round(flops / 1e12, 3),
-            "utilisation": None if peak is None else round(flops / peak, 4),
+            "mfu": None if peak is None else round(flops / peak, 4),
         }
     return {
         "mode": "flops",

@@ -89,9 +89,10 @@ from cirag_jax.models.io.pretrained_decoder import (
     resolve_decoder,
 )
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.training import lora_step, utilisation
+from cirag_jax.training import lora_step, mfu
 from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import trajectory_examples
+from cirag_jax.training.state import make_state
 from experiments.benchmarks.measure import alternately, row
 
 RATE, DECAY = 1e-4, 0.01
@@ -190,7 +191,8 @@ class Ours:
         self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
         self.params = params
         tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=DECAY))
-        self.state = lora_step.make_state(config, self.lora, tx, 0, self.mesh)
+        adapter = lora.init_adapter(config, self.lora, 0, mesh=self.mesh)
+        self.state = make_state(adapter, tx, 0, self.mesh)
         self.step = lora_step.TrainStep(
             config, self.lora, tx, self.state, self.mesh, chunk=flags.chunk
         )
@@ -288,7 +290,7 @@ def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
 def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
     """The adapter that our side starts from, where PEFT finds it."""
     folder = tempfile.TemporaryDirectory()
-    peft_format.save_adapter(ours.state.adapter, ours.lora, folder.name)
+    peft_format.save_adapter(ours.state.params, ours.lora, folder.name)
     return folder
 
 
@@ -402,7 +404,7 @@ def _peak_memory() -> float:
 def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
     """Floating-point operations of one trained token (see the module's docstring)."""
     names = decoder.PROJECTIONS
-    return utilisation.lora_flops(config, rank, names, tokens=1, supervised=1, attended=length)
+    return mfu.lora_flops(config, rank, names, tokens=1, supervised=1, attended=length)
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
@@ -421,7 +423,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         sides["theirs"] = other
     seconds = alternately(sides, flags.repeats)
     kind = jax.devices()[0].device_kind
-    peak, flops = utilisation.peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
+    peak, flops = mfu.peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
     rows: dict[str, Any] = {}
     for side, spent in seconds.items():
         rate = work.tokens / spent.wall
@@ -429,7 +431,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
             "seconds": round(spent.wall, 4),
             "tokens_per_second": round(rate),
             "teraflops": round(flops * rate / 1e12, 1),
-            "utilisation": None if peak is None else round(flops * rate / peak, 4),
+            "mfu": None if peak is None else round(flops * rate / peak, 4),
         }
     rows["ours"]["compile_seconds"] = round(compiling.seconds, 1)
     stats = jax.devices()[0].memory_stats() or {}

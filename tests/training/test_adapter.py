@@ -31,7 +31,7 @@ from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.scheduler import Scheduler
-from cirag_jax.training import adapter, decision_quality, utilisation
+from cirag_jax.training import adapter, decision_quality, mfu
 from cirag_jax.training.data import conversations
 from configs import common
 from tests import tiny, tiny_decoder
@@ -156,7 +156,7 @@ def test_the_result_and_the_metrics(trained):
     assert 0 < result["supervised_tokens"] < result["tokens"]
     assert all(s["train/tokens_per_second"] > 0 for s in steps)
     assert 0.5 < result["packing_efficiency"] <= 1
-    assert "train/utilisation" not in steps[0]  # nobody knows what a CPU could do
+    assert "train/mfu" not in steps[0]  # nobody knows what a CPU could do
 
 
 def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folders):
@@ -253,10 +253,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = config_of(folders, **{"lora.dropout": 0.2})
     adapter.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False, False, True])
-    monkeypatch.setattr(adapter.resume, "out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(adapter.state_lib, "out_of_time", lambda *_: next(calls))
     stopped = adapter.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 3
-    monkeypatch.setattr(adapter.resume, "out_of_time", lambda *_: False)
+    monkeypatch.setattr(adapter.state_lib, "out_of_time", lambda *_: False)
     resumed = adapter.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 4
     found = [open_adapter(str(tmp_path / name))[0] for name in ("cut", "whole")]
@@ -633,10 +633,8 @@ def test_operations_of_a_gradient():
     )
     linear = 3 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16)
     adapter = 3 * 2 * ((8 + 8) + (8 + 4))
-    found = utilisation.lora_flops(
-        config, 2, ("q_proj", "v_proj"), tokens=10, supervised=4, attended=60
-    )
+    found = mfu.lora_flops(config, 2, ("q_proj", "v_proj"), tokens=10, supervised=4, attended=60)
     assert found == (4 * linear + 6 * adapter) * 10 + 4 * 8 * 100 * 4 + 6 * 3 * 2 * 4 * 60
-    assert utilisation.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert utilisation.peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert utilisation.peak_flops("cpu") is None
+    assert mfu.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert mfu.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert mfu.peak_flops("cpu") is None

@@ -20,6 +20,7 @@ from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, optimizers
 from cirag_jax.training.data import pools as pools_lib
+from cirag_jax.training.state import make_state
 from cirag_jax.types import Triple
 from tests import tiny
 
@@ -85,7 +86,7 @@ def test_golden_step(folders):
     chains, pools = pools_lib.chains_and_pools(dataset, questions, "triple")
     batches = aligner.make_batches(config, chains, pools, encoder, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)
-    state = aligner.make_state(encoder, tx, 0, mesh)
+    state = make_state(encoder.state, tx, 0, mesh)
     with jax.set_mesh(mesh):
         state, _ = aligner.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
         state, metrics = aligner.train_step(

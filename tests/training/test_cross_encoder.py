@@ -23,6 +23,7 @@ from cirag_jax.retrieval.pairs import score_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
 from cirag_jax.training import cross_encoder, optimizers
 from cirag_jax.training.data import pairs as data_lib
+from cirag_jax.training.state import make_state
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ def _step(folders, mesh, repeats=1, **changes):
     pairs = data_lib.pairs_of_step(targets, 0, sampling)
     batch = cross_encoder.make_batch(config, model, pairs, mesh)
     tx = optimizers.make_optimizer(config.optimizer, max(repeats, 6))
-    state, metrics = cross_encoder.make_state(model, tx, 0, mesh), {}
+    state, metrics = make_state(model.state, tx, 0, mesh), {}
     with jax.set_mesh(mesh):
         for _ in range(repeats):
             state, metrics = cross_encoder.train_step(
@@ -142,10 +143,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
     cross_encoder.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 3 + [True] * 9)
-    monkeypatch.setattr(cross_encoder.resume, "out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(cross_encoder.state_lib, "out_of_time", lambda *_: next(calls))
     stopped = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 4 and "passages" not in stopped
-    monkeypatch.setattr(cross_encoder.resume, "out_of_time", lambda *_: False)
+    monkeypatch.setattr(cross_encoder.state_lib, "out_of_time", lambda *_: False)
     resumed = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 6
     for a, b in zip(

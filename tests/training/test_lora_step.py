@@ -11,6 +11,7 @@ from cirag_jax.models import decoder, lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
+from cirag_jax.training.state import make_state
 from tests import tiny_adapter
 
 LORA = LoraConfig(rank=4, alpha=6.0)
@@ -49,7 +50,7 @@ class Run:
         self.mesh = sharding.make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
         self.params = decoder.to_params(sharding.shard_state(ours.state, self.mesh))
         tx = optimizer()
-        self.state = lora_step.make_state(self.config, config, tx, 0, self.mesh, adapter)
+        self.state = make_state(adapter, tx, 0, self.mesh)
         self.first = self.state
         self.again()
         self.step = lora_step.TrainStep(self.config, config, tx, self.state, self.mesh, chunk=16)
@@ -69,7 +70,7 @@ class Run:
         return self
 
     def adapter(self):
-        return jax.tree.map(np.asarray, lora.to_adapter(self.state.adapter))
+        return jax.tree.map(np.asarray, lora.to_adapter(self.state.params))
 
 
 def torch_step(model, batches) -> dict[str, float]:
@@ -146,12 +147,12 @@ def test_base_is_neither_changed_nor_donated_and_state_is(run):
     run(batch())
     jax.tree.map(np.testing.assert_array_equal, run.params, before)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(run.params))
-    donated = jax.tree.leaves((first.adapter, first.opt_state))
+    donated = jax.tree.leaves((first.params, first.opt_state))
     assert all(leaf.is_deleted() for leaf in donated)
 
 
 def test_optimiser_state_is_of_the_adapter_alone(run):
-    trained = sum(leaf.size for leaf in jax.tree.leaves(run.state.adapter))
+    trained = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     moments = sum(leaf.size for leaf in jax.tree.leaves(run.state.opt_state))
     assert 2 * trained <= moments <= 2 * trained + 4  # and counters
     assert trained == sum(p.numel() for p in run.peft().parameters() if p.requires_grad)
@@ -183,10 +184,10 @@ def test_dropout_follows_step_and_micro_batch_and_evaluation_has_none(tmp_path):
     gradient = run.step._gradient
     with jax.set_mesh(run.mesh):
         losses = [
-            float(gradient(state.adapter, run.params, b, state.key, step, index)[1])
+            float(gradient(state.params, run.params, b, state.key, step, index)[1])
             for step, index in ((0, 0), (0, 1), (1, 0), (0, 0))
         ]
-        values = [float(evaluate(run.params, state.adapter, b)[0]) for _ in range(2)]
+        values = [float(evaluate(run.params, state.params, b)[0]) for _ in range(2)]
     assert losses[0] == losses[3] and len(set(losses)) == 3
     assert values[0] == values[1] and values[0] not in losses
     plain = torch_step(run.peft(), [batch()])

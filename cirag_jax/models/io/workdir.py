@@ -117,8 +117,8 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     with _best(spec, *ADAPTED) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
-        wanted = {"adapter": lora.abstract_adapter(base, config)}
-        state = checkpoints.restore(step, wanted, subset=True).state["adapter"]
+        wanted = {"params": lora.abstract_adapter(base, config)}
+        state = checkpoints.restore(step, wanted, subset=True).state["params"]
     return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
 
 

@@ -16,7 +16,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import extraction as extraction_prompts
-from cirag_jax.training import resume
+from cirag_jax.training import state as state_lib
 from cirag_jax.training.data.examples import Example, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.types import Config, Trajectory
@@ -195,7 +195,7 @@ def _warn_of_held_out(paths: Sequence[str]) -> None:
     """Says which trajectories are of questions that others evaluate on."""
     for file, made in map(_sidecar, paths):
         for where, count in (made.get("held_out") or {}).items():
-            resume.announce(
+            state_lib.announce(
                 f"WARNING: {file}: up to {count} questions of {where} are trained on; do not "
                 "evaluate on them"
             )

@@ -1,4 +1,4 @@
-"""Model-FLOPs utilisation: what a trained token costs, and what devices can do."""
+"""Model-FLOPs utilisation (mfu): what a trained token costs, and what devices can do."""
 
 from cirag_jax.models import decoder
 from cirag_jax.models.decoder import DecoderConfig

@@ -1,0 +1,201 @@
+"""What every trainer shares: its state, the run that it resumes, the metrics of its steps."""
+
+import pathlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from cirag_jax import io, sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.fingerprint import check_same, of_model, of_packages
+from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
+from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
+from cirag_jax.types import Config, Question
+
+EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
+# Settings that may change between a run and its continuation.
+_FREE = frozenset({"stop_after_minutes", "save_every", "eval_every", "keep_checkpoints", "mesh"})
+
+
+class TrainState(NamedTuple):
+    """All that a step changes: fp32 parameters, optimiser state, steps done; and the RNG key."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array
+    key: jax.Array
+
+
+def make_state(
+    params: nnx.State, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """The state before the first step, on the mesh; optimiser moments lie like their parameters.
+
+    Args:
+      params: what is trained (copied).
+      tx: the optimiser.
+      seed: of dropout.
+      mesh: the mesh.
+    """
+
+    def init(params: nnx.State) -> TrainState:
+        # A copy: donation would otherwise delete the caller's own.
+        params = jax.tree.map(jnp.copy, params)
+        return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
+
+    placed = sharding.state_sharding(jax.eval_shape(init, params), mesh)
+    return jax.jit(init, out_shardings=placed)(params)
+
+
+def apply_gradient(
+    tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The state after a step, and the norms of gradient, update and parameters."""
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    params: Any = optax.apply_updates(state.params, updates)
+    norms = {
+        "gradient_norm": optax.tree.norm(gradient),
+        "update_norm": optax.tree.norm(updates),
+        "parameter_norm": optax.tree.norm(params),
+    }
+    return TrainState(params, opt_state, state.step + 1, state.key), norms
+
+
+def hold_out(
+    questions: Sequence[Question], config: Config
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Training questions, and the last ``config.dev.questions`` of a seeded permutation.
+
+    Raises:
+      UserError: none is left to train on.
+    """
+    number = config.dev.questions
+    if number >= len(questions):
+        raise UserError(
+            f"config.dev.questions={number} would leave none of the {len(questions)} questions to "
+            "train on"
+        )
+    order = np.random.default_rng(config.data.seed).permutation(len(questions))
+    dev = set(order[len(questions) - number :].tolist())
+    return (
+        tuple(q for i, q in enumerate(questions) if i not in dev),
+        tuple(q for i, q in enumerate(questions) if i in dev),
+    )
+
+
+# ---------------------------------------------------------------------------------------- resuming
+
+
+def absolute(spec: str) -> str:
+    """A local folder's full path, so that the checkpoint can be opened from anywhere."""
+    path = pathlib.Path(spec)
+    return str(path.resolve()) if path.is_dir() else spec
+
+
+def out_of_time(start: float, minutes: float) -> bool:
+    """Whether ``minutes`` (0: no limit) have passed since ``start`` (`time.monotonic`)."""
+    return bool(minutes) and time.monotonic() - start > 60 * minutes
+
+
+def announce(text: str) -> None:
+    """Tells the user, once however many processes train."""
+    if jax.process_index() == 0:
+        io.say(text)
+
+
+def open_metrics(
+    config: Config, workdir: pathlib.Path, total_steps: int, first_step: int
+) -> MetricWriter:
+    """Where the figures from ``first_step`` on go; the first of several processes writes them."""
+    return MetricWriter(
+        workdir,
+        total_steps,
+        first_step,
+        evaluate_every=config.eval_every,
+        enabled=jax.process_index() == 0,
+    )
+
+
+def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:
+    """What must not change between a run and its continuation; ``free`` names further fields."""
+    fields = {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
+    base = of_model(config.model.spec or DEFAULT_DECODER)
+    return {**fields, "base": base, "packages": of_packages("tokenizers")}
+
+
+def restore(
+    checkpoints: Checkpoints,
+    state: TrainState,
+    meta: dict[str, Any],
+    total_steps: int,
+    data: Any = None,
+) -> tuple[TrainState, int]:
+    """The state of the latest checkpoint and its step; ``state`` and 0 where there is none.
+
+    Args:
+      checkpoints: of the workdir.
+      state: before the first step.
+      meta: what this run would write beside its checkpoints; its ``run`` must be theirs.
+      total_steps: for the user.
+      data: the iterator that goes on where it was, if there is one.
+
+    Raises:
+      UserError: the checkpoints are another run's; the message names the fields.
+    """
+    if checkpoints.latest_step() is None:
+        return state, 0
+    remedy = "choose another --workdir or the same config and data"
+    saved = checkpoints.meta().get("run", {})
+    check_same(checkpoints.directory.parent, saved, meta["run"], remedy)
+    restored = checkpoints.restore(None, state, data)
+    announce(f"resuming from step {restored.step} of {total_steps}")
+    return restored.state, restored.step
+
+
+# --------------------------------------------------------------------------------------- reporting
+
+
+class Report:
+    """Writes a step's metrics once the next one is under way, and stops on one that is not finite.
+
+    Args:
+      writer: where they go.
+      advice: what to do against values that are not finite.
+      describe: given a step's values, its batch and its seconds, changes the values and adds more.
+    """
+
+    def __init__(
+        self,
+        writer: MetricWriter,
+        advice: str,
+        describe: Callable[[dict[str, float], Any, float], None],
+    ):
+        self._writer, self._advice, self._describe = writer, advice, describe
+        self._clock = StepClock()
+        self._pending: tuple[int, dict[str, jax.Array], Any, float] | None = None
+
+    def sent(self, step: int, metrics: dict[str, jax.Array], batch: Any, sent: float) -> None:
+        """Takes the device metrics of a step that was sent at ``sent``; ends the one before."""
+        self.finish()
+        self._pending = (step, metrics, batch, sent)
+
+    def finish(self) -> None:
+        """Waits for the step under way, if there is one, and writes its metrics.
+
+        Raises:
+          UserError: one of them is not finite.
+        """
+        if self._pending is None:
+            return
+        (step, metrics, batch, sent), self._pending = self._pending, None
+        values = fetch(step, metrics, self._advice)
+        self._describe(values, batch, self._clock.seconds(sent))
+        self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
+        self._writer.progress(step, values["loss"])
