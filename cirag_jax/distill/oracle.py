@@ -155,7 +155,7 @@ def decide(
 
 
 def _values(supports: Sequence[Support]) -> dict[int, str]:
-    return {support.hop: support.value for support in reversed(supports)}  # the best one's stands
+    return {support.hop: support.value for support in reversed(supports)}  # the best support wins
 
 
 # ------------------------------------------------------------------------------------- next query
@@ -164,7 +164,7 @@ def _values(supports: Sequence[Support]) -> dict[int, str]:
 def _next_query(
     gold: Gold, known: Mapping[int, str], asked: set[str], retries: int, unsupported: "_Unsupported"
 ) -> tuple[int | None, str | None]:
-    """The hop to go on with, the least tried first, and how to ask for it; None ends."""
+    """The hop to ask for, the least tried first, and the query; None: the collection ends."""
     choices = []
     for index in reachable(gold.hops, known):
         texts = [t for t in _variants(gold, index, known) if not unsupported.appear_in(t)]

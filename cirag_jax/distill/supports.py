@@ -56,7 +56,7 @@ def supports_of(
         if not new:
             return found
         found += new
-        for support in reversed(new):  # the best one's wording stands
+        for support in reversed(new):  # the best support's wording wins
             known[support.hop] = support.value
 
 

@@ -64,7 +64,7 @@ def read_conversation(
     """The rounds decided so far, this round's query and its candidates, as they were shown.
 
     Args:
-      messages: in the format multi_turn; a worked example in front is passed over.
+      messages: in the format multi_turn; a worked example before it is skipped.
       normalization: normalisation of the facts in it.
     """
     start = max(i for i, message in enumerate(messages) if _QUERY in message.text)

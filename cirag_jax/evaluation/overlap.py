@@ -92,7 +92,7 @@ def overlap_ratios(
 
     Returns:
       ``precision``, ``recall`` and ``f1``: means over the sets (macro); ``micro_precision``,
-      ``micro_recall`` and ``micro_f1``: of all sets thrown together; ``nonempty_f1``: the macro F1
+      ``micro_recall`` and ``micro_f1``: of all sets pooled; ``nonempty_f1``: the macro F1
       of those whose wanted set is not empty.
     """
     counted = [(o, g) for o, g in zip(overlaps, groups, strict=True) if o is not None]

@@ -62,7 +62,7 @@ def ranks(problem: Reranking, score_C: np.ndarray) -> np.ndarray:
     return np.array([1 + i + int((others >= score).sum()) for i, score in enumerate(gold)])
 
 
-def figures(problems: Sequence[Reranking], scores: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def metrics(problems: Sequence[Reranking], scores: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """``mrr`` (of the first gold text) and ``recall@K`` of every problem, float64 arrays."""
     all_ranks = [ranks(p, np.asarray(s)) for p, s in zip(problems, scores, strict=True)]
     result = {"mrr": np.array([1.0 / rank_R[0] for rank_R in all_ranks])}
@@ -74,15 +74,15 @@ def figures(problems: Sequence[Reranking], scores: Sequence[np.ndarray]) -> dict
 def compare(
     problems: Sequence[Reranking], ours: Score, baseline: Score, *, samples: int, seed: int
 ) -> dict[str, Any]:
-    """Mean figures of two scorers and their differences with 95 % intervals.
+    """Mean metrics of two scorers and their differences with 95 % intervals.
 
     Returns:
       ``cross_encoder``, ``bi_encoder``, ``difference`` (see `overlap.paired_interval`), counts.
     """
     queries = [problem.query for problem in problems]
     texts = [problem.texts for problem in problems]
-    mine = figures(problems, ours(queries, texts))
-    theirs = figures(problems, baseline(queries, texts))
+    mine = metrics(problems, ours(queries, texts))
+    theirs = metrics(problems, baseline(queries, texts))
     return {
         "num_questions": len(problems),
         "candidates_per_question": float(np.mean([len(t) for t in texts])),

@@ -20,7 +20,7 @@ from cirag_jax.types import Step, Triple
 
 NO_QUESTION = "<no question>"
 HEADERS = ("thought", "fact_after_filter", "question")
-# A model that goes on past its own turn starts to write the next observation.
+# A model that runs past its own turn starts to write the next observation.
 INTEGRATION_STOP = ("[[## fact_before_filter", "[[## historical_context", "[[## Original Query")
 
 _INSTRUCTION = """\
@@ -83,7 +83,7 @@ def integration_messages(
       normalization: normalisation of the facts' surface.
       prompt_format: ``multi_turn`` alternates observations and decisions, so that a step extends
         the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last.
-      few_shot: put a worked example in front (the paper has none).
+      few_shot: begin with a worked example (the paper has none).
     """
     shown = _example(prompt_format, normalization) if few_shot else ()
     if prompt_format == "paper":

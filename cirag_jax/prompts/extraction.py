@@ -189,9 +189,9 @@ def is_example(triple: Parts, passage: Passage) -> bool:
 
     Small models repeat the example; since it is invented, no passage says such a thing.
     """
-    told = f"{passage.title}\n{passage.text}".casefold()
+    stated = f"{passage.title}\n{passage.text}".casefold()
     names = (triple[0].casefold(), triple[2].casefold())
-    return any(name in _EXAMPLE_NAMES and name not in told for name in names)
+    return any(name in _EXAMPLE_NAMES and name not in stated for name in names)
 
 
 def _problem(problem: Problem | None, found: Sequence[Any], good: int) -> Problem | None:

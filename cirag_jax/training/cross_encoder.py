@@ -284,7 +284,7 @@ def make_evaluate(
     def evaluate(params: Any) -> dict[str, float]:
         score = _scorer(config, model, params, mesh)
         scores = score([p.query for p in problems], [p.texts for p in problems])
-        values = reranking.figures(problems, scores)
+        values = reranking.metrics(problems, scores)
         return {f"dev/{name}": float(array.mean()) for name, array in values.items()}
 
     return evaluate

@@ -202,7 +202,7 @@ def test_ranks_are_against_the_scorer_and_figures_per_question():
     problem = reranking.Reranking("q", ("a", "b", "c", "d"), (1, 3))
     assert list(reranking.ranks(problem, np.array([0.5, 0.9, 0.5, 0.5]))) == [1, 4]
     assert list(reranking.ranks(problem, np.zeros(4))) == [3, 4]
-    values = reranking.figures([problem], [np.array([0.5, 0.9, 0.4, 0.45])])
+    values = reranking.metrics([problem], [np.array([0.5, 0.9, 0.4, 0.45])])
     assert values["mrr"] == [1.0]
     assert values["recall@1"] == [0.5] and values["recall@2"] == [0.5] and values["recall@3"] == [1]
 

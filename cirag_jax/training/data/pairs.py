@@ -114,7 +114,7 @@ def triple_targets(
 ) -> list[Target]:
     """Constraints (questions and sub-questions) with the triples that satisfy them.
 
-    A triple that names the answer of the step and stands in its passage is no negative: extraction
+    A triple from a step's passage that names its answer is no negative: extraction
     states a fact several times. A data set without extracted triples (2WikiMultihopQA) gives its
     annotated evidences as positives and has no pool; one with some gives those alone.
     """

@@ -99,7 +99,7 @@ def chains_and_pools(
 ) -> tuple[list[Chain], list[tuple[Unit, ...]]]:
     """The chains that can be learnt from, and the units of each question's own passages.
 
-    A chain of triples is left out where an annotated triple stands for one that was not extracted:
+    A chain of triples is left out where an annotated triple replaces one that was not extracted:
     among extracted negatives, its style gives it away. With ``negatives="own"``, so is a chain
     whose passages have no other unit: its loss is 0. How many were left out is said.
 
