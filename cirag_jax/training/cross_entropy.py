@@ -52,38 +52,6 @@ def cross_entropy(
     return total, weights_BT.sum()
 
 
-def token_logprobs(
-    config: DecoderConfig,
-    params: Params,
-    hidden_BTD: jax.Array,
-    targets_BT: jax.Array,
-    *,
-    chunk: int = CHUNK,
-) -> jax.Array:
-    """fp32 ``[B, T]``: the log-probability of each target given the hidden state at its place.
-
-    Differentiable with respect to everything; the backward pass recomputes the logits of a chunk.
-    Arguments are those of `cross_entropy`.
-    """
-    batch, length = targets_BT.shape
-    width = _width(batch, length, chunk)
-    head = _head(config, params)
-
-    @jax.checkpoint
-    def piece(hidden_BCD, targets_BC):
-        return -_losses(config, head, hidden_BCD, targets_BC)[0]
-
-    def chunks(x, value):
-        """``[B, T, ...]`` padded and cut to ``[T / C, B, C, ...]``."""
-        pad = [(0, 0), (0, -length % width)] + [(0, 0)] * (x.ndim - 2)
-        x = jnp.pad(x, pad, constant_values=value)
-        return x.reshape(batch, -1, width, *x.shape[2:]).swapaxes(0, 1)
-
-    inputs = chunks(hidden_BTD, 0), chunks(targets_BT, 0)
-    _, logprobs_XBC = jax.lax.scan(lambda carry, row: (carry, piece(*row)), None, inputs)
-    return logprobs_XBC.swapaxes(0, 1).reshape(batch, -1)[:, :length]
-
-
 def _head(config: DecoderConfig, params: Params) -> dict[str, jax.Array]:
     name = "embedding" if config.tie_embeddings else "lm_head"
     return {name: params[name]}

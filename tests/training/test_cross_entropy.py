@@ -61,28 +61,6 @@ def test_value_and_gradient_equal_the_plain_formula(tied, softcap, chunk):
     np.testing.assert_allclose(gradient, gradient_2, rtol=0, atol=ATOL)
 
 
-@pytest.mark.parametrize("chunk", [12, 1000])
-@pytest.mark.parametrize(("tied", "softcap"), CASES[1:3])
-def test_logprobs_and_their_gradient_equal_the_plain_formula(tied, softcap, chunk):
-    config, head, hidden_BTD, targets_BT, mask_BT = problem(tied, softcap)
-
-    def found(hidden_BTD, head):
-        logprobs_BT = ce.token_logprobs(config, head, hidden_BTD, targets_BT, chunk=chunk)
-        return (logprobs_BT * mask_BT.astype(np.float32)).sum(), logprobs_BT
-
-    def wanted(hidden_BTD, head):
-        logprobs_BT = plain_logprobs(config, head, hidden_BTD, targets_BT)
-        return (logprobs_BT * mask_BT.astype(np.float32)).sum(), logprobs_BT
-
-    gradients, logprobs_BT = jax.jit(jax.grad(found, (0, 1), has_aux=True))(hidden_BTD, head)
-    gradients_2, logprobs_2_BT = jax.grad(wanted, (0, 1), has_aux=True)(hidden_BTD, head)
-    assert logprobs_BT.shape == (ROWS, LENGTH) and logprobs_BT.dtype == jnp.float32
-    np.testing.assert_allclose(logprobs_BT, logprobs_2_BT, rtol=2e-6, atol=2e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), gradients, gradients_2
-    )
-
-
 def test_weights_count_as_often_as_they_say():
     config, head, hidden_BTD, targets_BT, mask_BT = problem()
     weights_BT = np.where(mask_BT, 0.25, 0.0).astype(np.float32)
@@ -117,8 +95,7 @@ def test_the_head_gets_no_gradient():
     assert not gradient["lm_head"].any()
 
 
-@pytest.mark.parametrize("function", ["cross_entropy", "token_logprobs"])
-def test_no_logits_of_the_whole_sequence(function):
+def test_no_logits_of_the_whole_sequence():
     config = decoder.DecoderConfig(4096, 16, 1, 2, 2, 8, 16)
     rows, length, chunk = 2, 512, 64
     shapes = (
@@ -128,11 +105,9 @@ def test_no_logits_of_the_whole_sequence(function):
     )
 
     def loss(head, hidden_BTD, targets_BT):
-        params = {"lm_head": head}
-        if function == "token_logprobs":
-            return ce.token_logprobs(config, params, hidden_BTD, targets_BT, chunk=chunk).sum()
         mask_BT = targets_BT > 0
-        return ce.cross_entropy(config, params, hidden_BTD, targets_BT, mask_BT, chunk=chunk)[0]
+        head = {"lm_head": head}
+        return ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT, chunk=chunk)[0]
 
     compiled = jax.jit(jax.grad(loss, argnums=1)).lower(*shapes).compile()
     sizes = [
@@ -155,8 +130,7 @@ def test_sharded_vocabulary(tied):
         def total(hidden_BTD):
             return ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT, chunk=12)[0]
 
-        logprobs_BT = ce.token_logprobs(config, head, hidden_BTD, targets_BT, chunk=12)
-        return *jax.value_and_grad(total)(hidden_BTD), logprobs_BT
+        return jax.value_and_grad(total)(hidden_BTD)
 
     wanted = run(head, hidden_BTD, targets_BT, mask_BT)
     mesh = sharding.make_mesh(2, 1, 4)
