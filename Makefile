@@ -17,7 +17,7 @@ quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, o
 	@$(python) launch/quickstart.py $(ARGS)
 
 test: lint  ## environment, lint, types, every test that needs no cluster
-	@$(python) -m pytest -n 2 $(PYTEST_ARGS)
+	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
 lint: dev  ## ruff and pyright
 	@$(python) -m ruff check .

@@ -70,6 +70,12 @@ def pytest_runtest_call():
         raise
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first, so that no worker waits long for another's last file."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def repository() -> pathlib.Path:
     """The repository's root."""
