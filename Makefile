@@ -6,6 +6,8 @@ SHELL := bash
 .PHONY: help quickstart test lint bench format env dev clean
 
 export PYTHON REQUIREMENTS
+# Where this is set, every process compiles every library again: seconds each, minutes of the tests.
+export PYTHONDONTWRITEBYTECODE :=
 python := .venv/bin/python
 PYTEST_ARGS ?=
 BENCH ?= aligner

@@ -5,8 +5,12 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
+# A command that a test starts would else compile every library again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A test that reaches for a model hub fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
@@ -80,6 +84,15 @@ def pytest_collection_modifyitems(items):
 def repository() -> pathlib.Path:
     """The repository's root."""
     return _ROOT
+
+
+@pytest.fixture(scope="session")
+def command():
+    """Runs a script of launch/, see `tests.command_server`."""
+    from tests.command_server import CommandServer
+
+    with CommandServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

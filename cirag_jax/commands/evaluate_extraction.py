@@ -34,7 +34,7 @@ class Found:
     """What a model extracted from one passage.
 
     Attributes:
-      triples: as `graph.extraction.extract` leaves them.
+      triples: as `methods.extraction.extract` leaves them.
       entities: as its first answer lists them.
       status: ``ok``, ``empty`` or ``failed``; a passage that failed has no triples.
       parse_errors: malformed answers of each kind.
@@ -157,7 +157,7 @@ def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
-    """`graph.extraction.extract`, and the entities of its first answer."""
+    """`methods.extraction.extract`, and the entities of its first answer."""
     program = extraction.extract(passage, settings)
     listed = yield next(program)
     entities, _ = prompts.parse_entities(listed.text, listed.finish_reason)

@@ -19,7 +19,7 @@ from tests import interrupting
 from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_KILLS = 10
+_KILLS = 5
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
 
@@ -125,8 +125,8 @@ def test_the_second_method_answers_the_same_questions(runs):
 
 
 @pytest.mark.slow
-def test_killed_at_ten_points_and_resumed_gives_the_same_bytes(runs, folders, tmp_path):
-    """SIGKILL around ten seeded writes of one run, which is resumed each time.
+def test_killed_at_five_points_and_resumed_gives_the_same_bytes(runs, folders, tmp_path):
+    """SIGKILL around five seeded writes of one run, which is resumed each time.
 
     Every run may ask only what the journal did not hold; what is asked twice was in flight, in the
     very batch that was being answered at the kill.

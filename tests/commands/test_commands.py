@@ -1,36 +1,19 @@
 """The commands, end to end, on the tiny dataset: train, evaluate, export, and bad input."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tests import tiny
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _command(script, *arguments):
-    return subprocess.run(
-        [sys.executable, str(_ROOT / "launch" / script), *map(str, arguments)],
-        cwd=_ROOT,
-        env={**os.environ, "CIRAG_JAX_CACHE": "0", "JAX_NUM_CPU_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, command):
     """A workdir after a short training run, with the folders it was made from."""
     root = tmp_path_factory.mktemp("commands")
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
-    done = _command(
+    done = command(
         "train.py", f"--workdir={root / 'w'}", f"--config.model.spec={model}",
         f"--config.data.dir={data}", "--config.dev.questions=2", "--config.num_steps=4",
         "--config.eval_every=2", "--config.batch_size=4", "--config.num_negatives=2",
@@ -48,9 +31,9 @@ def test_train_prints_one_object_and_keeps_it(trained):
     assert json.loads((root / "w" / "result.json").read_text()) == result
 
 
-def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path):
+def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     root, _ = trained
-    done = _command(
+    done = command(
         "evaluate.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}",
         f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
         "--config.bootstrap_samples=100",
@@ -80,9 +63,9 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path):
 
 @pytest.mark.parametrize("retriever", ["aligner", "frozen"])
 @pytest.mark.parametrize("corpus", ["per_question", "selected_questions"])
-def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, retriever, corpus):
+def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, command, retriever, corpus):
     root, _ = trained
-    done = _command(
+    done = command(
         "evaluate.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}",
         f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
         f"--config.retriever={retriever}", f"--config.data.corpus={corpus}",
@@ -94,10 +77,10 @@ def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, retriever
             assert all(len(rows) <= 8 for rows in record["ranked"].values())
 
 
-def test_export_is_loaded_by_sentence_transformers(trained, tmp_path):
+def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     root, _ = trained
-    done = _command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
+    done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
     assert done.returncode == 0, done.stderr
     from cirag_jax.models.io.workdir import open_encoder
     from cirag_jax.retrieval.encode import encode
@@ -127,10 +110,12 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path):
                       "--config.dev.questions=2"], "config.json"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence_and_exit_code_2(trained, tmp_path, script, arguments, message):
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    trained, tmp_path, command, script, arguments, message
+):
     root, _ = trained
     filled = [argument.format(root=root) for argument in arguments]
-    done = _command(script, f"--workdir={tmp_path / 'w'}", *filled)
+    done = command(script, f"--workdir={tmp_path / 'w'}", *filled)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == "" and not (tmp_path / "w" / "result.json").exists()

@@ -269,7 +269,7 @@ SAVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import jax.numpy as jnp
-from cirag_jax.training.checkpoints import Checkpoints
+from cirag_jax.models.io.checkpoints import Checkpoints
 
 checkpoints = Checkpoints(sys.argv[2], keep=3)
 step = checkpoints.latest_step() or 0

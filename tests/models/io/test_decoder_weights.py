@@ -504,7 +504,7 @@ def test_smollm2_without_torch(tmp_path):
 import sys
 sys.modules["torch"] = None
 from cirag_jax.models import decoder
-from cirag_jax.models.pretrained_decoder import load_decoder, save_decoder
+from cirag_jax.models.io.pretrained_decoder import load_decoder, save_decoder
 loaded = load_decoder({str(file)!r}, dtype="bfloat16")
 save_decoder(loaded, decoder.to_params(loaded.state), {str(tmp_path / "out")!r})
 """
