@@ -5,12 +5,10 @@ import importlib.util
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 
 # A command that a test starts would else compile every library again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 # A test that reaches for a model hub fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")

@@ -1,8 +1,8 @@
 """Supervised examples of the extractor: reference extractions as the answers to its two calls.
 
-A passage gives two conversations, as `methods.extraction.extract` holds them: one asks for the named
-entities, one for the triples, given the entities. Messages, worked example and chat template are
-those of inference; the loss is on the answer and the token that ends it.
+A passage gives two conversations, as `methods.extraction.extract` holds them: one asks for the
+named entities, one for the triples, given the entities. Messages, worked example and chat template
+are those of inference; the loss is on the answer and the token that ends it.
 """
 
 import collections
