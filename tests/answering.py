@@ -2,16 +2,13 @@
 
 import dataclasses
 import json
-import os
 import pathlib
+import shutil
 import sqlite3
-import subprocess
-import sys
 from typing import Any
 
 from tests import tiny, tiny_decoder
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
 VOLATILE = {"seconds", "seconds_per_question", "load_seconds"}
 
 
@@ -67,37 +64,31 @@ class Run:
         return [place for _, places in self.batches for place in places]
 
 
-def execute(folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
-    """Runs the command as `tests.answer_driver` says."""
+def execute(command, folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
+    """Runs ``launch/answer.py`` as often as there are plans, by the fixture ``command``.
+
+    A plan has ``arguments``; ``stop``, if it stops itself: what `tests.hooks.signal_at_write`
+    takes; ``keep``: a workdir and the folder to which its journal is copied afterwards.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    runs = []
     for index, plan in enumerate(plans):
-        plan.setdefault("keep", None)
-        plan |= {name: str(folder / f"{index}.{name}") for name in ("log", "out", "err")}
-    (folder / "plan.json").write_text(json.dumps(plans))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(_ROOT),
-        "JAX_NUM_CPU_DEVICES": "1",
-        "CIRAG_JAX_CACHE": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.answer_driver", str(folder / "plan.json")],
-        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [
-        Run(
-            status,
-            pathlib.Path(plan["out"]).read_text("utf-8"),
-            pathlib.Path(plan["err"]).read_text("utf-8"),
-            _batches(plan["log"]),
-        )
-        for status, plan in zip(json.loads(done.stdout), plans, strict=True)
-    ]
+        log = folder / f"{index}.log"
+        hooks = [["watch_backends", str(log)]]
+        if plan.get("stop"):
+            hooks.append(["signal_at_write", *plan["stop"]])
+        done = command("answer.py", *plan["arguments"], hooks=hooks)
+        if "keep" in plan:
+            workdir, to = plan["keep"]
+            to.mkdir(parents=True)
+            for path in workdir.glob("journal.sqlite*"):  # its write-ahead log included
+                shutil.copy(path, to)
+        runs.append(Run(*done, _batches(log)))
+    return runs
 
 
-def _batches(log: str) -> list[tuple[str, set[tuple[str, int, int]]]]:
-    lines = map(json.loads, pathlib.Path(log).read_text("utf-8").splitlines())
+def _batches(log: pathlib.Path) -> list[tuple[str, set[tuple[str, int, int]]]]:
+    lines = map(json.loads, log.read_text("utf-8").splitlines())
     return [(name, {tuple(place) for place in places}) for name, places in lines]
 
 

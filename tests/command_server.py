@@ -1,8 +1,9 @@
 """Runs the scripts of launch/ in forks of a process that has imported everything.
 
 A command so costs no start-up: the process touches no device, and every fork does what a process
-of its own would do. `CommandServer` starts it; a line on its standard input is a run, a line on its
-standard output the exit status.
+of its own would do. `CommandServer` starts it; a line on its standard input are runs, a line on its
+standard output their exit statuses. A run's hooks, functions of `tests.hooks` with their arguments,
+are called in its fork before the script begins.
 """
 
 import importlib
@@ -10,17 +11,21 @@ import json
 import os
 import pathlib
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from tests import hooks
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """How a command ended; a negative code is the signal that ended it."""
 
     returncode: int
     stdout: str
@@ -48,32 +53,58 @@ class CommandServer:
     def __exit__(self, *_):
         self._process.communicate()
 
-    def __call__(self, script: str, *arguments: object) -> Done:
+    def __call__(self, script: str, *arguments: object, hooks: Sequence[list] = ()) -> Done:
+        """Runs it in one process; ``hooks``: ``[name, *arguments]`` each."""
+        return self._run([[script, *arguments]], hooks)[0]
+
+    def together(self, script: str, *arguments: object, count: int = 2) -> list[Done]:
+        """Runs it in several processes that know of each other."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}"
+        several = [*arguments, f"--num_processes={count}", address]
+        return self._run([[script, *several, f"--process_id={i}"] for i in range(count)], ())
+
+    def _run(self, commands: list[list[object]], hooks: Sequence[list]) -> list[Done]:
         with tempfile.TemporaryDirectory() as folder:
-            paths = [f"{folder}/out", f"{folder}/err"]
-            plan = {"argv": [f"launch/{script}", *map(str, arguments)], "paths": paths}
-            self._process.stdin.write(json.dumps(plan) + "\n")
+            plans = [
+                {
+                    "argv": [f"launch/{script}", *map(str, arguments)],
+                    "paths": [f"{folder}/{index}.out", f"{folder}/{index}.err"],
+                    "hooked": list(hooks),
+                }
+                for index, (script, *arguments) in enumerate(commands)
+            ]
+            self._process.stdin.write(json.dumps(plans) + "\n")
             self._process.stdin.flush()
-            status = int(self._process.stdout.readline())
-            return Done(status, *(pathlib.Path(path).read_text("utf-8") for path in paths))
+            statuses = json.loads(self._process.stdout.readline())
+            return [
+                Done(status, *(pathlib.Path(path).read_text("utf-8") for path in plan["paths"]))
+                for status, plan in zip(statuses, plans, strict=True)
+            ]
 
 
 def _import_everything() -> None:
-    import transformers.models.auto.tokenization_auto
+    import openai  # noqa: F401
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
 
-    transformers.models.auto.tokenization_auto.AutoTokenizer  # noqa: B018
     for path in sorted((_ROOT / "cirag_jax").rglob("*.py")):
         if path.stem not in ("__main__", "transformers_backend"):
             importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts))
 
 
-def _run(argv: list[str], paths: list[str]) -> None:
-    """In a fork; does not return."""
+def _fork(argv: list[str], paths: list[str], hooked: list[list]) -> int:
+    """The process in which the command runs."""
+    child = os.fork()
+    if child:
+        return child
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, path in enumerate(paths, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
     code = 1
     try:
+        for name, *arguments in hooked:
+            getattr(hooks, name)(*arguments)
         sys.argv = argv
         runpy.run_path(argv[0], run_name="__main__")
         code = 0
@@ -89,11 +120,9 @@ def _run(argv: list[str], paths: list[str]) -> None:
 def main() -> None:
     _import_everything()
     for line in sys.stdin:
-        plan = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _run(**plan)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        children = [_fork(**plan) for plan in json.loads(line)]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(statuses), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -280,11 +281,14 @@ def _without(messages: Sequence[Message], indices: Sequence[int]) -> list[Messag
 # -------------------------------------------------------------------------------------- loading
 
 
-def _open_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
+# Tokenizer classes that add nothing to a tokenizer.json.
+_WHOLE_IN_JSON = ("PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "Qwen2Tokenizer")
 
+
+def _open_tokenizer(folder: Path) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        opener = _tokenizer_class(folder)
+        tokenizer = opener.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
@@ -293,6 +297,20 @@ def _open_tokenizer(folder: Path) -> Any:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{folder} has only a slow tokenizer; save it with a tokenizer.json.")
     return tokenizer
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """AutoTokenizer imports torch (seconds of every command's start); often it is not needed."""
+    file = folder / "tokenizer_config.json"
+    if file.is_file() and (folder / "tokenizer.json").is_file():
+        name = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        if str(name).removesuffix("Fast") in _WHOLE_IN_JSON:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _generation_eos_ids(folder: Path) -> list[int]:
@@ -335,9 +353,8 @@ def _cache_folder() -> Path | None:
 
 
 def _fingerprint(path: Path, metadata: dict[str, Any]) -> str:
-    import transformers
-
-    digest = hashlib.sha256(f"5 {transformers.__version__}".encode())
+    version = importlib.metadata.version("transformers")
+    digest = hashlib.sha256(f"5 {version}".encode())
     with path.open("rb") as file:
         left = metadata["end"]
         while left > 0 and (block := file.read(min(left, 1 << 20))):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 NAME = "extractions.sqlite"
 
 
-def test_online_extraction_with_a_model_of_its_own(tmp_path):
+def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
     folders = tiny_folders(tmp_path / "tiny")
     model = tiny_decoder.folder(tmp_path / "extractor", max_position_embeddings=4096)
     more = [
@@ -21,11 +21,11 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     # The second run: three retrievals, then the fifth answer of the extractor, in a batch of three.
     plans = [
-        {"arguments": arguments(folders, whole, *more), "kill": None},
-        {"arguments": arguments(folders, cut, *more), "kill": [8, "after"]},
-        {"arguments": arguments(folders, cut, *more), "kill": None},
+        {"arguments": arguments(folders, whole, *more)},
+        {"arguments": arguments(folders, cut, *more), "stop": [8, "after"]},
+        {"arguments": arguments(folders, cut, *more)},
     ]
-    uncut, killed, resumed = execute(tmp_path / "logs", plans)
+    uncut, killed, resumed = execute(command, tmp_path / "logs", plans)
     assert uncut.status == 0, uncut.err
     result, extracted = uncut.result, journalled(whole, NAME)
     seen = {passage for row in lines(whole / "predictions.jsonl") for passage in row["passages"]}

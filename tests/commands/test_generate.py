@@ -1,11 +1,8 @@
 """The generation command: prompts read strictly, order, resumption, budget, exit codes."""
 
 import json
-import os
 import pathlib
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
@@ -274,20 +271,9 @@ def test_a_key_given_for_its_name_leaves_the_workdir(tmp_path, capsys):
 # ------------------------------------------------------------------------------------- as commands
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, str(_ROOT / "launch" / "generate.py"), *map(str, arguments)],
-        cwd=_ROOT,
-        env={**os.environ, "CIRAG_JAX_CACHE": "0", "JAX_NUM_CPU_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path):
+def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path, command):
     prompts = write(tmp_path / "p.jsonl", {"id": "a"})
-    done = command(f"--config.prompts={prompts}", f"--workdir={tmp_path / 'w'}")
+    done = command("generate.py", f"--config.prompts={prompts}", f"--workdir={tmp_path / 'w'}")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.strip().endswith("p.jsonl:1: field 'messages' is missing.")
     assert "Traceback" not in done.stderr
@@ -295,7 +281,7 @@ def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "transformers"])
-def test_the_command_with_a_local_model(tmp_path, backend):
+def test_the_command_with_a_local_model(tmp_path, backend, command):
     model = tiny_decoder.folder(tmp_path / "model")
     prompts = write(
         tmp_path / "p.jsonl",
@@ -309,7 +295,9 @@ def test_the_command_with_a_local_model(tmp_path, backend):
     )
     fields = ["--config.overflow=truncate", "--config.logprobs", "--config.max_tokens=20"]
     arguments = (f"--config.prompts={prompts}", f"--config.model={model}", *fields)
-    done = command(f"--config.backend={backend}", f"--workdir={tmp_path / 'w'}", *arguments)
+    done = command(
+        "generate.py", f"--config.backend={backend}", f"--workdir={tmp_path / 'w'}", *arguments
+    )
     assert done.returncode == 0, done.stderr
     result, rows = json.loads(done.stdout), read(tmp_path / "w")
     assert [row["id"] for row in rows] == ["a", "b", "c", "d"]

@@ -1,12 +1,8 @@
 """Commands whose work several processes share: they leave what one leaves."""
 
 import json
-import os
 import pathlib
 import runpy
-import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -19,27 +15,6 @@ from tests.commands.model_server import model_server
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def together(script, *argv, count=2):
-    """Runs a command in several processes; their results and what they said."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, script, *map(str, argv), f"--num_processes={count}"]
-    command += [f"--coordinator_address=127.0.0.1:{port}"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    place = {"cwd": _ROOT, "env": {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}}
-    processes = [
-        subprocess.Popen([*command, f"--process_id={index}"], **pipes, **place)
-        for index in range(count)
-    ]
-    try:
-        said = [process.communicate(timeout=600) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], said
-
-
 def alone(name, argv, capsys):
     """Runs a command in this process; its exit code, its result and what it said."""
     main = runpy.run_path(str(_ROOT / "launch" / f"{name}.py"))["main"]
@@ -50,20 +25,20 @@ def alone(name, argv, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch):
+def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
     folders, two = tiny_folders(tmp_path), tmp_path / "two"
     code, wanted, err = alone("answer", arguments(folders, tmp_path / "one"), capsys)
     assert code == 0 and wanted, err
-    codes, said = together("launch/answer.py", *arguments(folders, two))
-    assert codes == [0, 0] and said[1][0] == "", said
+    said = command.together("answer.py", *arguments(folders, two))
+    assert [done.returncode for done in said] == [0, 0] and said[1].stdout == "", said
     shares = [journalled(two, f"journal.{number}-of-2.sqlite") for number in (1, 2)]
     asked = [{program for program, _, _ in share} for share in shares]
     assert asked == [{f"q{i}" for i in range(8) if i % 2 == odd} for odd in (0, 1)]
     name = "predictions.jsonl"
     assert (two / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert len(lines(two / name)) == 8
-    result = json.loads(said[0][0])
+    result = json.loads(said[0].stdout)
     volatile = {*VOLATILE, "cached_tokens"}  # of prefixes that a process has seen before
     for name in wanted.keys() - volatile:
         assert result[name] == wanted[name], name
@@ -74,7 +49,7 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch):
+def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     data, places = tiny.dataset_folder(tmp_path / "data"), [tmp_path / "one", tmp_path / "two"]
@@ -86,13 +61,13 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch):
         ]  # fmt: skip
         code, wanted, err = alone("extract", [*given, f"--workdir={places[0]}"], capsys)
         assert code == 0 and wanted and wanted["extracted"] == 24, err
-        codes, said = together("launch/extract.py", *given, f"--workdir={places[1]}")
-        assert codes == [0, 0] and said[1][0] == "", said
+        said = command.together("extract.py", *given, f"--workdir={places[1]}")
+        assert [done.returncode for done in said] == [0, 0] and said[1].stdout == "", said
         asked = len(set(server.asked))
         assert len(server.asked) == 2 * asked  # no passage by both of the two
         code, _, err = alone("extract", [*given, f"--workdir={places[1]}"], capsys)
         assert code == 2 and "two was started by 2 processes, not 1; resume it with as many" in err
-    result = json.loads(said[0][0])
+    result = json.loads(said[0].stdout)
     for name in wanted.keys() - {"seconds", "store"}:
         assert result[name] == wanted[name], name
     shares = []

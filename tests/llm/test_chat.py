@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -263,3 +266,22 @@ def test_gguf_header_that_ends_early(smollm2_file, tmp_path):
     (tmp_path / "new.gguf").write_bytes(head[:4] + struct.pack("<I", 9) + head[8:])
     with pytest.raises(UserError, match="version 2 or 3"):
         chat.read_gguf_metadata(tmp_path / "new.gguf")
+
+
+def test_a_tokenizer_whole_in_its_json_is_the_automatic_one_without_torch(folder, repository):
+    """AutoTokenizer imports torch: seconds of the start of every command."""
+    text = "who is the weaver of Corum?<|im_end|>\n 12"
+    code = f"""
+import sys
+from cirag_jax.llm.chat import ChatTokenizer
+tokenizer = ChatTokenizer.load({str(folder)!r})
+assert "torch" not in sys.modules
+print(tokenizer.tokenizer.encode({text!r}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repository, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    automatic = transformers.AutoTokenizer.from_pretrained(str(folder))
+    assert json.loads(done.stdout) == automatic.encode(text)

@@ -1,12 +1,8 @@
 """The training loop: one golden step, interruption and resumption, several processes."""
 
 import json
-import os
 import pathlib
 import signal
-import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -177,50 +173,22 @@ def test_dev_questions_are_never_trained_on(folders):
 
 # ------------------------------------------------------------------------------- other processes
 
-_DRIVER = """
-import os, runpy, signal, sys
-from cirag_jax.training import metrics
-number, step, mode = int(sys.argv.pop(1)), int(sys.argv.pop(1)), None
-write = metrics.MetricWriter.write
-def watched(self, at, scalars):
-    write(self, at, scalars)
-    if at == step and "train/loss" in scalars:
-        os.kill(os.getpid(), number)
-metrics.MetricWriter.write = watched
-sys.argv[0] = "launch/train.py"
-runpy.run_path("launch/train.py", run_name="__main__")
-"""
 
-
-def _environment():
-    return {
-        **os.environ,
-        "PYTHONPATH": str(_ROOT),
-        "JAX_NUM_CPU_DEVICES": "1",
-        "CIRAG_JAX_CACHE": "0",
-    }
-
-
-def _train(workdir, overrides, *, kill=None, extra=()):
-    arguments = [f"--workdir={workdir}", *overrides, *extra]
-    if kill is None:
-        command = [sys.executable, "launch/train.py", *arguments]
-    else:
-        command = [sys.executable, "-c", _DRIVER, str(int(kill[0])), str(kill[1]), *arguments]
-    return subprocess.run(
-        command, cwd=_ROOT, env=_environment(), capture_output=True, text=True, timeout=300
-    )
+def _train(command, workdir, overrides, **fields):
+    return command("train.py", f"--workdir={workdir}", *overrides, **fields)
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path):
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, command):
     overrides = _overrides(folders, save_every=1, **{"model.dropout": 0.1})
-    whole = _train(tmp_path / "whole", overrides)
+    whole = _train(command, tmp_path / "whole", overrides)
     assert whole.returncode == 0, whole.stderr
-    killed = _train(tmp_path / "cut", overrides, kill=(signal.SIGKILL, 4))
+    killed = _train(
+        command, tmp_path / "cut", overrides, hooks=[["signal_at_step", 4, signal.SIGKILL]]
+    )
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "cut" / "result.json").exists()
-    resumed = _train(tmp_path / "cut", overrides)
+    resumed = _train(command, tmp_path / "cut", overrides)
     assert resumed.returncode == 0, resumed.stderr
 
     def losses(workdir):
@@ -233,44 +201,25 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(folders, tmp_path):
+def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(folders, tmp_path, command):
     overrides = _overrides(folders, save_every=0, eval_every=0)
-    stopped = _train(tmp_path, overrides, kill=(signal.SIGTERM, 2))
+    stopped = _train(command, tmp_path, overrides, hooks=[["signal_at_step", 2, signal.SIGTERM]])
     assert stopped.returncode == 0, stopped.stderr
     result = json.loads(stopped.stdout)
     assert result["complete"] is False and 2 <= result["step"] < 6
-    resumed = json.loads(_train(tmp_path, overrides).stdout)
+    resumed = json.loads(_train(command, tmp_path, overrides).stdout)
     assert resumed["complete"] is True and resumed["step"] == 6
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.slow
-def test_two_processes_give_the_loss_of_one(folders, tmp_path):
+def test_two_processes_give_the_loss_of_one(folders, tmp_path, command):
     overrides = _overrides(folders, num_steps=2, eval_every=2)
     # The negatives of a device must mean the same with one process: cross-device ones do.
-    alone = _train(tmp_path / "alone", overrides)
+    alone = _train(command, tmp_path / "alone", overrides)
     assert alone.returncode == 0, alone.stderr
-    port = _free_port()
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable, "launch/train.py", f"--workdir={tmp_path / 'pair'}", *overrides,
-                f"--coordinator_address=127.0.0.1:{port}", "--num_processes=2",
-                f"--process_id={index}",
-            ],
-            cwd=_ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert not outputs[1][0].strip()  # Only the first process prints the result.
+    pair = command.together("train.py", f"--workdir={tmp_path / 'pair'}", *overrides)
+    assert [done.returncode for done in pair] == [0, 0], pair
+    assert not pair[1].stdout.strip()  # Only the first process prints the result.
 
     def lines(workdir):
         return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

@@ -1,11 +1,8 @@
 """Training of the cross-encoder: the step against torch, resumption, what is compared, export."""
 
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -167,7 +164,9 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
         )
 
 
-def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(folders, tmp_path, one_device):
+def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
+    folders, tmp_path, one_device, command
+):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder
 
@@ -180,7 +179,9 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(folders, tmp_
     assert meta["max_length"] == model.max_length == 64
     assert meta["triple_text"] == {"form": "tuple", "normalization": "ascii"}
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
-    done = _run("launch/export.py", tmp_path / "e", [f"--config.checkpoint={tmp_path / 'w'}"])
+    done = command(
+        "export.py", f"--workdir={tmp_path / 'e'}", f"--config.checkpoint={tmp_path / 'w'}"
+    )
     assert done.returncode == 0, done.stderr
     folder = json.loads(done.stdout)["folder"]
     theirs = CrossEncoder(folder, device="cpu").predict(pairs, show_progress_bar=False)
@@ -222,44 +223,16 @@ def test_what_cannot_be_trained_is_said(folders, tmp_path, one_device, changes, 
         cross_encoder.train_and_evaluate(_config(folders, **changes), tmp_path)
 
 
-def _run(script, workdir, arguments):
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "CIRAG_JAX_CACHE": "0"}
-    return subprocess.run(
-        [sys.executable, script, f"--workdir={workdir}", *arguments],
-        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-
-
-_DRIVER = """
-import os, runpy, signal, sys
-from cirag_jax.training import metrics
-write = metrics.MetricWriter.write
-def watched(self, at, scalars):
-    write(self, at, scalars)
-    if at == 2 and "train/loss" in scalars:
-        os.kill(os.getpid(), signal.SIGTERM)
-metrics.MetricWriter.write = watched
-sys.argv[0] = "launch/train.py"
-runpy.run_path("launch/train.py", run_name="__main__")
-"""
-
-
 @pytest.mark.slow
-def test_sigterm_saves_and_the_command_goes_on(folders, tmp_path):
+def test_sigterm_saves_and_the_command_goes_on(folders, tmp_path, command):
     arguments = [
         "--config=configs/cross_encoder.py:quick", f"--workdir={tmp_path}",
         *_overrides(folders, eval_every=0, num_steps=4),
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_NUM_CPU_DEVICES": "1",
-                   "CIRAG_JAX_CACHE": "0"}  # fmt: skip
-    stopped = subprocess.run(
-        [sys.executable, "-c", _DRIVER, *arguments],
-        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    stopped = command("train.py", *arguments, hooks=[["signal_at_step", 2, signal.SIGTERM]])
     assert stopped.returncode == 0, stopped.stderr
     result = json.loads(stopped.stdout)
     assert result["complete"] is False and 2 <= result["step"] < 4
-    assert signal.SIGTERM  # What the driver sends.
-    resumed = _run("launch/train.py", tmp_path, arguments)
+    resumed = command("train.py", *arguments)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["complete"] is True

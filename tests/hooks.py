@@ -1,0 +1,65 @@
+"""What a test does to a command that runs in a process of its own, see `tests.command_server`."""
+
+import json
+import os
+import signal
+
+
+def watch_backends(log: str) -> None:
+    """Notes what the backends of answering are asked, batch by batch, before they answer."""
+    from cirag_jax.runtime import handlers
+
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def watched(cls) -> None:
+        answer = cls.__call__
+
+        def call(self, calls, done):
+            places = [[c.key.program, c.key.ordinal, c.key.part] for c in calls]
+            os.write(file, (json.dumps([cls.__name__, places]) + "\n").encode())
+            answer(self, calls, done)
+
+        cls.__call__ = call
+
+    for name in ("RetrieveHandler", "ExtractHandler", "RankHandler", "GenerateHandler"):
+        watched(getattr(handlers, name))
+
+
+def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> None:
+    """A signal "before" or "after" the ``number``-th response or end that the journal writes."""
+    from cirag_jax.runtime.journal import Journal
+
+    # A shell's background job, and what it starts, ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    count = 0
+
+    def watched(name: str) -> None:
+        write = getattr(Journal, name)
+
+        def wrapped(self, *arguments):
+            nonlocal count
+            count += 1
+            if count == number and when == "before":
+                os.kill(os.getpid(), signum)
+            write(self, *arguments)
+            if count == number and when == "after":
+                os.kill(os.getpid(), signum)
+
+        setattr(Journal, name, wrapped)
+
+    watched("record")
+    watched("close_program")
+
+
+def signal_at_step(step: int, signum: int) -> None:
+    """A signal once the training loss of ``step`` stands among the metrics."""
+    from cirag_jax.training.metrics import MetricWriter
+
+    write = MetricWriter.write
+
+    def watched(self, at, scalars):
+        write(self, at, scalars)
+        if at == step and "train/loss" in scalars:
+            os.kill(os.getpid(), signum)
+
+    MetricWriter.write = watched
