@@ -62,4 +62,4 @@ def signal_at_step(step: int, signum: int) -> None:
         if at == step and "train/loss" in scalars:
             os.kill(os.getpid(), signum)
 
-    MetricWriter.write = watched
+    setattr(MetricWriter, "write", watched)  # noqa: B010
