@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint bench format env dev clean
+.PHONY: help quickstart test pytest lint bench format env dev clean
 
 export PYTHON REQUIREMENTS
 # Where this is set, every process compiles every library again: seconds each, minutes of the tests.
@@ -18,7 +18,11 @@ help:  ## list the targets
 quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, on the built-in dataset
 	@$(python) launch/quickstart.py $(ARGS)
 
-test: lint  ## environment, lint, types, every test that needs no cluster
+# The types are checked beside the first tests, by one process.
+test: dev  ## environment, lint, types, every test that needs no cluster
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: dev
 	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
 lint: dev  ## ruff and pyright

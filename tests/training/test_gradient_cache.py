@@ -45,6 +45,9 @@ def _model():
     return nnx.split(Encoder(CONFIG, rngs=nnx.Rngs(0)))
 
 
+_embed = jax.jit(embed, static_argnums=0)
+
+
 def _full_batch(graphdef, params, batch, key=None):
     """The loss written down at once: every text in one table, differentiated as a whole."""
 
@@ -53,7 +56,7 @@ def _full_batch(graphdef, params, batch, key=None):
         table = jnp.zeros((queries + candidates + 1, CONFIG.d_model))
         for index, chunk in enumerate(batch.chunks):
             k = None if key is None else jax.random.fold_in(key, index)
-            rows = embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, k)
+            rows = _embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, k)
             table = table.at[chunk.row_B].set(rows)
         return contrastive_loss(
             table[:queries], table[queries:-1], batch.positive_B, batch.count_BC,
