@@ -52,9 +52,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     started = time.monotonic()
     method = find_method(config.method)
     settings = method.config(**task.plain(config[config.method]))
-    if config.profile not in answers.PROFILES:
-        known = ", ".join(answers.PROFILES)
-        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    answers.check_profile(config.profile)
     needs = settings.needs
     opening.check(config, needs)
     asked = _task(config, needs)

@@ -2,20 +2,18 @@
 
 import json
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cirag_jax.commands import side_by_side
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io import fingerprint
-from cirag_jax.reports.tables import markdown
+from cirag_jax.reports.tables import figure, lead, markdown, write_table
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.types import GRANULARITIES, Config
@@ -62,9 +60,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     if config.bootstrap_samples < 1:
         raise UserError("config.bootstrap_samples must be at least 1.")
-    if config.profile not in answers.PROFILES:
-        known = ", ".join(answers.PROFILES)
-        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    answers.check_profile(config.profile)
     runs = _runs(config.runs)
     different = {run.name: _different(runs[0], run) for run in runs[1:]}
     for run in runs[1:]:
@@ -93,9 +89,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "settings": {"runs": {run.name: run.folder for run in runs}, "profile": config.profile},
         "different": different,
     }
-    table = table_of(result)
-    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
-    print(table, file=sys.stderr)
+    write_table(table_of(result), workdir)
     _draw(result, workdir / GRANULARITIES_FIGURE)
     return result
 
@@ -222,7 +216,7 @@ def table_of(result: Mapping[str, Any]) -> str:
     header = ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]", *GRANULARITIES, "tokens"]
     rows = []
     for name, system in result["systems"].items():
-        row = [side_by_side.figure(system[n], bounds=n in ("f1", "recall@5")) for n in names]
+        row = [figure(system[n], bounds=n in ("f1", "recall@5")) for n in names]
         total = max(sum(system["granularities"].values()), 1)
         shares = [
             f"{100 * system['granularities'][granularity] / total:.0f} %"
@@ -230,7 +224,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         ]
         rows.append([name, *row, *shares, f"{system['generated_tokens']:,.0f}"])
     for name, scores in result["differences"].items():
-        leads = [side_by_side.lead(scores[n]) for n in names]
+        leads = [lead(scores[n]) for n in names]
         rows.append([name, *leads, *[""] * (len(GRANULARITIES) + 1)])
     caption = (
         f"{result['num_questions']} questions, {result['num_annotated']} with gold passages; share "
@@ -253,7 +247,7 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     from matplotlib import pyplot as plt
 
     systems = result["systems"]
-    figure, axes = plt.subplots(figsize=(7, 0.6 * len(systems) + 1.4), layout="constrained")
+    drawn, axes = plt.subplots(figsize=(7, 0.6 * len(systems) + 1.4), layout="constrained")
     left = np.zeros(len(systems))
     for granularity in GRANULARITIES:
         totals = [max(sum(s["granularities"].values()), 1) for s in systems.values()]
@@ -267,5 +261,5 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     axes.legend(
         ncols=len(GRANULARITIES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
     )
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    drawn.savefig(path, dpi=150)
+    plt.close(drawn)

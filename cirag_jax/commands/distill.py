@@ -129,9 +129,7 @@ def _check(config: Config) -> CiragConfig:
         raise UserError("config.limit must not be negative.")
     if config.min_steps < 1:
         raise UserError("config.min_steps must be at least 1.")
-    if config.profile not in answers.PROFILES:
-        known = ", ".join(answers.PROFILES)
-        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    answers.check_profile(config.profile)
     trajectories.check_keep(config.keep)
     if config.keep == "correct_only" and kind != "annotations" and not config.answer:
         raise UserError(

@@ -4,12 +4,11 @@ import collections
 import dataclasses
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from cirag_jax.commands import side_by_side
+from cirag_jax.commands import side_by_side, task
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals, overlap_ratios
@@ -18,7 +17,7 @@ from cirag_jax.io import write_lines
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
-from cirag_jax.reports.tables import markdown
+from cirag_jax.reports.tables import figure, lead, markdown, write_table
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Program
@@ -84,7 +83,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     names = [reference.passage.id for reference in references]
     num_trained_on = side_by_side.count_seen(models, names, "passages")
-    until = side_by_side.deadline(config)
+    until = task.deadline(config)
 
     # ---- Every model over all passages -----------------------------------------------------------
     scores: dict[str, dict[str, Ratio]] = {}
@@ -135,9 +134,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "complete": complete,
     }
     write_lines(workdir / FILE, rows)
-    table = table_of(result)
-    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
-    print(table, file=sys.stderr)
+    write_table(table_of(result), workdir)
     return result
 
 
@@ -246,15 +243,15 @@ def table_of(result: Mapping[str, Any]) -> str:
     rows = []
     for name, system in result["systems"].items():
         soft, exact = system["soft"], system["exact"]
-        row = [name, side_by_side.figure(soft["f1"], bounds=True)]
-        row += [side_by_side.figure(soft[s]) for s in ("precision", "recall", "micro_f1")]
-        row += [side_by_side.figure(exact[s]) for s in ("f1", "precision", "recall")]
-        row += [side_by_side.figure(system["entities"]["f1"])]
+        row = [name, figure(soft["f1"], bounds=True)]
+        row += [figure(soft[s]) for s in ("precision", "recall", "micro_f1")]
+        row += [figure(exact[s]) for s in ("f1", "precision", "recall")]
+        row += [figure(system["entities"]["f1"])]
         rows.append([*row, str(system["outcomes"]["failed"]), f"{system['generated_tokens']:,}"])
     for name, kinds in result["differences"].items():
-        row = [name, side_by_side.lead(kinds["soft"]["f1"]), "", "", ""]
-        row += [side_by_side.lead(kinds["exact"]["f1"]), "", ""]
-        rows.append([*row, side_by_side.lead(kinds["entities"]["f1"]), "", ""])
+        row = [name, lead(kinds["soft"]["f1"]), "", "", ""]
+        row += [lead(kinds["exact"]["f1"]), "", ""]
+        rows.append([*row, lead(kinds["entities"]["f1"]), "", ""])
     data = result["settings"]["data"] or "the built-in dataset"
     caption = f"{result['num_passages']} passages of {data}"
     if not result["complete"]:

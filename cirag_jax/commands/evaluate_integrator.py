@@ -3,14 +3,13 @@
 import collections
 import dataclasses
 import pathlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cirag_jax.commands import side_by_side
+from cirag_jax.commands import side_by_side, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
@@ -20,7 +19,7 @@ from cirag_jax.evaluation.decisions import Decided, Similarity
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
-from cirag_jax.reports.tables import markdown
+from cirag_jax.reports.tables import figure, lead, markdown, write_table
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.triples.normalization import Normalization
@@ -58,7 +57,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     num_trained_on = side_by_side.count_seen(models, questions, "questions")
     normalization: Normalization = _prompt(config, described, {})["normalization"]
     gold = _gold(config, found, normalization)
-    until = side_by_side.deadline(config)
+    until = task.deadline(config)
 
     # ---- Every model at every step ---------------------------------------------------------------
     decided: dict[str, list[list[Decided]]] = {}
@@ -122,9 +121,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "complete": complete,
     }
     write_lines(workdir / FILE, _rows(found, decided))
-    table = table_of(result)
-    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
-    print(table, file=sys.stderr)
+    write_table(table_of(result), workdir)
     return result
 
 
@@ -291,19 +288,19 @@ def table_of(result: Mapping[str, Any]) -> str:
     rows = []
     for name, system in result["systems"].items():
         core = system["teacher"]
-        row = [name, side_by_side.figure(core["f1"], bounds=True)]
-        row += [side_by_side.figure(core[s]) for s in ("precision", "recall", "nonempty_f1")]
-        row += [side_by_side.figure(core["micro_f1"])]
-        row += [side_by_side.figure(system.get("gold", {}).get("f1"))]
-        row += [side_by_side.figure(system.get(s)) for s in flat]
+        row = [name, figure(core["f1"], bounds=True)]
+        row += [figure(core[s]) for s in ("precision", "recall", "nonempty_f1")]
+        row += [figure(core["micro_f1"])]
+        row += [figure(system.get("gold", {}).get("f1"))]
+        row += [figure(system.get(s)) for s in flat]
         tokens = system.get("generated_tokens")
         rows.append([*row, "" if tokens is None else f"{tokens:,}"])
     for name, scores in result["differences"].items():
         core = scores["teacher"]
-        row = [name, side_by_side.lead(core["f1"]), "", "", side_by_side.lead(core["nonempty_f1"])]
-        row += [side_by_side.lead(core["micro_f1"])]
-        row += [side_by_side.lead(scores.get("gold", {}).get("f1"))]
-        rows.append([*row, *(side_by_side.lead(scores.get(s)) for s in flat), ""])
+        row = [name, lead(core["f1"]), "", "", lead(core["nonempty_f1"])]
+        row += [lead(core["micro_f1"])]
+        row += [lead(scores.get("gold", {}).get("f1"))]
+        rows.append([*row, *(lead(scores.get(s)) for s in flat), ""])
     teacher = result["teacher"]
     empty, stops = 100 * teacher["empty_core"], 100 * teacher["stops"]
     caption = (

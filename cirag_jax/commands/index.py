@@ -20,6 +20,7 @@ from tqdm import tqdm
 from cirag_jax import sharding
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
+from cirag_jax.io import write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
@@ -125,8 +126,8 @@ def build_index(
                 progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
         _begin(folder, plan)
-        ids = "".join(json.dumps(passage.id) + "\n" for passage in passages)
-        _write(folder / "ids.jsonl", lambda file: file.write(ids.encode()))
+        ids = (json.dumps(passage.id) + "\n" for passage in passages)
+        write_text(folder / "ids.jsonl", ids)
         if kind == "bm25":
             counts = _build_bm25(passages, folder, progress)
         else:
@@ -135,7 +136,7 @@ def build_index(
             )
         if kind in FAISS_KINDS:
             _build_faiss(folder, plan, options)
-        _write_json(folder / index_lib.MANIFEST, plan)
+        write_json(folder / index_lib.MANIFEST, plan)
         (folder / PLAN).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
@@ -205,7 +206,7 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise UserError(f"{folder}: not empty and not an index; it is left as it is.")
     else:
-        _write_json(file, plan)
+        write_json(file, plan)
 
 
 def _check_same(folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -272,8 +273,3 @@ def _write(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    _write(path, lambda file: file.write(text.encode()))

@@ -162,15 +162,6 @@ def spent(journal: Journal, jobs: Sequence[Job], started: float) -> dict[str, An
     }
 
 
-def deadline(config: Config) -> float | None:
-    """When ``config.stop_after_minutes``, counted from now, are over."""
-    if config.stop_after_minutes < 0:
-        raise UserError("config.stop_after_minutes must not be negative.")
-    if not config.stop_after_minutes:
-        return None
-    return time.monotonic() + 60 * config.stop_after_minutes
-
-
 def by_kind(scores: Mapping[str, Any]) -> dict[str, Any]:
     """``{"a/b": x, "c": y}`` as ``{"a": {"b": x}, "c": y}``."""
     found: dict[str, Any] = {}
@@ -178,21 +169,3 @@ def by_kind(scores: Mapping[str, Any]) -> dict[str, Any]:
         kind, _, rest = name.rpartition("/")
         (found.setdefault(kind, {}) if kind else found)[rest] = value
     return found
-
-
-def figure(score: dict[str, float] | None, bounds: bool = False) -> str:
-    """A score of `overlap.interval` in per cent, with its interval if asked for; "" for none."""
-    if score is None or score["value"] != score["value"]:
-        return ""
-    text = f"{100 * score['value']:.1f}"
-    if bounds:
-        text += f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
-    return text
-
-
-def lead(difference: dict[str, float] | None) -> str:
-    """A difference of `overlap.paired_interval` in points, with its interval; "" for none."""
-    if difference is None or difference["difference"] != difference["difference"]:
-        return ""
-    value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
-    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -185,6 +185,15 @@ def run(
     return Run(known, complete, load_seconds, seconds)
 
 
+def deadline(config: Config) -> float | None:
+    """When ``config.stop_after_minutes``, counted from now, are over."""
+    if config.stop_after_minutes < 0:
+        raise UserError("config.stop_after_minutes must not be negative.")
+    if not config.stop_after_minutes:
+        return None
+    return time.monotonic() + 60 * config.stop_after_minutes
+
+
 def refuse_budgets(config: Config) -> None:
     """Raises `UserError` where a budget is set, which several processes cannot share."""
     for name, block in config.items():
@@ -196,13 +205,9 @@ def _run(
     config: Config, open_handlers: OpenHandlers, jobs: Sequence[Job], book: Journal
 ) -> tuple[bool, float]:
     """Whether everything ended, and the seconds until the first request."""
-    start, deadline = time.monotonic(), None
-    if config.stop_after_minutes < 0:
-        raise UserError("config.stop_after_minutes must not be negative.")
+    start, until = time.monotonic(), deadline(config)
     if config.in_flight < 1:
         raise UserError("config.in_flight must be at least 1.")
-    if config.stop_after_minutes:
-        deadline = start + 60 * config.stop_after_minutes
     with contextlib.ExitStack() as stack:
         handlers = open_handlers(stack, book)
         with progress_bar(len(jobs)) as show:
@@ -217,4 +222,4 @@ def _run(
                 if isinstance(handler, opening.GenerateHandler):
                     handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
             load_seconds = time.monotonic() - start
-            return scheduler.run(jobs, deadline=deadline), load_seconds
+            return scheduler.run(jobs, deadline=until), load_seconds

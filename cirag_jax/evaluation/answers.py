@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from cirag_jax.errors import UserError
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Answers that share no token with any other answer, by HotpotQA's scorer.
@@ -49,6 +51,13 @@ PROFILES: Mapping[str, Profile] = {
     "dualrag": Profile("DualRAG's released scorer", decompose=True),
 }
 DEFAULT = "musique"
+
+
+def check_profile(name: str) -> None:
+    """Raises `UserError` where ``config.profile`` names no profile."""
+    if name not in PROFILES:
+        known = ", ".join(PROFILES)
+        raise UserError(f"config.profile={name!r} is no profile; there are {known}.")
 
 
 def normalise_answer(text: str, profile: str = DEFAULT) -> str:

@@ -18,9 +18,7 @@ KS = ("recall@2", "recall@3", "recall@5", "recall@10")
 
 def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
     """Writes ``table.md`` and ``recall.png`` and prints the table on standard error."""
-    table = table_of(result)
-    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
-    print(table, file=sys.stderr)
+    write_table(table_of(result), workdir)
     _draw(result, workdir / "recall.png")
 
 
@@ -36,8 +34,8 @@ def table_of(result: Mapping[str, Any]) -> str:
     rows = []
     for system, name in NAMES.items():
         figures = [f"{100 * result[system][k]:.1f}" for k in KS]
-        lead = result["differences"].get(f"trained-{system}", {}).get("recall@5")
-        rows.append([name, *figures, _interval(lead) if lead else ""])
+        ahead = result["differences"].get(f"trained-{system}", {}).get("recall@5")
+        rows.append([name, *figures, lead(ahead)])
     settings = result["settings"]
     caption = (
         f"{result['num_questions']} questions over {result['num_passages']} passages of "
@@ -47,8 +45,28 @@ def table_of(result: Mapping[str, Any]) -> str:
     return f"{caption}\n\n{markdown([header, *rows])}"
 
 
-def _interval(lead: Mapping[str, float]) -> str:
-    return f"{100 * lead['difference']:+.1f} [{100 * lead['low']:+.1f}, {100 * lead['high']:+.1f}]"
+def figure(score: Mapping[str, float] | None, bounds: bool = False) -> str:
+    """A score of `overlap.interval` in per cent, with its interval if asked for; "" for none."""
+    if score is None or score["value"] != score["value"]:
+        return ""
+    text = f"{100 * score['value']:.1f}"
+    if bounds:
+        text += f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
+    return text
+
+
+def lead(difference: Mapping[str, float] | None) -> str:
+    """A difference of `overlap.paired_interval` in points, with its interval; "" for none."""
+    if difference is None or difference["difference"] != difference["difference"]:
+        return ""
+    value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def write_table(table: str, workdir: pathlib.Path) -> None:
+    """Writes ``table.md`` and prints it on standard error."""
+    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
+    print(table, file=sys.stderr)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -71,7 +89,7 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     from matplotlib import pyplot as plt
 
     ks = [int(k.partition("@")[2]) for k in KS]
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    drawn, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for system, name in NAMES.items():
         style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
         axes.plot(ks, [100 * result[system][k] for k in KS], marker="o", label=name, **style)
@@ -81,5 +99,5 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     axes.set_title(f"{result['settings']['data']}, {result['num_questions']} questions")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    drawn.savefig(path, dpi=150)
+    plt.close(drawn)

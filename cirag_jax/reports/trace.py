@@ -48,9 +48,7 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError(
             "--config.run=WORKDIR is required: a folder of launch/answer.py or launch/distill.py."
         )
-    if config.profile not in answers.PROFILES:
-        known = ", ".join(answers.PROFILES)
-        raise UserError(f"config.profile={config.profile!r} is no profile; there are {known}.")
+    answers.check_profile(config.profile)
     page = workdir / PAGE
     counts = write_trace(config.run, page, title=config.title, profile=config.profile)
     return {"page": str(page), "bytes": page.stat().st_size, **counts}
