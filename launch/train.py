@@ -1,6 +1,6 @@
 """Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
 
-configs/cross_encoder.py, configs/integrator.py and configs/extractor.py train the others.
+configs/cross_encoder.py, integrator.py, extractor.py and reader.py train the others.
 """
 
 import pathlib
@@ -19,13 +19,13 @@ def main(config, workdir):
     if "optimizer" not in config:
         raise UserError(
             "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
-            "integrator.py and extractor.py."
+            "integrator.py, extractor.py and reader.py."
         )
     if component == "cross_encoder":
         from cirag_jax.training import cross_encoder
 
         return cross_encoder.train_and_evaluate(config, workdir)
-    if component in ("integrator", "extractor"):
+    if component in ("integrator", "extractor", "reader"):
         from cirag_jax.training import adapter
 
         return adapter.train_and_evaluate(config, workdir)
@@ -34,8 +34,8 @@ def main(config, workdir):
 
         return aligner.train_and_evaluate(config, workdir)
     raise UserError(
-        f"config.component is {component!r}; it must be aligner, cross_encoder, integrator or "
-        "extractor."
+        f"config.component is {component!r}; it must be aligner, cross_encoder, integrator, "
+        "extractor or reader."
     )
 
 

@@ -17,8 +17,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.models.io import workdir
-from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import extraction as extraction_prompts
+from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import needed, open_retriever
 from cirag_jax.retrieval.rankers import check_ranker, open_ranker
@@ -197,7 +196,7 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         meta = workdir.check_role(spec, role)
         if role == meta["component"]:
             check_prompts(spec, meta)
-        if role != "integrator":
+        if role not in ("integrator", "reader"):
             continue
         asked = config.get(config.get("method", ""), {})
         trained_as = meta.get("prompt") or {}
@@ -227,7 +226,7 @@ def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
       meta: what its checkpoint says of its training.
     """
     described = meta.get("prompt") or {}
-    now = prompts.prompt_digest(**described) if described else extraction_prompts.prompt_hash()
+    now = digests.prompt_digest(described)
     old = "" if described.get("prompt_format") == "paper" else now
     if meta.get("prompt_digest", old) != now:
         raise UserError(

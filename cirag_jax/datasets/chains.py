@@ -78,17 +78,27 @@ def passage_text(passage: Passage) -> str:
     return f"{passage.title}. {passage.text}"
 
 
-def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, ...]:
-    """The units of one passage, in reading order, without repeats.
+def sentence_text(passage: Passage, index: int) -> str:
+    """A sentence as a unit, with its passage's title: its subject is often a pronoun."""
+    return f"{passage.title}: {sentences.sentences_of(passage)[index]}"
 
-    A sentence carries its passage's title, because its subject is often a pronoun.
-    """
+
+def sentence_texts(passage: Passage) -> dict[str, int]:
+    """The distinct sentences of a passage as units, and the index of each; blank ones are none."""
+    found: dict[str, int] = {}
+    for index, text in enumerate(sentences.sentences_of(passage)):
+        if text.strip():
+            found.setdefault(sentence_text(passage, index), index)
+    return found
+
+
+def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, ...]:
+    """The units of one passage, in reading order, without repeats."""
     passage = dataset.corpus[passage_id]
     if kind == "triple":
         texts: Iterable[str] = map(triple_text, dataset.triples.get(passage_id, ()))
     elif kind == "sentence":
-        found = sentences.sentences_of(passage)
-        texts = (f"{passage.title}: {text}" for text in found if text.strip())
+        texts = sentence_texts(passage)
     elif kind == "passage":
         texts = (passage_text(passage),)
     else:

@@ -7,11 +7,23 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+from cirag_jax.datasets.chains import query_text, sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.evidence import Evidence, rank_passages, rank_sentences, rank_triples
+from cirag_jax.methods.evidence import (
+    Evidence,
+    Fact,
+    fact_key,
+    passage_line,
+    rank_facts,
+    rank_passages,
+    rank_sentences,
+    triple_line,
+)
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.prompts import reading
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
@@ -25,7 +37,16 @@ from cirag_jax.runtime.requests import (
     Retrieved,
 )
 from cirag_jax.triples.normalization import Normalization, merge_sources, triple_key
-from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Question, Step, Triple
+from cirag_jax.types import (
+    Attempt,
+    Granularity,
+    Passage,
+    Prediction,
+    Question,
+    Sentence,
+    Step,
+    Triple,
+)
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
@@ -40,8 +61,10 @@ class CiragConfig:
     Attributes:
       max_steps: L, rounds of construction-integration; 0: answer from the first retrieval alone.
       num_passages: K, passages retrieved a round.
-      num_candidates: N, candidate triples a round.
-      use_reranker: without it all triples are candidates, in passage order.
+      units: of the candidates: triple, or sentence where nobody extracted triples (as KiRAG-Sent);
+        the cascade then begins at sentences, and the language model is no integrator.
+      num_candidates: N, candidates a round.
+      use_reranker: without it all of them are candidates, in passage order.
       granularities: steps of the cascade, any subset of triple, sentence, passage, in this order.
       force_answer: where every granularity refuses, ask the last one again without letting it
         refuse (the passages, where its pool is empty).
@@ -55,14 +78,20 @@ class CiragConfig:
         by one; small models then keep the format. A server must support continuing an
         assistant's turn.
       few_shot: show the integrator a worked example, which the paper's prompt has not.
-      integrator: model, or top_k: in every round keep the three best candidates and ask the
-        question again, which is what a trained integrator must beat; it asks no language model.
+      integrator: model; or, without a language model, aligner: in every round keep the candidate
+        that the ranker, an aligner, puts first, and search with question and chain (KiRAG without
+        its constructor); or top_k: keep the three best and ask the question again, which is what a
+        trained integrator must beat.
+      stop_below: the aligner stops where its best new candidate scores less; -1: never.
+      reader_format: thought (an example, reasoning before the answer) or brief (the answer alone,
+        as a trained reader writes it).
       decision_tokens: most tokens of an integration response; 0: the role's.
       answer_tokens: most tokens of an answer; 0: the role's.
     """
 
     max_steps: int = 4
     num_passages: int = 10
+    units: str = "triple"
     num_candidates: int = 30
     use_reranker: bool = True
     granularities: tuple[str, ...] = GRANULARITIES
@@ -76,6 +105,8 @@ class CiragConfig:
     prefilled_headers: bool = False
     few_shot: bool = False
     integrator: str = "model"
+    stop_below: float = -1.0
+    reader_format: str = "thought"
     decision_tokens: int = 0
     answer_tokens: int = 0
 
@@ -91,12 +122,27 @@ class CiragConfig:
             raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
         if self.prompt_format not in ("multi_turn", "paper"):
             raise UserError(f"prompt_format={self.prompt_format!r} must be multi_turn or paper.")
-        if self.integrator not in ("model", "top_k"):
-            raise UserError(f"integrator={self.integrator!r} must be model or top_k.")
+        if self.integrator not in ("model", "aligner", "top_k"):
+            raise UserError(f"integrator={self.integrator!r} must be model, aligner or top_k.")
+        if self.units not in ("triple", "sentence"):
+            raise UserError(f"units={self.units!r} must be triple or sentence.")
+        if self.units == "sentence" and self.integrator == "model":
+            raise UserError("units=sentence needs integrator=aligner or top_k.")
+        if not self.pools:
+            raise UserError("units=sentence has no triples to read: granularities needs another.")
+        if self.integrator == "aligner" and not self.use_reranker:
+            raise UserError("integrator=aligner needs use_reranker.")
+        reading.check_reader_format(self.reader_format)
         if self.normalization not in ("ascii", "unicode"):
             raise UserError(f"normalization={self.normalization!r} must be ascii or unicode.")
         if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
             raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
+
+    @property
+    def pools(self) -> tuple[Granularity, ...]:
+        """Granularities that can hold something, in the order of the cascade."""
+        empty = ("triple",) if self.units == "sentence" else ()
+        return tuple(g for g in GRANULARITIES if g in self.granularities and g not in empty)
 
     @property
     def needs(self) -> Needs:
@@ -108,7 +154,7 @@ class CiragConfig:
             roles=("integrator", "reader") if asks else ("reader",),
             abilities={"integrator": ("continue_final",)} if continues else {},
             rankers=("triples",) if rounds and self.use_reranker else (),
-            triples=rounds,
+            triples=rounds and self.units == "triple",
         )
 
 
@@ -146,12 +192,17 @@ def collect(
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         evidence.see(found.passages)
-        candidates: Ranked[Triple] = yield from construct(
-            query, found.passages, config, parse_errors
-        )
-        decision, text = yield from integrate(
-            question, steps, candidates.texts, config, parse_errors
-        )
+        candidates: Ranked[Fact]
+        if config.units == "sentence":
+            candidates = yield from split(query, found.passages, config)
+        else:
+            candidates = yield from construct(query, found.passages, config, parse_errors)
+        if config.integrator == "aligner":
+            decision, text = extend_chain(question, steps, candidates, evidence, config), ""
+        else:
+            decision, text = yield from integrate(
+                question, steps, candidates.texts, config, parse_errors
+            )
         steps.append(_step(query, found, candidates, decision, text))
         evidence.keep(decision.kept)
         if decision.next_query is None:
@@ -170,7 +221,7 @@ def construct(
     passages: Sequence[Passage],
     config: CiragConfig,
     parse_errors: collections.Counter[str],
-) -> Program[Ranked[Triple]]:
+) -> Program[Ranked[Fact]]:
     """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
     extracted: Extracted = yield Extract(tuple(passages))
     parse_errors["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
@@ -184,13 +235,26 @@ def construct(
     return (yield Rank(query, triples, config.num_candidates, "triples"))
 
 
+def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Ranked[Fact]]:
+    """D_t -> its sentences, the N nearest to a_t: candidates that need no extraction."""
+    places = {
+        text: Sentence(passage.id, index)
+        for passage in passages
+        for text, index in sentence_texts(passage).items()
+    }
+    if not config.use_reranker or not places:
+        return Ranked(tuple(places.values()), tuple(0.0 for _ in places))
+    ranked = yield Rank(query, tuple(places), config.num_candidates, "triples")
+    return Ranked(tuple(places[text] for text in ranked.texts), ranked.scores)
+
+
 # ---------------------------------------------------------------------------------- integration
 
 
 def integrate(
     question: str,
     steps: Sequence[Step],
-    candidates: Sequence[Triple],
+    candidates: Sequence[Any],
     config: CiragConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[tuple[prompts.Decision, str]]:
@@ -239,9 +303,29 @@ def integrate(
     return decision, text
 
 
-def top_k(question: str, candidates: Sequence[Triple]) -> prompts.Decision:
+def top_k(question: str, candidates: Sequence[Any]) -> prompts.Decision:
     """What the top-k baseline decides, given candidates by falling score."""
     return prompts.Decision("", tuple(candidates[:TOP_K]), question, True, ())
+
+
+def extend_chain(
+    question: str,
+    steps: Sequence[Step],
+    candidates: Ranked[Fact],
+    evidence: Evidence,
+    config: CiragConfig,
+) -> prompts.Decision:
+    """The aligner's decision: the best candidate not kept yet; the chain is the next query."""
+    chain = [fact for step in steps for fact in step.kept]
+    known = {fact_key(fact, config.normalization) for fact in chain}
+    for fact, score in zip(candidates.texts, candidates.scores, strict=True):
+        if score < config.stop_below:
+            break
+        if fact_key(fact, config.normalization) not in known:
+            texts = [evidence.text(kept) for kept in (*chain, fact)]
+            query = query_text(question, texts, config.units)
+            return prompts.Decision("", (fact,), query, True, ())
+    return prompts.Decision("", (), None, True, ())
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
@@ -296,9 +380,7 @@ def cascade(
     documents D_1 then fill.
     """
     attempts: list[Attempt] = []
-    for granularity in GRANULARITIES:
-        if granularity not in config.granularities:
-            continue
+    for granularity in config.pools:
         pool = _pool(granularity, evidence, first)
         if not pool:
             attempts.append(Attempt(granularity, (), "", "", False))
@@ -321,10 +403,10 @@ def _pool(
 ) -> tuple[str, ...]:
     """C, S or D as the reader sees it."""
     if granularity == "triple":
-        return tuple(repr(triple_key(t, evidence.normalization)) for t in evidence.triples)
+        return tuple(triple_line(t, evidence.normalization) for t in evidence.triples)
     if granularity == "sentence":
         return tuple(evidence.sentence(place) for place in evidence.sentences)
-    return tuple(f"{p.title}\n{p.text}" for p in evidence.passages or first)
+    return tuple(passage_line(p) for p in evidence.passages or first)
 
 
 def _read(
@@ -337,11 +419,17 @@ def _read(
 ) -> Program[Attempt]:
     """M_R reads one pool; Suf is 0 where its answer is the refusal."""
     response: Generated = yield Generate(
-        prompts.answer_messages(question, granularity, pool, may_refuse=may_refuse),
+        reading.answer_messages(
+            question,
+            granularity,
+            pool,
+            may_refuse=may_refuse,
+            reader_format=config.reader_format,
+        ),
         "reader",
         max_tokens=config.answer_tokens,
     )
-    answer, sufficient, problem = prompts.parse_answer(
+    answer, sufficient, problem = reading.parse_answer(
         response.text, wide=config.wide_refusal, truncated=response.finish_reason == "length"
     )
     if problem is not None:
@@ -360,14 +448,14 @@ def _prediction(
     So do an answer that was forced and, where nobody read, the empty one.
     """
     last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
-    by_itself = last.sufficient and len(attempts) <= len(config.granularities)
-    ranked = rank_triples(steps, config.normalization)
+    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    ranked = rank_facts(steps, config.normalization)
     return Prediction(
         answer=last.answer,
         granularity=last.granularity if by_itself else "default",
         passages=rank_passages(ranked, steps),
         sentences=rank_sentences(ranked),
-        triples=ranked,
+        triples=tuple(fact for fact in ranked if isinstance(fact, Triple)),
         steps=tuple(steps),
         attempts=tuple(attempts),
         parse_errors={kind: count for kind, count in sorted(parse_errors.items()) if count},

@@ -1,10 +1,13 @@
 """What a method has collected: triples with their provenance, and the rankings they induce."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
+from cirag_jax.datasets.chains import sentence_text, triple_text
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.triples.normalization import Normalization, triple_key
-from cirag_jax.types import Passage, Step, Triple
+from cirag_jax.types import Passage, Sentence, Step, Triple
+
+Fact = Triple | Sentence  # a candidate of a round: where nobody extracted triples, a sentence
 
 
 class Evidence:
@@ -16,7 +19,7 @@ class Evidence:
 
     def __init__(self, normalization: Normalization):
         self.normalization: Normalization = normalization
-        self._triples: dict[tuple[str, str, str], Triple] = {}
+        self._facts: dict[Hashable, Fact] = {}
         self._seen: dict[str, Passage] = {}
 
     def see(self, passages: Iterable[Passage]) -> None:
@@ -24,20 +27,20 @@ class Evidence:
         for passage in passages:
             self._seen.setdefault(passage.id, passage)
 
-    def keep(self, triples: Iterable[Triple]) -> None:
-        """Adds core triples."""
-        for triple in triples:
-            self._triples.setdefault(triple_key(triple, self.normalization), triple)
+    def keep(self, facts: Iterable[Fact]) -> None:
+        """Adds core triples, or core sentences."""
+        for fact in facts:
+            self._facts.setdefault(fact_key(fact, self.normalization), fact)
 
     @property
     def triples(self) -> tuple[Triple, ...]:
         """Core triples (the paper's C)."""
-        return tuple(self._triples.values())
+        return tuple(fact for fact in self._facts.values() if isinstance(fact, Triple))
 
     @property
     def sentences(self) -> tuple[tuple[str, int], ...]:
         """Core sentences (S) as (passage id, sentence index)."""
-        places = ((t.passage_id, t.sentence) for t in self.triples)
+        places = map(place_of, self._facts.values())
         known = (
             (p, s)
             for p, s in places
@@ -49,43 +52,76 @@ class Evidence:
     @property
     def passages(self) -> tuple[Passage, ...]:
         """Core passages (D)."""
-        ids = dict.fromkeys(t.passage_id for t in self.triples if t.passage_id is not None)
-        return tuple(self._seen[passage_id] for passage_id in ids if passage_id in self._seen)
+        ids = dict.fromkeys(fact.passage_id for fact in self._facts.values())
+        return tuple(self._seen[i] for i in ids if i is not None and i in self._seen)
 
     @property
     def seen(self) -> tuple[Passage, ...]:
         """Everything retrieved so far, in order."""
         return tuple(self._seen.values())
 
+    def text(self, fact: Fact) -> str:
+        """A fact as an aligner reads it."""
+        if isinstance(fact, Triple):
+            return triple_text(fact)
+        return sentence_text(self._seen[fact.passage_id], fact.index)
+
     def sentence(self, place: tuple[str, int]) -> str:
-        """A sentence with its passage's title in front."""
-        passage = self._seen[place[0]]
-        return f"{passage.title}: {sentences_of(passage)[place[1]].strip()}"
+        """A sentence as the reader sees it."""
+        return sentence_line(self._seen[place[0]], place[1])
 
 
-def rank_triples(steps: Sequence[Step], normalization: Normalization) -> tuple[Triple, ...]:
-    """Core triples by round, then by the ranker's score; then the other candidates by best score.
+def triple_line(triple: Triple, normalization: Normalization) -> str:
+    """A triple as the reader sees it."""
+    return repr(triple_key(triple, normalization))
+
+
+def sentence_line(passage: Passage, index: int) -> str:
+    """A sentence as the reader sees it, its passage's title in front."""
+    return f"{passage.title}: {sentences_of(passage)[index].strip()}"
+
+
+def passage_line(passage: Passage) -> str:
+    """A passage as the reader sees it."""
+    return f"{passage.title}\n{passage.text}"
+
+
+def fact_key(fact: Fact, normalization: Normalization) -> Hashable:
+    """What makes a fact the same as another."""
+    return fact if isinstance(fact, Sentence) else triple_key(fact, normalization)
+
+
+def place_of(fact: Fact) -> tuple[str | None, int | None]:
+    """(passage id, sentence index) of a fact, each None where it is unknown."""
+    if isinstance(fact, Sentence):
+        return fact.passage_id, fact.index
+    return fact.passage_id, fact.sentence
+
+
+def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fact, ...]:
+    """Core facts by round, then by the ranker's score; then the other candidates by best score.
 
     The paper's Table 5 does not say how triples are ranked; this is the rule of our specification.
     """
-    ranked: dict[tuple[str, str, str], Triple] = {}
+    ranked: dict[Hashable, Fact] = {}
     for step in steps:
         score = dict(zip(step.candidates, step.scores, strict=True))
-        for triple in sorted(step.kept, key=lambda t: -score.get(t, float("-inf"))):
-            ranked.setdefault(triple_key(triple, normalization), triple)
+        for fact in sorted(step.kept, key=lambda t: -score.get(t, float("-inf"))):
+            ranked.setdefault(fact_key(fact, normalization), fact)
     rest = [pair for step in steps for pair in zip(step.candidates, step.scores, strict=True)]
-    for triple, _ in sorted(rest, key=lambda pair: -pair[1]):
-        ranked.setdefault(triple_key(triple, normalization), triple)
+    for fact, _ in sorted(rest, key=lambda pair: -pair[1]):
+        ranked.setdefault(fact_key(fact, normalization), fact)
     return tuple(ranked.values())
 
 
-def rank_sentences(triples: Iterable[Triple]) -> tuple[tuple[str, int], ...]:
-    """Sentences in the order of their best triple."""
-    places = ((t.passage_id, t.sentence) for t in triples)
-    return tuple(dict.fromkeys((p, s) for p, s in places if p is not None and s is not None))
+def rank_sentences(facts: Iterable[Fact]) -> tuple[tuple[str, int], ...]:
+    """Sentences in the order of their best fact."""
+    return tuple(
+        dict.fromkeys((p, s) for p, s in map(place_of, facts) if p is not None and s is not None)
+    )
 
 
-def rank_passages(triples: Iterable[Triple], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Passages in the order of their best triple, then those without one, as retrieved."""
-    first = [t.passage_id for t in triples if t.passage_id is not None]
+def rank_passages(facts: Iterable[Fact], steps: Sequence[Step]) -> tuple[str, ...]:
+    """Passages in the order of their best fact, then those without one, as retrieved."""
+    first = [fact.passage_id for fact in facts if fact.passage_id is not None]
     return tuple(dict.fromkeys([*first, *(p for step in steps for p in step.passages)]))

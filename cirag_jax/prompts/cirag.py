@@ -1,4 +1,4 @@
-"""CIRAG's messages and parsers: integration (paper, Fig. 11) and the answering cascade (Fig. 12).
+"""CIRAG's messages and parsers of integration (paper, Fig. 11).
 
 The papers' headers and formats, in our own sentences. What a model writes is hostile input: it is
 searched and parsed, never evaluated, and whatever is wrong with it is named, so that it can be
@@ -11,9 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from cirag_jax.llm.types import Message
-from cirag_jax.prompts.refusals import refuses
+from cirag_jax.prompts.reading import EXAMPLE_QUERY
 from cirag_jax.prompts.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
 from cirag_jax.types import Step, Triple
@@ -132,7 +133,7 @@ def _observation(candidates: Facts, normalization: Normalization) -> str:
 def prompt_digest(normalization: Normalization, prompt_format: str, few_shot: bool) -> str:
     """A hash of how conversations read: what a student was trained on, it must be asked."""
     messages = integration_messages(
-        _EXAMPLE_QUERY,
+        EXAMPLE_QUERY,
         _EXAMPLE_STEPS,
         _EXAMPLE_STEPS[0].candidates,
         normalization=normalization,
@@ -144,12 +145,12 @@ def prompt_digest(normalization: Normalization, prompt_format: str, few_shot: bo
 
 
 def _example(prompt_format: str, normalization: Normalization) -> tuple[Message, ...]:
-    """The conversation about `_EXAMPLE_QUERY`, from the instruction to its last decision."""
+    """The conversation about `EXAMPLE_QUERY`, from the instruction to its last decision."""
     first, last = _EXAMPLE_STEPS
     if prompt_format == "paper":
-        turns = _single_turn(_EXAMPLE_QUERY, [first], last.candidates, normalization)
+        turns = _single_turn(EXAMPLE_QUERY, [first], last.candidates, normalization)
     else:
-        turns = _turns(_EXAMPLE_QUERY, [first], last.candidates, normalization)
+        turns = _turns(EXAMPLE_QUERY, [first], last.candidates, normalization)
     return (*turns, Message("assistant", render_decision(last, normalization)))
 
 
@@ -223,14 +224,14 @@ class Decision:
 
     Attributes:
       thought: its reasoning; empty where it has none.
-      kept: the candidates it names, in its order, each once.
+      kept: the candidates it names, in its order, each once (triples, or sentences).
       next_query: what to retrieve for, or None to end; meaningless unless ``has_question``.
       has_question: whether there is a question section at all.
       parse_errors: kinds of malformed output met, one entry each time.
     """
 
     thought: str
-    kept: tuple[Triple, ...]
+    kept: tuple[Any, ...]
     next_query: str | None
     has_question: bool
     parse_errors: tuple[str, ...]
@@ -386,41 +387,11 @@ def _closest(
     return texts[close[0]] if close else None
 
 
-# ----------------------------------------------------------------------------------------- cascade
+# ----------------------------------------------------------------------------------------- example
 
-UNANSWERABLE = "Unanswerable"
-
-_READING = """\
-You are an experienced reader. Study the {noun} you are given and work out the answer to the query \
-from them. Begin with "Thought: " and reason in a few sentences. End with "Answer: " followed by \
-the answer alone: a name, a date, a number or a short phrase, without further words."""
-_REFUSAL = ' If the {noun} do not hold the answer, write "Answer: Unanswerable".'
-
-_NOUNS = {"triple": "triples", "sentence": "sentences", "passage": "passages"}
-
-_EXAMPLE_QUERY = "In which country is the town where Mira Solheim was born?"
-_EXAMPLE_EVIDENCE = {
-    "triple": (
-        "('mira solheim', 'born in', 'lindvik')",
-        "('mira solheim', 'profession', 'cellist')",
-        "('lindvik', 'town in', 'norway')",
-    ),
-    "sentence": (
-        "Mira Solheim: Mira Solheim (born in Lindvik) is a cellist.",
-        "Lindvik: Lindvik is a small town on the coast of Norway.",
-    ),
-    "passage": (
-        "Mira Solheim\nMira Solheim (born in Lindvik) is a cellist. She has recorded six albums.",
-        "Lindvik\nLindvik is a small town on the coast of Norway. It lives from fishing.",
-    ),
-}
-_EXAMPLE_ANSWER = (
-    "Thought: Mira Solheim was born in Lindvik, and Lindvik is a town in Norway. So the town of "
-    "her birth is in Norway.\nAnswer: Norway"
-)
 _EXAMPLE_STEPS = (
     Step(
-        _EXAMPLE_QUERY,
+        EXAMPLE_QUERY,
         candidates=(
             Triple("Mira Solheim", "profession", "cellist"),
             Triple("Mira Solheim", "born in", "Lindvik"),
@@ -444,60 +415,3 @@ _EXAMPLE_STEPS = (
         next_query=None,
     ),
 )
-
-
-def answer_messages(
-    question: str, granularity: str, evidence: Sequence[str], *, may_refuse: bool = True
-) -> tuple[Message, ...]:
-    """The reader's conversation at one granularity, with one worked example.
-
-    Args:
-      question: the query.
-      granularity: ``triple``, ``sentence`` or ``passage``.
-      evidence: rendered triples, sentences or passages.
-      may_refuse: without it the sufficiency instruction is left out (``force_answer``).
-    """
-    noun = _NOUNS[granularity]
-    instruction = (_READING + (_REFUSAL if may_refuse else "")).format(noun=noun)
-    return (
-        Message("system", instruction),
-        Message("user", *_reading_turn(_EXAMPLE_QUERY, noun, _EXAMPLE_EVIDENCE[granularity])),
-        Message("assistant", _EXAMPLE_ANSWER),
-        Message("user", *_reading_turn(question, noun, evidence)),
-    )
-
-
-def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[str, str, str]:
-    """Heading, evidence (which truncation may drop) and query of a user turn."""
-    return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
-
-
-def parse_answer(
-    text: str, *, wide: bool = False, truncated: bool = False
-) -> tuple[str, bool, str | None]:
-    """Reads a reader's response; never fails.
-
-    Args:
-      text: the response.
-      wide: also take a refusal in other words (`refusals.refuses`) for one.
-      truncated: whether generation ended at its token limit.
-
-    Returns:
-      The text after the last ``Answer:`` up to the end of its line (the whole response where there
-      is no such mark), whether it answers, and the kind of problem (``empty``, ``truncated``,
-      ``no_answer_mark``) or None. Neither an empty answer nor a thought that was cut off before
-      its answer answers.
-    """
-    if not text.strip():
-        return "", False, "empty"
-    parts = re.split(r"answer[\s*]*:", text, flags=re.IGNORECASE)
-    marked = len(parts) > 1
-    lines = [line.strip(" \t*") for line in parts[-1].splitlines() if line.strip(" \t*")]
-    answer = (lines[0] if lines else "") if marked else " ".join(text.split())
-    problem = None if marked else "no_answer_mark"
-    if truncated and not (marked and len(lines) > 1):  # a line that others follow is whole
-        problem = "truncated"
-    if not answer:
-        return "", False, problem or "empty"
-    refused = "unanswerable" in answer.lower() or (wide and refuses(answer))
-    return answer, not refused and (marked or not truncated), problem

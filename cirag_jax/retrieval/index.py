@@ -23,6 +23,7 @@ from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.retrieval.sentence_index import SentenceIndex
 from cirag_jax.types import Config, Feedback, Passage
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
@@ -188,7 +189,7 @@ def open_retriever(
     *,
     mesh: jax.sharding.Mesh | None = None,
     progress: Progress | None = None,
-) -> PassageIndex:
+) -> PassageIndex | SentenceIndex:
     """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
 
     Raises:
@@ -196,6 +197,16 @@ def open_retriever(
     """
     check_kind(config.kind)
     options = IndexOptions.of(config)
+    if config.units not in ("passage", "sentence"):
+        raise UserError(f"config.retriever.units={config.units!r} must be passage or sentence")
+    if config.units == "sentence":
+        if config.kind != "exact" or config.folder:
+            raise UserError(
+                "config.retriever.units=sentence needs config.retriever.kind=exact and no folder"
+            )
+        return SentenceIndex(
+            passages, needed(encoder, config.kind), dtype=options.dtype, progress=progress
+        )
     if not config.folder:
         return PassageIndex.in_memory(
             passages, encoder, config.kind, options=options, mesh=mesh, progress=progress

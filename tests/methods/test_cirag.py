@@ -4,9 +4,9 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
-from cirag_jax.methods.evidence import rank_passages, rank_sentences, rank_triples
+from cirag_jax.methods.evidence import rank_facts, rank_passages, rank_sentences
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
-from cirag_jax.types import Passage, Question, Step, Triple
+from cirag_jax.types import Passage, Question, Sentence, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -520,6 +520,73 @@ def test_malformed_answers_are_counted(text, problem, granularity):
     assert (found.answer, found.granularity) == ("Skane", granularity)
 
 
+# -------------------------------------------------------- sentences, and an aligner that integrates
+
+SENTENCES = {
+    "Ada Moen: Ada Moen was born in Lund.": 0.9,
+    "Lund: Lund is in Skane.": 0.8,
+    "Lund: It has a cathedral.": 0.3,
+    "Ada Moen: She paints.": 0.2,
+}
+
+
+def test_an_aligner_keeps_the_best_new_sentence_and_searches_with_the_chain():
+    hands = hand(reader=[ANSWERS], scores=SENTENCES)
+    found = run(hands, units="sentence", integrator="aligner", max_steps=3)
+    chain = "\nknowledge sentences: Ada Moen: Ada Moen was born in Lund."
+    queries = [request.query for request in hands.asked(Retrieve)]
+    assert queries[:2] == [QUESTION, QUESTION + chain]
+    assert queries == [request.query for request in hands.asked(Rank)]
+    assert hands.kinds() == ["Retrieve", "Rank"] * 3 + ["reader"]
+    assert [step.kept for step in found.steps] == [
+        (Sentence("a", 0),), (Sentence("b", 0),), (Sentence("b", 1),)
+    ]  # fmt: skip
+    assert found.steps[0].candidates[0] == Sentence("a", 0) and found.steps[0].scores[0] == 0.9
+    assert [(a.granularity, a.evidence) for a in found.attempts] == [
+        (
+            "sentence",
+            (
+                "Ada Moen: Ada Moen was born in Lund.",
+                "Lund: Lund is in Skane.",
+                "Lund: It has a cathedral.",
+            ),
+        )
+    ]
+    assert (found.answer, found.triples) == ("Skane", ())
+    assert found.sentences[:3] == (("a", 0), ("b", 0), ("b", 1))
+    assert found.passages == ("a", "b", "c")
+
+
+def test_an_aligner_stops_below_its_threshold():
+    hands = hand(reader=[ANSWERS], scores=SENTENCES)
+    found = run(hands, units="sentence", integrator="aligner", stop_below=0.5)
+    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),), ()]
+    assert found.steps[-1].next_query is None
+
+
+def test_an_aligner_extends_chains_of_triples():
+    found = run(hand(reader=[ANSWERS]), integrator="aligner", max_steps=2)
+    assert [step.kept for step in found.steps] == [(BORN,), (PLACE,)]
+    chain = "\nknowledge triples: <Ada Moen; born in; Lund>."
+    assert found.steps[1].query == QUESTION + chain
+    assert found.granularity == "triple"
+
+
+def test_sentences_escalate_to_passages_and_a_forced_answer_is_none_of_its_own():
+    hands = hand(reader=[REFUSES, REFUSES, ANSWERS], scores=SENTENCES)
+    found = run(hands, units="sentence", integrator="top_k", max_steps=1, force_answer=True)
+    assert [a.granularity for a in found.attempts] == ["sentence", "passage", "passage"]
+    assert (found.answer, found.granularity) == ("Skane", "default")
+
+
+def test_a_brief_reader_is_asked_for_the_answer_alone():
+    hands = hand([ENDS_BORN], ["Answer: Skane"])
+    found = run(hands, reader_format="brief")
+    (asked,) = hands.asked(Generate, "reader")
+    assert [message.role for message in asked.messages] == ["system", "user"]
+    assert "Thought" not in prompt(asked) and found.answer == "Skane"
+
+
 # ---------------------------------------------------------------------------------------- rankings
 
 
@@ -541,7 +608,7 @@ def test_the_rankings_themselves():
         Step("q", ("c", "a"), (BORN, MINE), (0.5, 0.4), kept=(MINE,)),
         Step("r", ("b", "d"), (PLACE, BORN, unknown), (0.3, 0.7, 0.6), kept=(PLACE,)),
     ]
-    ranked = rank_triples(steps, "ascii")
+    ranked = rank_facts(steps, "ascii")
     assert ranked == (MINE, PLACE, BORN, unknown)
     assert rank_sentences(ranked) == (("c", 0), ("b", 0), ("a", 0))
     assert rank_passages(ranked, steps) == ("c", "b", "a", "d")
@@ -558,7 +625,15 @@ def test_the_rankings_themselves():
         ({"granularities": ("triple", "page")}, "granularities"),
         ({"prompt_format": "xml"}, "multi_turn or paper"),
         ({"normalization": "latin"}, "ascii or unicode"),
-        ({"integrator": "top"}, "model or top_k"),
+        ({"integrator": "top"}, "model, aligner or top_k"),
+        ({"units": "page"}, "units='page' must be triple or sentence"),
+        ({"units": "sentence"}, "units=sentence needs integrator=aligner or top_k"),
+        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, brief"),
+        ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
+        (
+            {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
+            "no triples to read",
+        ),
         ({"max_steps": -1}, "max_steps"),
         ({"num_passages": 0}, "num_passages"),
         ({"num_candidates": 0}, "num_candidates"),

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts.cirag import Decision, parse_answer, parse_decision, parse_question
+from cirag_jax.prompts.cirag import Decision, parse_decision, parse_question
+from cirag_jax.prompts.reading import parse_answer
 from cirag_jax.types import Step, Triple
 
 CANDIDATES = (

@@ -100,7 +100,7 @@ def ranker_meta(spec: str) -> dict[str, Any]:
         return {**meta, "component": _component(meta)}
 
 
-ADAPTED = ("integrator", "extractor")  # components whose checkpoints hold an adapter
+ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:

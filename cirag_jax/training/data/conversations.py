@@ -1,4 +1,4 @@
-"""What the integrator and the extractor are trained on: examples, and what was left out of them."""
+"""What integrator, extractor and reader are trained on: examples, and what was left out of them."""
 
 import collections
 import hashlib
@@ -9,16 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cirag_jax.datasets import load
 from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
-from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import extraction as extraction_prompts
+from cirag_jax.prompts import digests
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data.examples import Example, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
+from cirag_jax.training.data.reading_examples import (
+    Reading,
+    ReadingSettings,
+    make_readings,
+    reading_examples,
+)
 from cirag_jax.types import Config, Trajectory
 
 
@@ -48,9 +54,7 @@ class Data(NamedTuple):
     @property
     def prompt_digest(self) -> str:
         """A hash of how the prompts read; another version of this program may word them anew."""
-        if self.described:
-            return prompts.prompt_digest(**self.described)
-        return extraction_prompts.prompt_hash()
+        return digests.prompt_digest(self.described)
 
     def digest(self) -> str:
         """SHA-256 of all examples: a run goes on with what it began with."""
@@ -66,7 +70,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     """The examples of ``config.component``.
 
     Args:
-      config: of configs/integrator.py or configs/extractor.py.
+      config: of configs/integrator.py, configs/extractor.py or configs/reader.py.
       tokenizer: of the student.
       max_length: most tokens of an example.
 
@@ -76,6 +80,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     loaders: dict[str, Callable[[Config, ChatTokenizer, int], Data]] = {
         "integrator": _decisions,
         "extractor": _extractions,
+        "reader": _readings,
     }
     if config.component not in loaders:
         raise UserError(
@@ -260,3 +265,77 @@ def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> D
         "left_out_of_dev": dev_reasons,
     }
     return Data(train_examples, dev_examples, found, {})
+
+
+# ------------------------------------------------------------------------------------------ reader
+
+
+def reading_settings(config: Config, **changes: Any) -> ReadingSettings:
+    """The evidence that ``config.evidence`` describes."""
+    values = {**config.evidence.to_dict(), "seed": config.seed, **changes}
+    return ReadingSettings(**{**values, "granularities": tuple(values["granularities"])})
+
+
+def read_folders(
+    config: Config, settings: ReadingSettings, split: str, fold: str | None
+) -> tuple[list[Reading], int]:
+    """The readings of the questions of a split in all of ``config.folders``.
+
+    Args:
+      config: of configs/reader.py or configs/reader_eval.py.
+      settings: what the evidence looks like.
+      split: of the questions.
+      fold: of the questions; None: all that are not of another use's fold.
+
+    Returns:
+      The readings, and how many questions have no gold passages.
+
+    Raises:
+      UserError: a folder cannot be read, or has no such question.
+    """
+    found, without = [], 0
+    for folder in _paths(config.folders) or [None]:
+        data = config.data.copy_and_resolve_references()
+        data.dir, data.split = folder, split
+        data.fold = fold if folder else None  # the built-in dataset has none
+        dataset = load.load_dataset(data)
+        questions = load.select_questions(dataset, data)
+        if split == "train" and fold is None:
+            questions = [q for q in questions if q.fold in (None, "train")]
+        made, lacking = make_readings(dataset, questions, settings)
+        found += made
+        without += lacking
+    return found, without
+
+
+def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
+    """Evidence with its answer, or with the refusal where a part of it is missing."""
+    settings = reading_settings(config)
+    found, without = read_folders(config, settings, config.data.split, config.data.fold)
+    if config.dev.split:
+        dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold)
+        order = np.random.default_rng(config.seed).permutation(len(dev))
+        dev = [dev[i] for i in sorted(order[: config.num_dev or len(dev)])]
+        clash = {r.question.id for r in found} & {r.question.id for r in dev}
+        if clash:
+            raise UserError(
+                f"config.dev holds {len(clash)} of the training questions (first: {min(clash)})"
+            )
+    else:
+        names = (made.question.id for made in found)
+        held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
+        dev = [made for made in found if made.question.id in held]
+        found = [made for made in found if made.question.id not in held]
+    how = settings.reader_format
+    train_examples, reasons = reading_examples(tokenizer, found, how, max_length=max_length)
+    dev_examples, dev_reasons = reading_examples(tokenizer, dev, how, max_length=max_length)
+    kinds = collections.Counter(made.granularity for made in found)
+    counts = {
+        "num_questions": len(found),
+        "num_dev_questions": len(dev),
+        "granularities": dict(sorted(kinds.items())),
+        "insufficient": sum(not made.sufficient for made in found),
+        "left_out": {**reasons, "without_gold": without},
+        "left_out_of_dev": dev_reasons,
+    }
+    return Data(train_examples, dev_examples, counts, {"reader_format": how})

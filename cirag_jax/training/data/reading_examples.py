@@ -1,0 +1,213 @@
+"""Supervised examples of the reader: evidence at a granularity, answered or refused.
+
+A question's gold evidence stands among distractors of its own context, those nearest to it in
+words, in an order drawn by the seed. In a share of the examples one gold passage's evidence is
+missing, and the right output is the refusal: so the cascade learns when to escalate (CIRAG, section
+3.4). Messages and chat template are those of inference; the loss is on the answer and the token
+that ends it.
+"""
+
+import collections
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cirag_jax.datasets.annotations import words
+from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.types import Message
+from cirag_jax.methods.evidence import passage_line, sentence_line, triple_line
+from cirag_jax.prompts import reading
+from cirag_jax.training.data.examples import Example, chat_examples
+from cirag_jax.types import Dataset, Question, Triple
+
+GRANULARITIES = ("triple", "sentence", "passage")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadingSettings:
+    """What evidence looks like.
+
+    Attributes:
+      granularities: one is drawn for each question, as often as it is listed; where a question has
+        no annotation of it, sentences or else passages take its place.
+      distractors: most distractors of a triple's or a sentence's pool; passages have half as many.
+      missing: share of the examples without one gold passage's evidence.
+      forced: share of the others that are asked without the permission to refuse.
+      reader_format: as in `prompts.reading.answer_messages`.
+      seed: of everything that is drawn.
+    """
+
+    granularities: tuple[str, ...] = GRANULARITIES
+    distractors: int = 4
+    missing: float = 0.25
+    forced: float = 0.25
+    reader_format: str = "brief"
+    seed: int = 0
+
+    def __post_init__(self):
+        reading.check_reader_format(self.reader_format)
+        unknown = set(self.granularities) - set(GRANULARITIES)
+        if unknown or not self.granularities:
+            raise UserError(
+                f"granularities={self.granularities!r} must be of {', '.join(GRANULARITIES)}."
+            )
+        if self.distractors < 0 or not 0 <= self.missing < 1 or not 0 <= self.forced <= 1:
+            raise UserError(
+                f"distractors={self.distractors} must not be negative, missing={self.missing} must "
+                f"be in [0, 1), forced={self.forced} in [0, 1]."
+            )
+
+
+class Reading(NamedTuple):
+    """A question with evidence.
+
+    Attributes:
+      question: the question.
+      granularity: of the evidence.
+      evidence: as the reader sees it.
+      sufficient: whether no gold evidence is missing.
+      may_refuse: whether the reader is told that it may.
+    """
+
+    question: Question
+    granularity: str
+    evidence: tuple[str, ...]
+    sufficient: bool
+    may_refuse: bool
+
+
+def make_readings(
+    dataset: Dataset, questions: Sequence[Question], settings: ReadingSettings
+) -> tuple[list[Reading], int]:
+    """One reading a question, and how many questions have no gold passages to read.
+
+    Args:
+      dataset: with the questions' passages.
+      questions: of it.
+      settings: what the evidence looks like.
+    """
+    facts = [(fact, q.id) for q in dataset.questions for fact in q.evidences or ()]
+    found = []
+    for question in questions:
+        rng = np.random.default_rng([settings.seed, zlib.crc32(question.id.encode())])
+        wanted = str(rng.choice(settings.granularities))
+        for granularity in (wanted, "sentence", "passage"):
+            gold, others = _pools(dataset, question, granularity, facts, rng)
+            if gold:
+                found.append(_draw(question, granularity, gold, others, settings, rng))
+                break
+    return found, len(questions) - len(found)
+
+
+def reading_examples(
+    tokenizer: ChatTokenizer, readings: Sequence[Reading], reader_format: str, *, max_length: int
+) -> tuple[list[Example], dict[str, int]]:
+    """The readings as conversations; their source is the question's id.
+
+    Args:
+      tokenizer: of the student.
+      readings: what is asked.
+      reader_format: as in `prompts.reading.answer_messages`.
+      max_length: most tokens of an example; longer ones are dropped whole.
+
+    Returns:
+      The examples, and how many were ``dropped_too_long``.
+    """
+    examples, reasons = [], collections.Counter[str]()
+    for made in readings:
+        answer = made.question.answers[0] if made.sufficient else None
+        turns = [
+            *messages_of(made, reader_format),
+            Message("assistant", reading.render_answer(answer)),
+        ]
+        example = chat_examples(tokenizer, turns, (len(turns) - 1,), source=made.question.id)
+        if len(example.tokens_T) <= max_length:
+            examples.append(example)
+        else:
+            reasons["dropped_too_long"] += 1
+    return examples, dict(reasons)
+
+
+def messages_of(made: Reading, reader_format: str) -> tuple[Message, ...]:
+    """What the reader is asked."""
+    return reading.answer_messages(
+        made.question.question,
+        made.granularity,
+        made.evidence,
+        may_refuse=made.may_refuse,
+        reader_format=reader_format,
+    )
+
+
+# ----------------------------------------------------------------------------------------- evidence
+
+# Lines of evidence, those of one passage (or fact) together.
+_Groups = list[list[str]]
+
+
+def _pools(
+    dataset: Dataset,
+    question: Question,
+    granularity: str,
+    facts: Sequence[tuple[tuple[str, str, str], str]],
+    rng: np.random.Generator,
+) -> tuple[_Groups, list[str]]:
+    """Gold evidence by passage, and what else may be retrieved for the question, nearest first."""
+    corpus, gold = dataset.corpus, tuple(question.supporting or ())
+    context = [corpus[i] for i in question.context or () if i in corpus and i not in gold]
+    if granularity == "triple":
+        own = [[triple_line(Triple(*fact), "ascii")] for fact in question.evidences or ()]
+        stated = [t for p in context for t in dataset.triples.get(p.id, ())]
+        if not stated and facts:  # nobody extracted any: those that other questions need
+            some = rng.choice(len(facts), min(60, len(facts)), replace=False)
+            stated = [Triple(*facts[i][0]) for i in some if facts[i][1] != question.id]
+        return own, _nearest(question, [triple_line(triple, "ascii") for triple in stated])
+    if granularity == "sentence":
+        places: dict[str, list[int]] = {}
+        for passage_id, index in question.supporting_sentences or ():
+            if passage_id in corpus:
+                places.setdefault(passage_id, []).append(index)
+        own = [[sentence_line(corpus[i], s) for s in found] for i, found in places.items()]
+        others = [
+            sentence_line(passage, index)
+            for passage in (*context, *(corpus[i] for i in places))
+            for index in range(len(sentences_of(passage)))
+            if index not in places.get(passage.id, ())
+        ]
+        return own, _nearest(question, others)
+    own = [[passage_line(corpus[i])] for i in gold if i in corpus]
+    return own, _nearest(question, [passage_line(passage) for passage in context])
+
+
+def _nearest(question: Question, lines: Sequence[str]) -> list[str]:
+    """Lines by falling share of the question's words, each once."""
+    asked = words(question.question)
+    return sorted(dict.fromkeys(lines), key=lambda line: -len(asked & words(line)))
+
+
+def _draw(
+    question: Question,
+    granularity: str,
+    gold: _Groups,
+    others: Sequence[str],
+    settings: ReadingSettings,
+    rng: np.random.Generator,
+) -> Reading:
+    sufficient = bool(rng.random() >= settings.missing)
+    if not sufficient:
+        gold = list(gold)
+        gold.pop(int(rng.integers(len(gold))))
+    most = settings.distractors if granularity != "passage" else settings.distractors // 2
+    kept = [line for group in gold for line in group]
+    near = [line for line in others if line not in kept][: 2 * most]
+    count = int(rng.integers(min(1, most), most + 1)) if most else 0
+    drawn = rng.permutation(len(near))[:count]
+    lines = [*kept, *(near[i] for i in drawn)]
+    lines = [lines[i] for i in rng.permutation(len(lines))]
+    may_refuse = bool(not sufficient or rng.random() >= settings.forced)
+    return Reading(question, granularity, tuple(lines), sufficient, may_refuse)

@@ -1,0 +1,76 @@
+r"""Trains a LoRA reader: evidence in, a short answer or the refusal out (CIRAG, section 3.4).
+
+    python launch/train.py --config=configs/reader.py[:preset] --workdir=W \
+        --config.folders="('2wikimultihopqa','hotpotqa')"
+
+Every training question is read once an epoch: its gold evidence among distractors of its own
+context, at a granularity drawn by the seed; in a quarter of the examples one gold passage's
+evidence is missing, and the right output is the refusal. Ask it with ``reader_format=brief``.
+
+Presets: ``quick`` (SmolLM2-135M, 2 CPU cores; the default), ``paper`` (Qwen2.5-7B-Instruct with the
+integrator's hyper-parameters, on 4 GPUs; CIRAG trains no reader; not yet run).
+
+Record of ``quick``: not yet run.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import common, integrator
+
+
+def get_config(preset: str = "quick") -> Any:
+    """The config of a preset."""
+    presets = {"quick": quick, "paper": paper}
+    if preset not in presets:
+        raise ValueError(f"unknown preset {preset!r}; presets: {', '.join(presets)}")
+    return presets[preset]()
+
+
+def evidence() -> Any:
+    """What the reader is shown: `training.data.reading_examples.ReadingSettings`."""
+    config: Any = ConfigDict()
+    # One is drawn for each question, as often as it is listed.
+    config.granularities = ("sentence", "sentence", "passage", "triple")
+    config.distractors = 4  # At most, triples and sentences; half as many passages.
+    config.missing = 0.25  # Share without one gold passage's evidence: to be refused.
+    config.forced = 0.25  # Share of the others that may not refuse.
+    config.reader_format = "brief"  # brief | thought; the reader must then be asked alike.
+    return config
+
+
+def base() -> Any:
+    """What both presets share."""
+    config = integrator.trainer("reader")
+    # A dataset folder, or a tuple of them; null: the built-in dataset.
+    config.folders = placeholder(object)
+    config.data = common.data(split="train")
+    config.dev = ConfigDict()
+    # These choose the checkpoint; null: dev_fraction of the training questions.
+    config.dev.split = "dev"
+    config.dev.fold = placeholder(str)
+    config.evidence = evidence()
+    config.num_dev = 100
+    return config
+
+
+def quick() -> Any:
+    """SmolLM2-135M on two CPU cores."""
+    config = base()
+    config.length = 1024
+    config.buckets = (512, 768)
+    config.dev.fold = "dev_tune"
+    return config
+
+
+def paper() -> Any:
+    """Qwen2.5-7B-Instruct on four GPUs: not yet run."""
+    config, like = base(), integrator.paper()
+    for name in ("model", "lora", "optimizer", "packing", "batch_size", "rows_per_device"):
+        config[name] = like[name]
+    config.length = 4096
+    config.buckets = (512, 768, 1024, 1536, 2048, 3072)
+    config.evidence.distractors = 8
+    return config

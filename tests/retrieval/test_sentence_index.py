@@ -1,0 +1,78 @@
+"""Passages found by their best sentence, against a search over sentences written down plainly."""
+
+import numpy as np
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.index import open_retriever
+from cirag_jax.types import Feedback, Passage
+from configs import retrievers
+from tests import tiny
+
+_QUERIES = ["where was baldia born?", "patron of corum", "saint saint"]
+_PASSAGES = [
+    *tiny.dataset().corpus.values(),
+    Passage("blank", "Blank", " ", (" ",)),
+    Passage("two", "Corum", "", ("The patron of Corum is a saint.", "It lies by the sea.")),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    config = retrievers.encoder()
+    config.model = str(tiny.model_folder(tmp_path_factory.mktemp("tiny") / "model"))
+    return open_encoder_for(config.lock())
+
+
+def _open(encoder, **fields):
+    config = retrievers.retriever()
+    config.update({"units": "sentence", **fields})
+    return open_retriever(config, _PASSAGES, encoder)
+
+
+def _plain(encoder, query):
+    """Score of every passage: of its best sentence; none where it has none."""
+    best = {}
+    for row, passage in enumerate(_PASSAGES):
+        texts = [f"{passage.title}: {s}" for s in passage.sentences or (passage.text,) if s.strip()]
+        if texts:
+            scores = encoder.encode(texts, "passage") @ encoder.encode([query], "query")[0]
+            best[row] = scores.max()
+    return best
+
+
+def test_a_passage_is_as_near_as_its_best_sentence(encoder):
+    assert all(p.sentences is not None for p in _PASSAGES)
+    row_QK, score_QK = _open(encoder).search(_QUERIES, 5)
+    for query, rows, scores in zip(_QUERIES, row_QK, score_QK, strict=True):
+        best = _plain(encoder, query)
+        wanted = sorted(best, key=lambda row: -best[row])[:5]
+        assert rows.tolist() == wanted
+        np.testing.assert_allclose(scores, [best[row] for row in wanted], rtol=1e-5)
+
+
+def test_a_question_finds_what_it_may(encoder):
+    blank, two = len(_PASSAGES) - 2, len(_PASSAGES) - 1
+    allowed = [np.array(rows, np.int32) for rows in ([two, 0], [blank], [])]
+    row_QK, score_QK = _open(encoder).search(_QUERIES, 3, allowed)
+    assert set(row_QK[0].tolist()) == {two, 0, -1}
+    assert (row_QK[1:] == -1).all() and np.isneginf(score_QK[1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"units": "page"}, "units='page' must be passage or sentence"),
+        ({"kind": "bm25"}, "units=sentence needs config.retriever.kind=exact"),
+        ({"folder": "x"}, "and no folder"),
+    ],
+)
+def test_what_it_cannot_do_is_said(encoder, fields, words):
+    with pytest.raises(UserError, match=words):
+        _open(encoder, **fields)
+
+
+def test_feedback_is_refused(encoder):
+    with pytest.raises(UserError, match="no passage vectors"):
+        _open(encoder).search(["q"], 1, None, [Feedback(1.0, ())])

@@ -1,0 +1,144 @@
+"""What the reader learns: evidence of each granularity, complete or not, as inference asks it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cirag_jax.datasets import jsonl
+from cirag_jax.errors import UserError
+from cirag_jax.methods.cirag import CiragConfig, cascade
+from cirag_jax.methods.evidence import Evidence
+from cirag_jax.runtime.requests import Generated
+from cirag_jax.training.data.reading_examples import (
+    ReadingSettings,
+    make_readings,
+    messages_of,
+    reading_examples,
+)
+from cirag_jax.types import Dataset, Passage, Question, Triple
+from tests.distill import by_hand
+
+CORPUS = {
+    p.id: p
+    for p in (
+        Passage("a", "Ada", "", ("Ada is a poet.", "Her father was Byron.")),
+        Passage("b", "Byron", "", ("Byron was born in London.", "He wrote poems.")),
+        Passage("c", "Charles", "", ("Charles built engines.", "Ada wrote to her father Byron.")),
+        Passage("d", "Dover", "", ("Dover is a port.",)),
+    )
+}
+QUESTION = Question(
+    "q1",
+    "Where was the father of Ada born?",
+    ("London",),
+    supporting=("a", "b"),
+    supporting_sentences=(("a", 1), ("b", 0)),
+    context=("a", "b", "c", "d"),
+    evidences=(("Ada", "father", "Byron"), ("Byron", "place of birth", "London")),
+)
+OTHER = Question("q2", "?", ("x",), evidences=(("Dover", "country", "England"),))
+DATA = Dataset("d", (QUESTION, OTHER), CORPUS, {})
+GOLD = {"Ada: Her father was Byron.", "Byron: Byron was born in London."}
+
+
+def readings(**fields):
+    made, without = make_readings(DATA, [QUESTION], ReadingSettings(**fields))
+    assert without == 0
+    return made[0]
+
+
+def test_all_gold_sentences_among_the_nearest_others():
+    made = readings(granularities=("sentence",), distractors=1, missing=0.0)
+    assert made.sufficient and made.granularity == "sentence"
+    assert set(made.evidence) > GOLD and len(made.evidence) == 3
+    (other,) = set(made.evidence) - GOLD
+    # Of the two nearest in words; not of those that share none.
+    assert other in {"Charles: Ada wrote to her father Byron.", "Ada: Ada is a poet."}
+
+
+def test_the_order_is_drawn_by_the_seed():
+    orders = {readings(granularities=("sentence",), missing=0.0, seed=s).evidence for s in range(9)}
+    assert len(orders) > 3
+    assert readings(seed=3) == readings(seed=3)
+
+
+@pytest.mark.parametrize("granularity", ["triple", "sentence", "passage"])
+def test_one_passage_or_fact_is_missing(granularity):
+    gone = set()
+    for seed in range(12):
+        whole = readings(granularities=(granularity,), missing=0.0, seed=seed)
+        cut = readings(granularities=(granularity,), missing=0.999, seed=seed)
+        assert whole.sufficient and not cut.sufficient and cut.may_refuse
+        first = set(readings(granularities=(granularity,), missing=0.0, distractors=0).evidence)
+        assert len(first) == 2 and first <= set(whole.evidence)
+        assert len(first - set(cut.evidence)) == 1
+        gone |= first - set(cut.evidence)
+    assert gone == first  # now the one, now the other
+
+
+def test_questions_without_an_annotation_are_read_in_passages_or_left_out():
+    bare = Question("q3", "?", ("x",), supporting=("d",))
+    made, without = make_readings(DATA, [bare, OTHER], ReadingSettings(granularities=("triple",)))
+    assert [m.granularity for m in made] == ["passage", "triple"] and without == 0
+    made, without = make_readings(
+        DATA, [Question("q4", "?", ("x",))], ReadingSettings(granularities=("sentence",))
+    )
+    assert (made, without) == ([], 1)
+
+
+@pytest.mark.parametrize(("missing", "answer"), [(0.0, "London"), (0.999, "Unanswerable")])
+def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer):
+    tokenizer = by_hand.tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    made = readings(granularities=("sentence",), distractors=0, missing=missing, forced=0.0)
+    (example,), reasons = reading_examples(tokenizer, [made], "brief", max_length=10_000)
+    assert reasons == {} and example.source == "q1"
+    prompt = tokenizer.encode_prompt(messages_of(made, "brief"))
+    np.testing.assert_array_equal(example.tokens_T[: len(prompt)], prompt)
+    assert not example.weight_T[: len(prompt)].any() and example.weight_T[len(prompt) :].all()
+    said = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
+    assert said == f"Answer: {answer}" and int(example.tokens_T[-1]) in tokenizer.eos_ids
+
+    evidence = Evidence("ascii")
+    evidence.see(CORPUS.values())
+    kept = {line: (p, s) for line, p, s in zip(sorted(GOLD), "ab", (1, 0), strict=True)}
+    evidence.keep(Triple(line, "", "", *kept[line]) for line in made.evidence)
+    config = CiragConfig(granularities=("sentence",), reader_format="brief")
+    program: Any = cascade(QUESTION.question, evidence, (), config, {})
+    call = next(program)
+    np.testing.assert_array_equal(tokenizer.encode_prompt(call.messages), prompt)
+    with pytest.raises(StopIteration) as end:
+        program.send(Generated(said, "stop"))
+    (attempt,) = end.value.value
+    assert (attempt.answer, attempt.sufficient) == (answer, missing == 0.0)
+
+
+def test_too_long_an_example_is_dropped(tmp_path):
+    tokenizer = by_hand.tiny_tokenizer(tmp_path)
+    assert reading_examples(tokenizer, [readings()], "brief", max_length=9) == (
+        [],
+        {"dropped_too_long": 1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"granularities": ("page",)}, "granularities=.'page',. must be of triple"),
+        ({"missing": 1.0}, "missing=1.0 must be"),
+        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, brief"),
+    ],
+)
+def test_settings_that_cannot_be(fields, words):
+    with pytest.raises(UserError, match=words):
+        ReadingSettings(**fields)
+
+
+def test_the_real_questions(shared_data):
+    """Every 2Wiki training question can be read, and no example shows a sentence twice."""
+    dataset = jsonl.read_dataset(shared_data / "2wikimultihopqa")
+    questions = [q for q in dataset.questions if q.split == "train"][:60]
+    made, without = make_readings(dataset, questions, ReadingSettings())
+    assert without == 0 and {m.granularity for m in made} == {"triple", "sentence", "passage"}
+    assert all(len(set(m.evidence)) == len(m.evidence) for m in made)
+    assert 5 < sum(not m.sufficient for m in made) < 30
