@@ -7,7 +7,7 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from cirag_jax.datasets.chains import query_text, sentence_texts
 from cirag_jax.errors import UserError
@@ -91,7 +91,7 @@ class CiragConfig:
 
     max_steps: int = 4
     num_passages: int = 10
-    units: str = "triple"
+    units: Literal["triple", "sentence"] = "triple"
     num_candidates: int = 30
     use_reranker: bool = True
     granularities: tuple[str, ...] = GRANULARITIES
@@ -192,16 +192,16 @@ def collect(
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         evidence.see(found.passages)
-        candidates: Ranked[Fact]
         if config.units == "sentence":
             candidates = yield from split(query, found.passages, config)
         else:
-            candidates = yield from construct(query, found.passages, config, parse_errors)
+            ranked = yield from construct(query, found.passages, config, parse_errors)
+            candidates = Candidates(ranked.texts, ranked.scores)
         if config.integrator == "aligner":
             decision, text = extend_chain(question, steps, candidates, evidence, config), ""
         else:
             decision, text = yield from integrate(
-                question, steps, candidates.texts, config, parse_errors
+                question, steps, candidates.facts, config, parse_errors
             )
         steps.append(_step(query, found, candidates, decision, text))
         evidence.keep(decision.kept)
@@ -216,12 +216,19 @@ def collect(
 # --------------------------------------------------------------------------------- construction
 
 
+class Candidates(NamedTuple):
+    """What a round may keep, best first, with the ranker's scores."""
+
+    facts: tuple[Fact, ...]
+    scores: tuple[float, ...]
+
+
 def construct(
     query: str,
     passages: Sequence[Passage],
     config: CiragConfig,
     parse_errors: collections.Counter[str],
-) -> Program[Ranked[Fact]]:
+) -> Program[Ranked[Triple]]:
     """D_t -> T^_t: the triples of the passages, merged by surface, the N nearest to a_t."""
     extracted: Extracted = yield Extract(tuple(passages))
     parse_errors["passage_without_triples"] += sum(1 for t in extracted.triples if t == ())
@@ -235,7 +242,7 @@ def construct(
     return (yield Rank(query, triples, config.num_candidates, "triples"))
 
 
-def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Ranked[Fact]]:
+def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Candidates]:
     """D_t -> its sentences, the N nearest to a_t: candidates that need no extraction."""
     places = {
         text: Sentence(passage.id, index)
@@ -243,9 +250,9 @@ def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Progr
         for text, index in sentence_texts(passage).items()
     }
     if not config.use_reranker or not places:
-        return Ranked(tuple(places.values()), tuple(0.0 for _ in places))
-    ranked = yield Rank(query, tuple(places), config.num_candidates, "triples")
-    return Ranked(tuple(places[text] for text in ranked.texts), ranked.scores)
+        return Candidates(tuple(places.values()), tuple(0.0 for _ in places))
+    ranked: Ranked[str] = yield Rank(query, tuple(places), config.num_candidates, "triples")
+    return Candidates(tuple(places[text] for text in ranked.texts), ranked.scores)
 
 
 # ---------------------------------------------------------------------------------- integration
@@ -311,14 +318,14 @@ def top_k(question: str, candidates: Sequence[Any]) -> prompts.Decision:
 def extend_chain(
     question: str,
     steps: Sequence[Step],
-    candidates: Ranked[Fact],
+    candidates: Candidates,
     evidence: Evidence,
     config: CiragConfig,
 ) -> prompts.Decision:
     """The aligner's decision: the best candidate not kept yet; the chain is the next query."""
     chain = [fact for step in steps for fact in step.kept]
     known = {fact_key(fact, config.normalization) for fact in chain}
-    for fact, score in zip(candidates.texts, candidates.scores, strict=True):
+    for fact, score in zip(candidates.facts, candidates.scores, strict=True):
         if score < config.stop_below:
             break
         if fact_key(fact, config.normalization) not in known:
@@ -348,14 +355,14 @@ def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Progra
 def _step(
     query: str,
     found: Retrieved,
-    candidates: Ranked[Triple],
+    candidates: Candidates,
     decision: prompts.Decision,
     response: str,
 ) -> Step:
     return Step(
         query,
         tuple(passage.id for passage in found.passages),
-        candidates.texts,
+        candidates.facts,
         candidates.scores,
         decision.thought,
         decision.kept,
