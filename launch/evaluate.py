@@ -1,6 +1,7 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
---config.checkpoint=W --workdir=W2``; configs/integrator_eval.py and configs/extractor_eval.py
-evaluate the other trained components, configs/comparison.py compares runs of launch/answer.py.
+--config.checkpoint=W --workdir=W2``; configs/integrator_eval.py, extractor_eval.py and
+reader_eval.py evaluate the other trained components, configs/comparison.py compares
+runs of launch/answer.py.
 """
 
 import pathlib
@@ -19,7 +20,7 @@ def main(config, workdir):
     if "bootstrap_samples" not in config:
         raise UserError(
             "--config is not one to evaluate by; there are configs/retrieval.py, "
-            "integrator_eval.py, extractor_eval.py and comparison.py."
+            "integrator_eval.py, extractor_eval.py, reader_eval.py and comparison.py."
         )
     if component == "integrator":
         from cirag_jax.commands import evaluate_integrator
@@ -29,6 +30,10 @@ def main(config, workdir):
         from cirag_jax.commands import evaluate_extraction
 
         return evaluate_extraction.evaluate(config, workdir)
+    if component == "reader":
+        from cirag_jax.commands import evaluate_reader
+
+        return evaluate_reader.evaluate(config, workdir)
     if component == "answers":
         from cirag_jax.commands import compare
 
@@ -38,7 +43,7 @@ def main(config, workdir):
 
         return evaluate_retrieval.evaluate(config, workdir)
     raise UserError(
-        f"config.component is {component!r}; it must be integrator, extractor or answers."
+        f"config.component is {component!r}; it must be integrator, extractor, reader or answers."
     )
 
 

@@ -110,6 +110,17 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture
+def one_device(monkeypatch):
+    """Trains on one of the eight devices, which here is eight times as fast."""
+    from cirag_jax import sharding
+
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(
+        sharding, "make_mesh", lambda *sizes: make_mesh(*sizes, devices=jax.devices()[:1])
+    )
+
+
 @pytest.fixture(scope="session")
 def minilm() -> pathlib.Path:
     """The folder with MiniLM's weights and tokenizer inside its package."""

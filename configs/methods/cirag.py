@@ -4,7 +4,9 @@ python launch/answer.py --config=configs/methods/cirag.py --config.data.dir=FOLD
 python launch/answer.py --config=configs/methods/cirag.py:small --config.question="..."
 
 Presets: (none) is the paper's setting (L = 4, K = 10, N = 30) with this package's small default
-models; ``small`` has two rounds, 15 candidates and short answers, for a laptop's CPU; ``paper``
+models; ``sentence`` needs no extracted triples: sentences are the candidates, the aligner
+(--config.encoder.model=A) integrates, a trained reader (--config.reader.adapter=R) answers briefly;
+``small`` has two rounds, 15 candidates and short answers, for a laptop's CPU; ``paper``
 names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: not yet run.
 
 Record (``small``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
@@ -23,6 +25,11 @@ from configs.methods import blocks
 def get_config(preset: str = "") -> Any:
     """CIRAG as the preset says."""
     config = blocks.method("cirag", integrator=384, reader=192)
+    if preset == "sentence":
+        config.cirag.units = config.retriever.units = "sentence"
+        config.cirag.integrator, config.cirag.reader_format = "aligner", "brief"
+        config.reader.max_tokens = 48
+        return config
     if preset == "small":
         config.cirag.max_steps = 2
         config.cirag.num_candidates = 15

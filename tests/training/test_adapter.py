@@ -54,14 +54,6 @@ def short(monkeypatch):
         yield
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(
-        sharding, "make_mesh", lambda *sizes: make_mesh(*sizes, devices=jax.devices()[:1])
-    )
-
-
 def write(folder, trajectories, **sidecar):
     folder.mkdir(parents=True, exist_ok=True)
     trajectories_lib.write_trajectories(folder / trajectories_lib.FILE, trajectories)

@@ -54,15 +54,6 @@ def _config(folders, **changes):
     return cli.load_config(str(_ROOT / "configs/cross_encoder.py"), _overrides(folders, **changes))
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-    """Runs on one of the eight devices."""
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(
-        sharding, "make_mesh", lambda *sizes: make_mesh(*sizes, devices=jax.devices()[:1])
-    )
-
-
 def _step(folders, mesh, repeats=1, **changes):
     config = _config(folders, **changes)
     dataset = load.load_dataset(config.data)

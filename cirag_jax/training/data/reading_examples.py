@@ -56,10 +56,10 @@ class ReadingSettings:
             raise UserError(
                 f"granularities={self.granularities!r} must be of {', '.join(GRANULARITIES)}."
             )
-        if self.distractors < 0 or not 0 <= self.missing < 1 or not 0 <= self.forced <= 1:
+        if self.distractors < 0 or not 0 <= self.missing <= 1 or not 0 <= self.forced <= 1:
             raise UserError(
-                f"distractors={self.distractors} must not be negative, missing={self.missing} must "
-                f"be in [0, 1), forced={self.forced} in [0, 1]."
+                f"distractors={self.distractors} must not be negative, missing={self.missing} and "
+                f"forced={self.forced} must be in [0, 1]."
             )
 
 

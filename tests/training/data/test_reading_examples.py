@@ -125,7 +125,7 @@ def test_too_long_an_example_is_dropped(tmp_path):
     ("fields", "words"),
     [
         ({"granularities": ("page",)}, "granularities=.'page',. must be of triple"),
-        ({"missing": 1.0}, "missing=1.0 must be"),
+        ({"missing": 1.1}, "missing=1.1 and forced=0.25 must be"),
         ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, brief"),
     ],
 )

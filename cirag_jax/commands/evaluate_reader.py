@@ -1,0 +1,217 @@
+"""Evaluates a reader: answers from sufficient evidence, refusals of insufficient evidence."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cirag_jax.commands import side_by_side, task
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.overlap import Ratio, differences, intervals, ratio
+from cirag_jax.io import write_lines
+from cirag_jax.prompts import reading
+from cirag_jax.reports.tables import figure, lead, markdown, write_table
+from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.requests import Generate, Generated, Program
+from cirag_jax.runtime.scheduler import Job
+from cirag_jax.training.data import conversations
+from cirag_jax.training.data.reading_examples import Reading, messages_of
+from cirag_jax.types import Config
+
+FILE = "readings.jsonl"
+SCORES = ("em", "f1", "refuses_missing", "refuses_whole")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Read:
+    """What a reader said: its answer, and whether it refused."""
+
+    answer: str
+    refused: bool
+
+
+def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Has every model read the questions of ``config.folders``, with whole and with cut evidence.
+
+    Every question is read twice at a granularity drawn by the seed: with all gold evidence, and
+    without that of one gold passage. Leaves ``readings.jsonl``, ``table.md`` and a journal a model
+    in ``workdir``; a run that was stopped goes on from there.
+
+    Args:
+      config: of configs/reader_eval.py.
+      workdir: an existing folder.
+
+    Returns:
+      ``systems``: of each model, for ``all`` and every granularity, ``em`` and ``f1`` of answers
+      from whole evidence, ``refuses_missing`` and ``refuses_whole`` (shares of cut and of whole
+      evidence that it refuses), each with its 95 % interval, tokens and seconds; ``differences``:
+      student less base; ``num_questions``, ``num_trained_on``, ``settings``, ``complete``.
+
+    Raises:
+      UserError: the config, the data or a model cannot be used.
+    """
+    answers.check_profile(config.profile)
+    for name in ("max_tokens", "in_flight", "bootstrap_samples"):
+        if config[name] < 1:
+            raise UserError(f"config.{name} must be at least 1.")
+    models = side_by_side.models_of(config, "reader")
+    described = {k: v for m in models.values() for k, v in m.described.items()}
+    how = str(described.get("reader_format", config.evidence.reader_format))
+    found = _readings(config)
+    num_questions = len(found) // 2
+    num_trained_on = side_by_side.count_seen(
+        models, {made.question.id for made in found}, "questions"
+    )
+    until = task.deadline(config)
+
+    # ---- Every model over all readings -----------------------------------------------------------
+    scores: dict[str, dict[str, Ratio]] = {}
+    systems: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    jobs = [job(made, how) for made in found]
+    for name, model in models.items():
+        bound = {**model.identity, "prompts": reading.prompt_digest(how), "max": config.max_tokens}
+        with Journal(workdir / f"{name}.sqlite", bound) as journal:
+            start = time.monotonic()
+            asked = ("reader", config.max_tokens)
+            shown = ("reading", name)
+            records = side_by_side.ask(config, journal, model, asked, jobs, until, shown)
+            usage = side_by_side.spent(journal, jobs, start)
+        if records is None:
+            continue
+        said = [_read(records[one.id]) for one in jobs]
+        scores[name] = score(found, said, config.profile)
+        told = intervals(scores[name], config.bootstrap_samples, config.seed)
+        systems[name] = {**side_by_side.by_kind(told), **usage}
+        rows += [_row(name, r, s, config.profile) for r, s in zip(found, said, strict=True)]
+
+    # ---- Figures ---------------------------------------------------------------------------------
+    result: dict[str, Any] = {"systems": systems, "differences": {}}
+    if len(scores) == 2:
+        a, b = scores[side_by_side.STUDENT], scores[side_by_side.BASE]
+        compared = differences(a, b, config.bootstrap_samples, config.seed)
+        result["differences"]["student-base"] = side_by_side.by_kind(compared)
+    result |= {
+        "num_questions": num_questions,
+        "num_trained_on": num_trained_on,
+        "settings": {
+            "checkpoint": config.checkpoint,
+            "folders": config.folders,
+            "split": config.data.split,
+            "fold": config.data.fold,
+            "reader_format": how,
+            "profile": config.profile,
+        },
+        "complete": len(scores) == len(models),
+    }
+    write_lines(workdir / FILE, rows)
+    write_table(table_of(result), workdir)
+    return result
+
+
+def _readings(config: Config) -> list[Reading]:
+    """Every question with whole evidence, then with cut evidence."""
+    found: list[Reading] = []
+    for missing in (0.0, 1.0):
+        settings = conversations.reading_settings(config, missing=missing, forced=0.0)
+        made, _ = conversations.read_folders(config, settings, config.data.split, config.data.fold)
+        found += made
+    return found
+
+
+def job(made: Reading, reader_format: str) -> Job:
+    """The program that asks role ``reader`` about a reading."""
+    messages = messages_of(made, reader_format)
+    described = [[message.role, message.text] for message in messages]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+    kind = "whole" if made.sufficient else "missing"
+
+    def program() -> Program[dict[str, Any]]:
+        said: Generated = yield Generate(messages, "reader")
+        return {"text": said.text, "truncated": said.finish_reason == "length"}
+
+    return Job(f"{made.question.id}/{kind}/{digest}", described, program)
+
+
+def _read(record: Record) -> Read:
+    """A request that failed neither answers nor refuses."""
+    if record.outcome is None:
+        return Read("", False)
+    answer, sufficient, _ = reading.parse_answer(
+        record.outcome["text"], truncated=record.outcome["truncated"]
+    )
+    return Read(answer, not sufficient)
+
+
+def score(found: Sequence[Reading], said: Sequence[Read], profile: str) -> dict[str, Ratio]:
+    """``all/em``, ``sentence/f1``, ...: `SCORES`, of all readings and by granularity."""
+    scores: dict[str, Ratio] = {}
+    ids = {id: place for place, id in enumerate(dict.fromkeys(made.question.id for made in found))}
+    groups = [ids[made.question.id] for made in found]  # the bootstrap draws questions
+    for kind in ("all", *sorted({made.granularity for made in found})):
+        counts = [float(kind in ("all", made.granularity)) for made in found]
+        whole = [n * made.sufficient for n, made in zip(counts, found, strict=True)]
+        cut = [n * (not made.sufficient) for n, made in zip(counts, found, strict=True)]
+
+        def share(values: Sequence[float], weights: Sequence[float]) -> Ratio:
+            tops = [v * w for v, w in zip(values, weights, strict=True)]
+            return ratio(tops, weights, groups, len(ids))
+
+        refused = [float(s.refused) for s in said]
+        scores[f"{kind}/em"] = share(_against(found, said, answers.exact_match, profile), whole)
+        scores[f"{kind}/f1"] = share(_against(found, said, answers.f1, profile), whole)
+        scores[f"{kind}/refuses_missing"] = share(refused, cut)
+        scores[f"{kind}/refuses_whole"] = share(refused, whole)
+    return scores
+
+
+def _against(found: Sequence[Reading], said: Sequence[Read], scorer: Any, profile: str) -> Any:
+    """A refusal is no answer."""
+    return [
+        0.0 if s.refused else scorer(s.answer, made.question.answers, profile)
+        for made, s in zip(found, said, strict=True)
+    ]
+
+
+def _row(name: str, made: Reading, said: Read, profile: str) -> dict[str, Any]:
+    return {
+        "id": made.question.id,
+        "system": name,
+        "granularity": made.granularity,
+        "sufficient": made.sufficient,
+        "question": made.question.question,
+        "evidence": made.evidence,
+        "answer": said.answer,
+        "refused": said.refused,
+        "gold": made.question.answers,
+        "f1": answers.f1(said.answer, made.question.answers, profile),
+    }
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """The figures in per cent, one row a model and granularity."""
+    header = ["reader", "evidence", "EM [95 %]", "F1 [95 %]"]
+    header += ["refuses, part missing", "refuses, whole"]
+    kinds = [
+        (name, kind, system[kind])
+        for name, system in result["systems"].items()
+        for kind in ("all", "triple", "sentence", "passage")
+        if kind in system
+    ]
+    rows = [
+        [
+            *(name, kind, figure(scores["em"], bounds=True), figure(scores["f1"], bounds=True)),
+            *(figure(scores[s]) for s in ("refuses_missing", "refuses_whole")),
+        ]
+        for name, kind, scores in kinds
+    ]
+    for name, compared in result["differences"].items():
+        rows.append([name, "all", *(lead(compared["all"][s]) for s in SCORES)])
+    caption = f"{result['num_questions']} questions of {result['settings']['folders']}"
+    if not result["complete"]:
+        caption += "; not complete, run the command again to go on"
+    return f"{caption}\n\n{markdown([header, *rows])}"

@@ -1,0 +1,42 @@
+r"""Evaluates a reader from whole and from cut gold evidence, beside the untrained model.
+
+    python launch/evaluate.py --config=configs/reader_eval.py --config.checkpoint=W \
+        --config.folders="('2wikimultihopqa','hotpotqa')" --workdir=E
+
+W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder. Every question is read
+twice, among distractors: with all its gold evidence, which is to be answered, and without that of
+one gold passage, which is to be refused.
+
+Record: not yet run.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import common, reader
+
+
+def get_config() -> Any:
+    """SmolLM2-135M-Instruct on the dev questions that are reported on."""
+    config: Any = ConfigDict()
+    config.component = "reader"
+    config.seed = 0
+    config.checkpoint = placeholder(str)
+    config.folders = placeholder(object)  # A dataset folder, or a tuple of them; null: built-in.
+    config.data = common.data(split="dev")
+    config.data.fold = "dev_report"
+    config.evidence = reader.evidence()
+    config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
+
+    config.reader = common.language_model()
+    config.max_tokens = 48  # Most new tokens of an answer.
+    config.base = ConfigDict()
+    config.base.run = True  # Also score the model without the checkpoint.
+
+    config.bootstrap_samples = 10_000
+    config.in_flight = 256  # Readings under way together.
+    config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
+    return config

@@ -1,0 +1,131 @@
+"""Scores of readings by hand, and the command over a canned reader."""
+
+import contextlib
+import json
+
+import pytest
+
+from cirag_jax.commands import evaluate_reader, side_by_side
+from cirag_jax.commands.evaluate_reader import Read, score
+from cirag_jax.datasets import jsonl
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Usage
+from cirag_jax.runtime.requests import Generated
+from cirag_jax.training.data.reading_examples import Reading
+from cirag_jax.types import Dataset, Passage, Question
+from configs import reader_eval
+
+
+def reading(number, granularity, sufficient):
+    question = Question(f"q{number}", "?", (f"answer {number}",))
+    return Reading(question, granularity, ("x",), sufficient, True)
+
+
+def test_scores_by_hand():
+    found = [
+        *(reading(i, "sentence", True) for i in range(2)),
+        reading(2, "triple", True),
+        *(reading(i, "sentence", False) for i in range(2)),
+        reading(2, "triple", False),
+    ]
+    said = [
+        Read("answer 0", False),
+        Read("answer", False),  # half of the tokens
+        Read("answer 2", True),  # right, and refused
+        Read("Unanswerable", True),
+        Read("answer 1", False),
+        Read("Unanswerable", True),
+    ]
+    values = {name: ratio.value for name, ratio in score(found, said, "musique").items()}
+    assert values == {
+        "all/em": pytest.approx(1 / 3),
+        "all/f1": pytest.approx((1 + 2 / 3) / 3),
+        "all/refuses_missing": pytest.approx(2 / 3),
+        "all/refuses_whole": pytest.approx(1 / 3),
+        "sentence/em": 1 / 2,
+        "sentence/f1": pytest.approx((1 + 2 / 3) / 2),
+        "sentence/refuses_missing": 1 / 2,
+        "sentence/refuses_whole": 0,
+        "triple/em": 0,
+        "triple/f1": 0,
+        "triple/refuses_missing": 1,
+        "triple/refuses_whole": 1,
+    }
+
+
+class Canned:
+    """Reads well, where it sees "born" and "father"; without the adapter it always says "x"."""
+
+    is_slow, is_exhausted = True, False
+
+    def __init__(self, good: bool):
+        self.good = good
+
+    def __call__(self, calls, done):
+        for index, call in enumerate(calls):
+            text = call.request.messages[-1].text
+            whole = "was born" in text and "father was" in text
+            answer = ("London" if whole else "Unanswerable") if self.good else "x"
+            done(index, Generated(f"Answer: {answer}", "stop", Usage(5, 0, 2)))
+
+
+@pytest.fixture
+def data(tmp_path):
+    corpus = {
+        "a": Passage("a", "Ada", "", ("Ada is a poet.", "Her father was Byron.")),
+        "b": Passage("b", "Byron", "", ("Byron was born in London.", "He wrote poems.")),
+    }
+    question = Question(
+        "q1", "Where was the father of Ada born?", ("London",), split="dev", fold="dev_report",
+        supporting=("a", "b"), supporting_sentences=(("a", 1), ("b", 0)), context=("a", "b"),
+    )  # fmt: skip
+    jsonl.write_dataset(Dataset("d", (question,), corpus, {}), tmp_path / "data")
+    return tmp_path / "data"
+
+
+def evaluate(data, workdir, **fields):
+    config = reader_eval.get_config()
+    config.update_from_flattened_dict({"folders": str(data), "bootstrap_samples": 50, **fields})
+    workdir.mkdir(exist_ok=True)
+    return evaluate_reader.evaluate(config.lock(), workdir)
+
+
+def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):
+    @contextlib.contextmanager
+    def open_model(config, model, roles, journal):
+        assert list(roles) == ["reader"]
+        yield Canned(model.block.adapter is not None)
+
+    monkeypatch.setattr(side_by_side, "open_model", open_model)
+    peft = tmp_path / "peft"
+    peft.mkdir()
+    (peft / "adapter_config.json").write_text("{}")
+    result = evaluate(data, tmp_path / "e", checkpoint=str(peft))
+    student, base = (result["systems"][name]["all"] for name in ("student", "base"))
+    one, none = {"value": 1, "low": 1, "high": 1}, {"value": 0, "low": 0, "high": 0}
+    assert student["em"] == student["f1"] == student["refuses_missing"] == one
+    assert student["refuses_whole"] == none
+    assert base["f1"] == base["refuses_missing"] == none
+    assert result["differences"]["student-base"]["all"]["f1"]["difference"] == 1
+    assert result["complete"] and result["num_questions"] == 1
+    text = (tmp_path / "e" / "readings.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [(r["system"], r["sufficient"], r["refused"]) for r in rows] == [
+        ("student", True, False), ("student", False, True),
+        ("base", True, False), ("base", False, False),
+    ]  # fmt: skip
+    assert "refuses, part missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"data.fold": "tune"}, "fold=tune"),
+        ({"profile": "squad"}, "profile='squad' is no profile"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"evidence.granularities": ("page",)}, "granularities"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said(data, tmp_path, fields, words):
+    with pytest.raises(UserError, match=words):
+        evaluate(data, tmp_path / "e", **fields)
