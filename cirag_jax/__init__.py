@@ -1,1 +1,17 @@
 """Multi-hop question answering with knowledge triples, trained in JAX."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cirag_jax.commands.session import Answer, Cirag
+
+__all__ = ["Answer", "Cirag"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Cirag` and `Answer`, imported when first asked for: they bring JAX."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cirag_jax.commands import session
+
+    return getattr(session, name)

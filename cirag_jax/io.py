@@ -43,6 +43,14 @@ def is_training_workdir(spec: str | None) -> bool:
     return spec is not None and (Path(spec).expanduser() / "checkpoints").is_dir()
 
 
+def cache_folder(name: str) -> Path | None:
+    """Where the user keeps what can be computed again (``CIRAG_JAX_CACHE``); None: nowhere."""
+    setting = os.environ.get("CIRAG_JAX_CACHE", "")
+    if setting == "0":
+        return None
+    return Path(setting or Path.home() / ".cache" / "cirag_jax") / name
+
+
 def say(text: str) -> None:
     """Prints a line on standard error; a progress bar that is shown there goes on below it."""
     tqdm.tqdm.write(text, file=sys.stderr)

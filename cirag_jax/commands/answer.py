@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import online, opening, task
+from cirag_jax.commands.session import own_question
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
+from cirag_jax.datasets.documents import read_documents
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import evidence_recall
@@ -85,17 +87,21 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 def _task(config: Config, needs: Needs) -> opening.Task:
     """Data set, selected questions and the passages they may find."""
     own = config.question is not None
+    if config.get("documents"):
+        return _task_of_documents(config, needs)
     questions = not own or needs.demonstrations
     dataset = load.load_dataset(config.data, corpus=needs.corpus, questions=questions)
     if own:
-        text = " ".join(config.question.split())
-        if not text:
-            raise UserError("config.question is empty.")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError("config.question is not valid UTF-8.")
-        question = Question(f"question-{codec.digest(text)[:12]}", text, ())
+        question = own_question(config.question)
         return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
     return task.select(dataset, config.data, "test", needs)
+
+
+def _task_of_documents(config: Config, needs: Needs) -> opening.Task:
+    if config.question is None:
+        raise UserError("config.documents needs a question: --config.question='...'.")
+    question, dataset = own_question(config.question), read_documents(config.documents)
+    return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
 
 
 # ---------------------------------------------------------------------------------- the results

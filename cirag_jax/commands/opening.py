@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from cirag_jax.commands import backends, online
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
-from cirag_jax.io import is_training_workdir, say
+from cirag_jax.io import cache_folder, is_training_workdir, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
-from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
 from cirag_jax.retrieval.index import needed, open_retriever
 from cirag_jax.retrieval.rankers import check_ranker, open_ranker
 from cirag_jax.runtime import codec
@@ -179,6 +179,10 @@ def open_handlers(
         shown = demonstrations(task)
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
     if needs.corpus:
+        folder = None if task.dataset.questions else cache_folder("vectors")
+        if encoder is not None and folder is not None:
+            # A question of one's own will not be the last over these passages.
+            encoder = CachedEncoder(encoder, folder)
         index = open_retriever(config.retriever, corpus.passages, encoder)
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
@@ -280,7 +284,8 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
     if not known:
         raise UserError(
             f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and name "
-            "the store with --config.triples=FOLDER."
+            "the store with --config.triples=FOLDER, or take --config=configs/methods/cirag.py:"
+            "sentence, which needs none."
         )
     say(f"{known:,} of them have triples")
     return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})

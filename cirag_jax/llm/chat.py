@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import cache_folder
 from cirag_jax.llm.types import Message
 
 log = logging.getLogger(__name__)
@@ -331,7 +332,7 @@ def _generation_eos_ids(folder: Path) -> list[int]:
 def _load_gguf(path: Path) -> ChatTokenizer:
     metadata = read_gguf_metadata(path)
     extra = [metadata[key] for key in ("tokenizer.ggml.eot_token_id",) if key in metadata]
-    cache = _cache_folder()
+    cache = cache_folder("tokenizers")
     folder = cache / _fingerprint(path, metadata) if cache else None
     if folder is not None and (folder / "tokenizer.json").is_file():
         with contextlib.suppress(UserError):  # a damaged copy is made again
@@ -343,13 +344,6 @@ def _load_gguf(path: Path) -> ChatTokenizer:
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
             _keep(tokenizer, folder)
     return ChatTokenizer(tokenizer, extra)
-
-
-def _cache_folder() -> Path | None:
-    setting = os.environ.get("CIRAG_JAX_CACHE", "")
-    if setting == "0":
-        return None
-    return Path(setting or Path.home() / ".cache" / "cirag_jax") / "tokenizers"
 
 
 def _fingerprint(path: Path, metadata: dict[str, Any]) -> str:

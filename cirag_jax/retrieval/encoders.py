@@ -1,7 +1,10 @@
 """The encoders that retrieve: ours in Flax, or any model of sentence-transformers."""
 
+import contextlib
 import dataclasses
 import hashlib
+import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -83,6 +86,43 @@ class FlaxEncoder:
             mesh=self._mesh,
             progress=progress,
         )
+
+
+class CachedEncoder:
+    """An encoder that keeps the vectors of whole collections on disk, by their content.
+
+    Queries are not kept. A damaged file is computed again.
+
+    Args:
+      encoder: what embeds.
+      folder: of the ``.npy`` files, one for each list of passages.
+    """
+
+    def __init__(self, encoder: Encoder, folder: pathlib.Path):
+        self._encoder = encoder
+        self._folder = folder
+        self.identity, self.dim = encoder.identity, encoder.dim
+
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """See `Encoder.encode`."""
+        if kind == "query" or not texts:
+            return self._encoder.encode(texts, kind, progress)
+        described = json.dumps([self.identity, list(texts)], sort_keys=True, default=str)
+        file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"
+        with contextlib.suppress(OSError, ValueError, EOFError):
+            found = np.load(file, allow_pickle=False)
+            if found.shape == (len(texts), self.dim) and found.dtype == np.float32:
+                return found
+        vectors_ND = self._encoder.encode(texts, kind, progress)
+        with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
+            self._folder.mkdir(parents=True, exist_ok=True)
+            aside = file.with_suffix(f".{os.getpid()}.part")
+            with aside.open("wb") as out:
+                np.save(out, vectors_ND, allow_pickle=False)
+            aside.replace(file)
+        return vectors_ND
 
 
 class SentenceTransformersEncoder:

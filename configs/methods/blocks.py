@@ -32,6 +32,10 @@ def method(name: str, **max_tokens: int) -> Any:
     config[name] = ConfigDict(dataclasses.asdict(settings))
 
     config.question = placeholder(str)  # One question of your own instead of the data set's.
+    if settings.needs.corpus:
+        # Your own documents instead of the data set's: a folder of .txt and .md files, or a dataset
+        # folder, whose questions are not needed; asked with config.question.
+        config.documents = placeholder(str)
     # CIRAG's corpus: the union of the selected questions' contexts; a question of your own
     # searches everything.
     config.data = common.data(split="")

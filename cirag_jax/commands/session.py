@@ -1,0 +1,167 @@
+"""The Python API: a method over one's own documents, opened once and asked many questions."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cirag_jax import cli
+from cirag_jax.commands import opening, task
+from cirag_jax.datasets import documents as documents_lib
+from cirag_jax.datasets.corpus import WHOLE, build_corpus
+from cirag_jax.errors import UserError
+from cirag_jax.methods.registry import find_method
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.scheduler import Scheduler
+from cirag_jax.types import Passage, Prediction, Question, Step
+
+_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "methods"
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a question was answered with.
+
+    Attributes:
+      text: the short answer; empty where nothing was answered.
+      granularity: of the evidence that gave it: triple, sentence or passage; ``default``: all
+        refused, or nothing was read.
+      evidence: what the reader saw, line by line.
+      passages: the passages found, best first.
+      steps: the rounds of retrieval.
+      prediction: everything that the method returned.
+    """
+
+    text: str
+    granularity: str
+    evidence: tuple[str, ...]
+    passages: tuple[Passage, ...]
+    steps: tuple[Step, ...]
+    prediction: Prediction
+
+
+class Cirag:
+    """A method with its models and the index of its documents, all open.
+
+    A context; `close` frees the models.
+    """
+
+    def __init__(self, config: Any, documents: str | os.PathLike[str] | Sequence[str]):
+        """Use `open`. ``config``: of configs/methods, locked."""
+        method = find_method(config.method)
+        self._program = method.program
+        self._settings = method.config(**task.plain(config[config.method]))
+        needs = self._settings.needs
+        if needs.gold:
+            raise UserError(f"{config.method} needs annotated questions.")
+        opening.check(config, needs)
+        if isinstance(documents, (str, os.PathLike)):
+            dataset = documents_lib.read_documents(pathlib.Path(documents))
+        else:
+            dataset = documents_lib.from_texts(documents)
+        corpus = build_corpus(dataset, (), WHOLE)
+        self._passages = dataset.corpus
+        self._in_flight = config.in_flight
+        with contextlib.ExitStack() as stack:
+            self._book = stack.enter_context(Journal(":memory:", {}))
+            asked = opening.Task(needs, dataset, (), corpus)
+            self._handlers = opening.open_handlers(
+                config, asked, self._book, stack, rows=config.in_flight
+            )
+            self._stack = stack.pop_all()
+
+    @classmethod
+    def open(
+        cls,
+        preset: str = "sentence",
+        *,
+        documents: str | os.PathLike[str] | Sequence[str],
+        method: str = "cirag",
+        settings: Mapping[str, Any] | None = None,
+    ) -> "Cirag":
+        """Opens a method over documents.
+
+        Args:
+          preset: of configs/methods/``method``.py; "": the paper's setting. CIRAG's ``sentence``
+            needs no triples; the others do.
+          documents: texts, or the path of a folder of .txt and .md files, of one such file, or of a
+            dataset folder.
+          method: cirag, native_rag, ircot, direct.
+          settings: values of the config by dotted key, as ``--config.KEY=VALUE`` on the command
+            line: ``{"reader.adapter": "runs/reader"}``.
+
+        Raises:
+          UserError: a setting, the documents or a model cannot be used.
+        """
+        file = _CONFIGS / f"{method}.py"
+        if not file.is_file():
+            known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
+            raise UserError(f"method={method!r} is unknown; there are {known}.")
+        values = [f"--config.{key}={value}" for key, value in (settings or {}).items()]
+        config = cli.load_config(f"{file}:{preset}" if preset else str(file), values)
+        return cls(config, documents)
+
+    def answer(self, question: str) -> Answer:
+        """Answers one question.
+
+        Raises:
+          UserError: the question is empty, or a request failed.
+        """
+        return self.answers([question])[0]
+
+    def answers(self, questions: Iterable[str]) -> list[Answer]:
+        """Answers questions together, which is faster than one after the other.
+
+        Raises:
+          UserError: a question is empty, or a request failed.
+        """
+        asked = [own_question(text) for text in questions]
+        jobs = {q.id: task.job(q, self._program, self._settings) for q in asked}
+        scheduler = Scheduler(
+            self._handlers, self._book, in_flight=self._in_flight, encode=codec.encode
+        )
+        records = scheduler.records_of(list(jobs.values()))
+        if records is None:
+            raise UserError("the budget of a model is spent.")
+        return [self._answer(q, records[q.id].outcome, records[q.id].error) for q in asked]
+
+    def _answer(self, question: Question, outcome: Any, error: str | None) -> Answer:
+        if outcome is None:
+            raise UserError(f"{question.question!r} could not be answered: {error}.")
+        found = codec.decode_prediction(outcome)
+        read = [attempt for attempt in found.attempts if attempt.evidence]
+        return Answer(
+            found.answer,
+            found.granularity,
+            read[-1].evidence if read else (),
+            tuple(self._passages[i] for i in found.passages if i in self._passages),
+            found.steps,
+            found,
+        )
+
+    def close(self) -> None:
+        """Frees the models."""
+        self._stack.close()
+
+    def __enter__(self) -> "Cirag":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def own_question(text: str) -> Question:
+    """A question of one's own.
+
+    Raises:
+      UserError: it is empty or not text.
+    """
+    text = " ".join(text.split())
+    if not text:
+        raise UserError("config.question is empty.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError("config.question is not valid UTF-8.")
+    return Question(f"question-{codec.digest(text)[:12]}", text, ())

@@ -1,0 +1,142 @@
+"""A user's own documents as passages: text and Markdown files, or a list of texts."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cirag_jax.datasets import jsonl
+from cirag_jax.datasets.sentences import split_sentences
+from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Passage
+
+SUFFIXES = (".txt", ".md")
+# Words of a passage: Wikipedia's passages of the benchmarks have about as many (DPR cuts at 100).
+LENGTH = 100
+
+_HEADING = re.compile(r"^#{1,6}[ \t]+(.*?)[ \t#]*$", re.MULTILINE)
+
+
+def read_documents(path: str | Path) -> Dataset:
+    """The passages of a folder of documents, of one document, or of a dataset folder.
+
+    A folder with a ``corpus.jsonl`` is a dataset folder, whose questions are not needed. Of any
+    other, all ``.txt`` and ``.md`` files are read, sub-folders included; hidden ones are not.
+
+    Args:
+      path: of the folder or file.
+
+    Returns:
+      The passages, ids ``<relative path>#<number>``, and the triples of a dataset folder.
+
+    Raises:
+      UserError: there is nothing to read, or a file is not UTF-8 text.
+    """
+    path = Path(path).expanduser()
+    if path.name == jsonl.CORPUS and path.is_file():
+        path = path.parent
+    if (path / jsonl.CORPUS).is_file():
+        return jsonl.read_dataset(path, questions=False)
+    if path.is_file():
+        files, root = [path], path.parent
+    elif path.is_dir():
+        found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        visible = (f for f in found if not any(p[0] == "." for p in f.relative_to(path).parts))
+        files, root = sorted(file for file in visible if file.is_file()), path
+    else:
+        raise UserError(f"config.documents={path} is neither a folder nor a file.")
+    passages: list[Passage] = []
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        passages += split_document(name, _read(file), file.stem.replace("_", " "))
+    if not passages:
+        raise UserError(
+            f"{path} has no text: documents are {' and '.join(SUFFIXES)} files, or a "
+            f"{jsonl.CORPUS}."
+        )
+    return Dataset(path.resolve().name, (), {p.id: p for p in passages}, {})
+
+
+def from_texts(texts: Iterable[str]) -> Dataset:
+    """The passages of texts, each a document without a name.
+
+    Raises:
+      UserError: there is no text in them.
+    """
+    split = [split_document(f"document {n}", text, "") for n, text in enumerate(texts, 1)]
+    passages = {passage.id: passage for found in split for passage in found}
+    if not passages:
+        raise UserError("the documents have no text.")
+    return Dataset("documents", (), passages, {})
+
+
+def split_document(name: str, text: str, title: str) -> list[Passage]:
+    """A document as passages of whole sentences, about `LENGTH` words each.
+
+    Paragraphs are kept together where they fit, and none is joined with the next section's. The
+    title is that of the document (its first heading, or else ``title``), with the section's beside.
+
+    Args:
+      name: of the document, for ids.
+      text: its text; Markdown headings make sections.
+      title: where it has no heading; "": its first words.
+    """
+    passages: list[Passage] = []
+    first = ""
+    for heading, body in _sections(text):
+        first = first or heading
+        whole = first or title
+        titled = whole if heading in ("", first) else f"{whole}: {heading}"
+        for sentences in _pack(re.split(r"\n[ \t]*\n", body)):
+            joined = " ".join(sentences)
+            place = f"{name}#{len(passages) + 1}"
+            passages.append(Passage(place, titled or _beginning(joined), joined, sentences))
+    return passages
+
+
+def _sections(text: str) -> list[tuple[str, str]]:
+    """(heading, body) of every section; the part before the first heading has none."""
+    marks = list(_HEADING.finditer(text))
+    ends = [*(mark.start() for mark in marks), len(text)]
+    found = [("", text[: ends[0]])]
+    found += [(m[1], text[m.end() : end]) for m, end in zip(marks, ends[1:], strict=True)]
+    return found
+
+
+def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
+    """Sentences in groups of about `LENGTH` words, which begin with a paragraph where they can."""
+    groups: list[tuple[str, ...]] = []
+    held: list[str] = []
+
+    def close() -> None:
+        if held:
+            groups.append(tuple(held))
+            held.clear()
+
+    for paragraph in paragraphs:
+        sentences = split_sentences(" ".join(paragraph.split()))
+        if _words(held) + _words(sentences) > LENGTH:
+            close()
+        for sentence in sentences:
+            if held and _words(held) + _words([sentence]) > LENGTH:
+                close()
+            held.append(sentence)
+    close()
+    return groups
+
+
+def _words(sentences: Iterable[str]) -> int:
+    return sum(len(sentence.split()) for sentence in sentences)
+
+
+def _beginning(text: str) -> str:
+    """A title for a text without one."""
+    return " ".join(text.split()[:6])
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text (byte {error.start}).") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None

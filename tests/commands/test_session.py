@@ -1,0 +1,130 @@
+"""The Python API and ``--config.documents``, over a tiny dataset with tiny models."""
+
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+import cirag_jax
+from cirag_jax import cli
+from cirag_jax.errors import UserError
+from cirag_jax.retrieval.encoders import CachedEncoder
+from tests.answering import tiny_folders
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+TEXTS = ["Balum is a town. The patron of Balum is Ule.", "Ule was born in Tarn. Ule was a weaver."]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return tiny_folders(tmp_path_factory.mktemp("tiny"))
+
+
+def settings(folders, **more):
+    return {
+        "encoder.model": folders["encoder"], "reader.model": folders["decoder"],
+        "reader.max_tokens": 6, "reader.prefix_tokens": 0, "cirag.num_passages": 2,
+        "cirag.max_steps": 2, **more,
+    }  # fmt: skip
+
+
+def test_questions_over_texts(folders):
+    with cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag:
+        one = rag.answer("Where was the patron of Balum born?")
+        again, other = rag.answers(["Where was the patron of Balum born?", "Who was a weaver?"])
+    assert again == one and other.prediction != one.prediction
+    assert isinstance(one, cirag_jax.Answer) and isinstance(one.text, str)
+    assert {p.id for p in one.passages} == {"document 1#1", "document 2#1"}
+    assert len(one.steps) == 2 and len(one.evidence) >= 1
+    sentences = {"Balum is a town", "The patron of Balum is Ule", "Ule was born in Tarn"}
+    assert any(text in line for text in sentences for line in one.evidence)
+
+
+def test_a_dataset_folder_and_another_method(folders):
+    given = {"encoder.model": folders["encoder"], "reader.model": folders["decoder"]}
+    with cirag_jax.Cirag.open(
+        "", documents=folders["data"], method="native_rag",
+        settings={**given, "native_rag.num_passages": 3, "native_rag.num_read": 2},
+    ) as rag:  # fmt: skip
+        found = rag.answer("who is the patron of balum?")
+    assert len(found.passages) == 3 and found.granularity == "passage"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"method": "crag"}, "method='crag' is unknown; there are cirag, direct"),
+        ({"preset": "small"}, "cirag.py:sentence, which needs none"),
+        ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
+        ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
+    ],
+)
+def test_what_cannot_be_opened_is_said(folders, fields, words):
+    fields = {"documents": TEXTS, **fields}
+    fields["settings"] = fields.get("settings") or {"encoder.model": folders["encoder"]}
+    with pytest.raises(UserError, match=words):
+        cirag_jax.Cirag.open(**fields)
+
+
+def test_an_empty_question_is_refused(folders):
+    with (
+        cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag,
+        pytest.raises(UserError, match="question is empty"),
+    ):
+        rag.answer("  ")
+
+
+def test_the_command_over_documents(folders, tmp_path, capsys, monkeypatch):
+    """The second question finds the embeddings that the first has kept."""
+    monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "docs").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "docs" / f"{number}.txt").write_text(text)
+
+    def ask(workdir, *more):
+        values = {"documents": tmp_path / "docs", **settings(folders)}
+        argv = [f"--config.{key}={value}" for key, value in values.items()]
+        config = "--config=configs/methods/cirag.py:sentence"
+        with pytest.raises(SystemExit) as end:
+            cli.run(
+                _MAIN, "configs/methods/cirag.py",
+                ["answer.py", config, *argv, *more, f"--workdir={tmp_path / workdir}"],
+            )  # fmt: skip
+        return end.value.code, capsys.readouterr().err
+
+    code, err = ask("a", "--config.question=Who is the patron of Balum?")
+    assert code == 0 and "Evidence" in err and "2 passages" in err, err
+    (kept,) = (tmp_path / "cache" / "vectors").glob("*.npy")
+    before = kept.stat().st_mtime_ns
+    assert ask("b", "--config.question=Who was a weaver?")[0] == 0
+    assert kept.stat().st_mtime_ns == before
+    code, err = ask("c")
+    assert code == 2 and "config.documents needs a question" in err
+
+
+class _Counting:
+    identity, dim = {"name": "counting"}, 2
+
+    def __init__(self):
+        self.asked = 0
+
+    def encode(self, texts, kind="passage", progress=None):
+        self.asked += 1
+        return np.full((len(texts), 2), len(texts), np.float32)
+
+
+def test_vectors_are_kept_by_content(tmp_path):
+    inner = _Counting()
+    for _ in range(2):
+        found = CachedEncoder(inner, tmp_path / "v").encode(["a", "b"])
+        assert found.tolist() == [[2, 2], [2, 2]]
+    assert inner.asked == 1
+    CachedEncoder(inner, tmp_path / "v").encode(["a", "c"])
+    CachedEncoder(inner, tmp_path / "v").encode(["a", "b"], "query")
+    assert inner.asked == 3
+    for file in (tmp_path / "v").iterdir():
+        file.write_bytes(file.read_bytes()[:40])  # damaged
+    CachedEncoder(inner, tmp_path / "v").encode(["a", "b"])
+    assert inner.asked == 4
