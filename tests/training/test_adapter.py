@@ -379,9 +379,9 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
         opening.check_adapters(config, (role,))
 
     check("integrator")
-    check("reader")
-    with pytest.raises(UserError, match="of the component integrator, where extractor is needed"):
-        check("extractor")
+    for role in ("extractor", "reader"):
+        with pytest.raises(UserError, match=f"component integrator, where {role} is needed"):
+            check(role)
     assert "WARNING" not in capsys.readouterr().err
     check("integrator", **{"cirag.num_candidates": 15})
     assert "cirag.num_candidates=15, but" in capsys.readouterr().err
@@ -407,13 +407,13 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
     [
         ("train", "integrator_eval", "--config is not one to train by"),
         ("evaluate", "integrator", "--config is not one to evaluate by"),
-        ("train", "integrator", "config.component is 'reader'; it must be aligner, "),
-        ("evaluate", "integrator_eval", "config.component is 'reader'; it must be integrator, "),
+        ("train", "integrator", "config.component is 'judge'; it must be aligner, "),
+        ("evaluate", "integrator_eval", "config.component is 'judge'; it must be integrator, "),
     ],
 )
 def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
     command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
-    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=reader"])
+    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=judge"])
     with pytest.raises(UserError, match=message):
         command(loaded, tmp_path)
 
@@ -536,8 +536,8 @@ def test_an_extractor_learns_from_references(folders, tmp_path):
     config.num_passages, config.dev = 0, "tune"
     with pytest.raises(UserError, match=r"config\.dev=tune holds \d+ of the training passages"):
         load(config, 10_000)
-    config.component = "reader"
-    with pytest.raises(UserError, match="config.component is 'reader'"):
+    config.component = "judge"
+    with pytest.raises(UserError, match="config.component is 'judge'"):
         load(config)
 
 

@@ -127,7 +127,7 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
 
     Args:
       spec: a training workdir.
-      role: ``integrator``, ``extractor``; any other role may have any adapter.
+      role: ``integrator``, ``extractor``, ``reader``; any other role may have any adapter.
 
     Raises:
       UserError: the workdir trained something else.
