@@ -28,7 +28,7 @@ def main(config, workdir):
     folder = workdir / "model"
     component = component_of(config.checkpoint)
     if component in ADAPTED:
-        meta = export_adapter(config.checkpoint, folder, merge=config.merge)
+        meta = export_adapter(config.checkpoint, folder, merge=config.merge, dtype=config.dtype)
         return {
             "folder": str(folder),
             "checkpoint": config.checkpoint,

@@ -22,6 +22,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.io import write_json
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
+TRAINING_FILE = "training.json"
 
 _PREFIX = "base_model.model."
 _SIDES = {"a": "lora_A.weight", "b": "lora_B.weight"}
@@ -105,6 +107,9 @@ def save_adapter(
     config: LoraConfig,
     folder: str | os.PathLike,
     base_model_name: str | None = None,
+    *,
+    dtype: str = "float32",
+    training: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it.
 
@@ -116,6 +121,8 @@ def save_adapter(
       config: what the adapter was made with.
       folder: where; its parents are created.
       base_model_name: folder or name of the base, recorded for PEFT's loader.
+      dtype: of the tensors, ``float32`` or ``bfloat16``.
+      training: what is to be known of its training, for `read_training`; PEFT ignores it.
 
     Returns:
       The folder.
@@ -133,7 +140,9 @@ def save_adapter(
     old = aside.with_name(f"{aside.name}.old")
     try:
         aside.mkdir()
-        save_tensors(tensors, aside / TENSOR_FILE)
+        save_tensors({k: v.astype(dtype) for k, v in tensors.items()}, aside / TENSOR_FILE)
+        if training is not None:
+            write_json(aside / TRAINING_FILE, training)
         text = json.dumps(_config_json(config, base_model_name), indent=2, ensure_ascii=False)
         (aside / CONFIG_FILE).write_text(text + "\n", "utf-8")
         if folder.exists():
@@ -148,7 +157,7 @@ def save_adapter(
 def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: exists and is not a folder.")
-    ours = {CONFIG_FILE, TENSOR_FILE, "README.md"}
+    ours = {CONFIG_FILE, TENSOR_FILE, TRAINING_FILE, "README.md"}
     if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - ours):
         raise UserError(
             f"{folder}: holds {min(others)}, which is not of an adapter; left as it is."
@@ -197,6 +206,16 @@ def load_adapter(
             value = sharding.place(array, sharding.variable_sharding(variable, mesh))
         filled.append((path, variable.replace(value)))
     return nnx.from_flat_state(filled), lora_config
+
+
+def read_training(folder: Path) -> dict[str, Any]:
+    """What `save_adapter` was told of an adapter's training; empty where there is nothing.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    file = folder / TRAINING_FILE
+    return _read_config(file) if file.exists() else {}
 
 
 def _read_config(file: Path) -> dict[str, Any]:
