@@ -183,7 +183,9 @@ def open_handlers(
         if encoder is not None and folder is not None:
             # A question of one's own will not be the last over these passages.
             encoder = CachedEncoder(encoder, folder)
-        index = open_retriever(config.retriever, corpus.passages, encoder)
+        index = open_retriever(
+            config.retriever, corpus.passages, encoder, triples=task.dataset.triples
+        )
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
 

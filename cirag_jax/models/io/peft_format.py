@@ -132,26 +132,35 @@ def save_adapter(
     """
     folder = Path(folder)
     _check_target(folder)
-    tensors = adapter_tensors(state)
-    if jax.process_index() != 0:
-        return folder
+    tensors = {name: array.astype(dtype) for name, array in adapter_tensors(state).items()}
+    if jax.process_index() == 0:
+        write_adapter(folder, tensors, _config_json(config, base_model_name), training)
+    return folder
+
+
+def write_adapter(
+    folder: Path,
+    tensors: Mapping[str, np.ndarray],
+    described: Mapping[str, Any],
+    training: Mapping[str, Any] | None,
+) -> None:
+    """Writes an adapter's files aside, then renames them; see `save_adapter`."""
+    _check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     old = aside.with_name(f"{aside.name}.old")
     try:
         aside.mkdir()
-        save_tensors({k: v.astype(dtype) for k, v in tensors.items()}, aside / TENSOR_FILE)
+        save_tensors(tensors, aside / TENSOR_FILE)
         if training is not None:
             write_json(aside / TRAINING_FILE, training)
-        text = json.dumps(_config_json(config, base_model_name), indent=2, ensure_ascii=False)
-        (aside / CONFIG_FILE).write_text(text + "\n", "utf-8")
+        write_json(aside / CONFIG_FILE, described)
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return folder
 
 
 def _check_target(folder: Path) -> None:
@@ -190,7 +199,7 @@ def load_adapter(
         or the tensors are not those of this base.
     """
     folder = Path(folder)
-    raw = _read_config(folder / CONFIG_FILE)
+    raw = read_config(folder / CONFIG_FILE)
     named = raw.get("base_model_name_or_path")
     if base_model_name and named and Path(named).name != Path(base_model_name).name:
         log.warning("%s: made for the base %s, used with %s", folder, named, base_model_name)
@@ -215,10 +224,11 @@ def read_training(folder: Path) -> dict[str, Any]:
       UserError: the file cannot be read.
     """
     file = folder / TRAINING_FILE
-    return _read_config(file) if file.exists() else {}
+    return read_config(file) if file.exists() else {}
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
+    """A JSON object; `UserError` where there is none."""
     try:
         raw = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
+from cirag_jax.models.io import encoder_adapter
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
@@ -25,6 +26,7 @@ from cirag_jax.models.io.pretrained_decoder import (
     resolve_decoder,
     save_decoder,
 )
+from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
 
 
@@ -146,7 +148,11 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
     return meta
 
 
-# What an exported adapter says of its training.
+# What an exported aligner says of its training, and an exported adapter.
+_ALIGNER_TOLD = (
+    *("model", "step", "pooling", "query_prefix", "passage_prefix", "units"),
+    "trained_on",
+)
 _TOLD = (
     *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),
     *("length", "trained_on"),
@@ -196,6 +202,35 @@ def export_adapter(
     params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
     save_decoder(base, params, folder)
     return meta
+
+
+def export_encoder_adapter(
+    trained: TextEncoder, meta: dict[str, Any], folder: pathlib.Path, rank: int
+) -> float:
+    """Writes what training changed in an aligner as an adapter of its base.
+
+    Args:
+      trained: of a workdir.
+      meta: what its checkpoint says, see `open_encoder`.
+      folder: where.
+      rank: of each layer's change.
+
+    Returns:
+      The share of the squared change that the adapter keeps.
+
+    Raises:
+      UserError: see `encoder_adapter.save_encoder_adapter`.
+    """
+    base = load_encoder(meta["model"])
+    told = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_TOLD}
+    return encoder_adapter.save_encoder_adapter(
+        to_tensors(trained.state, trained.config, trained.model_type),
+        to_tensors(base.state, base.config, base.model_type),
+        folder,
+        rank=rank,
+        base_model_name=meta["model"],
+        training=told,
+    )
 
 
 def best_folder(spec: str) -> tuple[pathlib.Path, str]:
