@@ -68,6 +68,16 @@ def method(name: str, **max_tokens: int) -> Any:
     return config
 
 
+def shipped(config: Any) -> Any:
+    """``config`` with the aligner and the reader that come with this repository."""
+    config.encoder.model = "shipped:aligner"
+    config.retriever.units = "sentence"  # What the aligner was trained on.
+    config.reader.adapter = "shipped:reader"
+    config.reader.max_tokens = 48
+    config[config.method].reader_format = "brief"
+    return config
+
+
 def preset(config: Any, name: str) -> Any:
     """The presets that every method has.
 

@@ -3,13 +3,14 @@
 python launch/answer.py --config=configs/methods/cirag.py --config.data.dir=FOLDER --workdir=W
 python launch/answer.py --config=configs/methods/cirag.py:small --config.question="..."
 
-Presets: (none) is the paper's setting (L = 4, K = 10, N = 30) with this package's small default
-models; ``sentence`` needs no extracted triples: sentences are the candidates, the aligner
-(--config.encoder.model=A) integrates, a trained reader (--config.reader.adapter=R) answers briefly;
-``small`` has two rounds, 15 candidates and short answers, for a laptop's CPU; ``paper``
-names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: not yet run.
+Presets: ``small`` answers from any corpus on a laptop's CPU, with the models that come with this
+repository (docs/shipped_models.md): sentences are the candidates, the aligner integrates, the
+reader answers briefly or refuses. (none) is the paper's setting (L = 4, K = 10, N = 30), which
+reads extracted triples, with this package's untrained small models; ``llm`` the same with two
+rounds, 15 candidates and a worked example, so that SmolLM2-135M keeps the integrator's format;
+``paper`` names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: not yet run.
 
-Record (``small``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
+Record (``llm``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
 50746bd): 13 min 50 s; EM 1.0, F1 4.2, Acc 5.0, passage Recall@3 45.2, Recall@5 54.4; 85 answered
 from triples, 15 from passages; 643 generations, 86 % of their prompt tokens reused. Killed twice
@@ -25,13 +26,14 @@ from configs.methods import blocks
 def get_config(preset: str = "") -> Any:
     """CIRAG as the preset says."""
     config = blocks.method("cirag", integrator=384, reader=192)
-    if preset == "sentence":
-        config.cirag.units = config.retriever.units = "sentence"
-        config.cirag.integrator, config.cirag.reader_format = "aligner", "brief"
-        config.reader.max_tokens = 48
-        return config
     if preset == "small":
+        config.cirag.units = "sentence"
+        config.cirag.integrator = "aligner"
+        config.cirag.force_answer = True
+        return blocks.shipped(config)
+    if preset == "llm":
         config.cirag.max_steps = 2
         config.cirag.num_candidates = 15
         config.cirag.prefilled_headers = config.cirag.few_shot = True
+        return blocks.preset(config, "small")
     return blocks.preset(config, preset)
