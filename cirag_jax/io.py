@@ -43,6 +43,12 @@ def is_training_workdir(spec: str | None) -> bool:
     return spec is not None and (Path(spec).expanduser() / "checkpoints").is_dir()
 
 
+def local_path(spec: str) -> Path:
+    """The path that names a model: ``shipped:NAME`` lies in this package."""
+    name = spec.removeprefix("shipped:")
+    return Path(spec).expanduser() if name == spec else Path(__file__).parent / "shipped" / name
+
+
 def cache_folder(name: str) -> Path | None:
     """Where the user keeps what can be computed again (``CIRAG_JAX_CACHE``); None: nowhere."""
     setting = os.environ.get("CIRAG_JAX_CACHE", "")

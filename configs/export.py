@@ -15,4 +15,6 @@ def get_config() -> Any:
     config: Any = ConfigDict()
     config.checkpoint = placeholder(str)
     config.merge = False  # Add the adapter to its base: a model for plain transformers.
+    config.dtype = "float32"  # Of an adapter's tensors: float32 | bfloat16.
+    config.rank = 0  # An aligner as an adapter of its base, of this rank; 0: the whole model.
     return config

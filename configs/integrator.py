@@ -62,6 +62,7 @@ def trainer(component: str) -> Any:
     config.lora.dropout = 0.05
     config.lora.targets = ("all-linear",)
     config.lora.rank_stabilised = False
+    config.lora.start = placeholder(str)  # A workdir or PEFT's folder to go on from; null: afresh.
 
     config.length = 2048  # Most tokens of a packed row, and of an example.
     config.packing = True  # Several examples in a row; else one.

@@ -43,8 +43,8 @@ def retriever() -> Any:
     """Which index finds passages."""
     config: Any = ConfigDict()
     config.kind = "exact"  # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25
-    # passage | sentence: what is embedded. An aligner that was trained on sentences finds passages
-    # by their best one (exact, in memory).
+    # passage | sentence | triple: what is embedded. An aligner finds passages best by the units it
+    # was trained on (exact, in memory; triple: the data set's own).
     config.units = "passage"
     config.folder = placeholder(str)  # Of launch/index.py; null: built in memory at every start.
     config.dtype = "float32"  # In which vectors are kept: float32 | bfloat16 (exact only).

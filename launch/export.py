@@ -19,6 +19,7 @@ def main(config, workdir):
         ADAPTED,
         component_of,
         export_adapter,
+        export_encoder_adapter,
         open_cross_encoder,
         open_encoder,
     )
@@ -28,7 +29,7 @@ def main(config, workdir):
     folder = workdir / "model"
     component = component_of(config.checkpoint)
     if component in ADAPTED:
-        meta = export_adapter(config.checkpoint, folder, merge=config.merge)
+        meta = export_adapter(config.checkpoint, folder, merge=config.merge, dtype=config.dtype)
         return {
             "folder": str(folder),
             "checkpoint": config.checkpoint,
@@ -37,6 +38,8 @@ def main(config, workdir):
             "merged": config.merge,
             **meta["lora"],
         }
+    if config.rank and component != "aligner":
+        raise UserError(f"config.rank needs an aligner; {config.checkpoint} is none")
     if config.merge:
         raise UserError(f"config.merge needs an adapter, which {config.checkpoint} has not")
     if component == "cross_encoder":
@@ -49,6 +52,16 @@ def main(config, workdir):
             "max_length": model.max_length,
         }
     encoder, meta = open_encoder(config.checkpoint)
+    if config.rank:
+        kept = export_encoder_adapter(encoder, meta, folder, config.rank)
+        return {
+            "folder": str(folder),
+            "checkpoint": config.checkpoint,
+            "step": meta["step"],
+            "model": meta["model"],
+            "rank": config.rank,
+            "kept": round(kept, 4),
+        }
     export_sentence_transformers(encoder, encoder.state, folder)
     return {
         "folder": str(folder),

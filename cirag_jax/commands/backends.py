@@ -1,7 +1,6 @@
 """Opening the backend that a config names: the JAX engine, a server, or PyTorch."""
 
 import json
-import pathlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,7 +8,7 @@ import jax
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.io import is_training_workdir
+from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.llm import client, openai_format
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
@@ -100,7 +99,7 @@ def fingerprint(config: Any) -> dict[str, Any]:
     if config.no_repeat_ngram_size:
         fields["no_repeat_ngram_size"] = config.no_repeat_ngram_size
     fields["weights"] = of_model(name or DEFAULT_MODEL)
-    if config.adapter is not None and pathlib.Path(config.adapter).expanduser().exists():
+    if config.adapter is not None and local_path(config.adapter).exists():
         fields["adapter_weights"] = of_model(config.adapter)
     readers = ("transformers",) if config.backend == "transformers" else ()
     return {**fields, "packages": of_packages("tokenizers", *readers)}
@@ -131,8 +130,10 @@ def _open_engine(config: Any) -> Backend:
 
 
 def _adapter(spec: str | None) -> Any:
-    """A training workdir's adapter, read once; anything else as it is named."""
-    return workdir.open_adapter(spec)[:2] if spec and is_training_workdir(spec) else spec
+    """A training workdir's adapter, read once; anything else as a folder."""
+    if spec is None or not is_training_workdir(spec):
+        return spec and str(local_path(spec))
+    return workdir.open_adapter(spec)[:2]
 
 
 def _open_torch(config: Any) -> Backend:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cirag_jax.commands import backends, online
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
-from cirag_jax.io import cache_folder, is_training_workdir, say
+from cirag_jax.io import cache_folder, say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
@@ -183,22 +183,24 @@ def open_handlers(
         if encoder is not None and folder is not None:
             # A question of one's own will not be the last over these passages.
             encoder = CachedEncoder(encoder, folder)
-        index = open_retriever(config.retriever, corpus.passages, encoder)
+        index = open_retriever(
+            config.retriever, corpus.passages, encoder, triples=task.dataset.triples
+        )
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     return handlers
 
 
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
-    """Refuses a training workdir of another role, and a student asked otherwise than trained.
+    """Refuses an adapter trained for another role, and a student asked otherwise than trained.
 
     That more candidates are shown than in training is only said: the student may cope.
     """
     for role in roles:
         spec = config[role].adapter
-        if config[role].backend == "openai" or not is_training_workdir(spec):
+        if config[role].backend == "openai" or spec is None:
             continue
         meta = workdir.check_role(spec, role)
-        if role == meta["component"]:
+        if role == meta.get("component"):
             check_prompts(spec, meta)
         if role not in ("integrator", "reader"):
             continue

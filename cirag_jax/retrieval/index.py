@@ -16,15 +16,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from cirag_jax.datasets.chains import passage_text
+from cirag_jax.datasets.chains import UNIT_KINDS, passage_text, sentence_texts, triple_text
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.retrieval.sentence_index import SentenceIndex
-from cirag_jax.types import Config, Feedback, Passage
+from cirag_jax.retrieval.unit_index import UnitIndex
+from cirag_jax.types import Config, Feedback, Passage, Triple
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
 MANIFEST = "manifest.json"
@@ -187,25 +187,35 @@ def open_retriever(
     passages: Sequence[Passage],
     encoder: Encoder | None,
     *,
+    triples: Mapping[str, Sequence[Triple]] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     progress: Progress | None = None,
-) -> PassageIndex | SentenceIndex:
+) -> PassageIndex | UnitIndex:
     """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
+
+    ``triples`` by passage id are the units of ``units=triple``.
 
     Raises:
       UserError: it cannot be opened, is of another kind, or was built from other passages.
     """
     check_kind(config.kind)
     options = IndexOptions.of(config)
-    if config.units not in ("passage", "sentence"):
-        raise UserError(f"config.retriever.units={config.units!r} must be passage or sentence")
-    if config.units == "sentence":
+    if config.units not in UNIT_KINDS:
+        known = ", ".join(UNIT_KINDS)
+        raise UserError(f"config.retriever.units={config.units!r} must be one of {known}")
+    if config.units != "passage":
         if config.kind != "exact" or config.folder:
             raise UserError(
-                "config.retriever.units=sentence needs config.retriever.kind=exact and no folder"
+                f"config.retriever.units={config.units} needs config.retriever.kind=exact and no "
+                "folder"
             )
-        return SentenceIndex(
-            passages, needed(encoder, config.kind), dtype=options.dtype, progress=progress
+        if config.units == "sentence":
+            texts = [list(sentence_texts(passage)) for passage in passages]
+        else:
+            found = [(triples or {}).get(passage.id, ()) for passage in passages]
+            texts = [list(dict.fromkeys(map(triple_text, group))) for group in found]
+        return UnitIndex(
+            texts, needed(encoder, config.kind), dtype=options.dtype, progress=progress
         )
     if not config.folder:
         return PassageIndex.in_memory(

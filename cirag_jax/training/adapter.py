@@ -22,7 +22,9 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.peft_format import load_adapter
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy, decision_quality, lora_step, mfu, optimizers
@@ -88,7 +90,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Adapter and optimiser ------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    fresh = lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh)
+    fresh, before = make_adapter(config, model_config, lora_config, mesh)
     state = state_lib.make_state(fresh, tx, config.seed, mesh)
     train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
@@ -100,7 +102,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "length": layout.length,
         "prompt": data.described,
         "prompt_digest": data.prompt_digest,
-        "trained_on": data.trained_on,
+        "trained_on": sorted({*data.trained_on, *before}),
         "num_candidates": data.num_candidates,
         "run": {**state_lib.fingerprint(config, _FREE), state_lib.EXAMPLES: data.digest()},
     }
@@ -241,6 +243,32 @@ def make_lora(config: Config) -> LoraConfig:
         targets=tuple(config.lora.targets),
         rank_stabilised=config.lora.rank_stabilised,
     )
+
+
+def make_adapter(
+    config: Config, model_config: DecoderConfig, lora_config: LoraConfig, mesh: jax.sharding.Mesh
+) -> tuple[nnx.State, Sequence[str]]:
+    """Where training starts: a fresh adapter, or ``config.lora.start``; and what that was trained
+    on.
+
+    Raises:
+      UserError: that one cannot be read, or has another rank, scale or other targets.
+    """
+    spec = config.lora.get("start")
+    if spec is None:
+        return lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh), ()
+    meta = workdir_lib.check_role(spec, config.component)
+    with workdir_lib.adapter_folder(spec) as folder:
+        found, had = load_adapter(str(folder), model_config, mesh)
+    if had.scale != lora_config.scale or (had.rank, had.names) != (
+        lora_config.rank,
+        lora_config.names,
+    ):
+        raise UserError(
+            f"config.lora.start={spec} has rank {had.rank}, scale {had.scale:g} and the targets "
+            f"{', '.join(had.names)}; config.lora must say the same."
+        )
+    return found, meta.get("trained_on", ())
 
 
 def lora_description(config: LoraConfig) -> dict[str, Any]:

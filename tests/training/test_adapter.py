@@ -10,6 +10,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import safetensors
 
 from cirag_jax import cli, sharding
 from cirag_jax.commands import backends, opening, side_by_side
@@ -25,7 +26,13 @@ from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter
 from cirag_jax.models.io.pretrained_decoder import load_decoder
-from cirag_jax.models.io.workdir import component_of, export_adapter, open_adapter
+from cirag_jax.models.io.workdir import (
+    check_role,
+    component_of,
+    export_adapter,
+    hash_arrays,
+    open_adapter,
+)
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.handlers import GenerateHandler
@@ -431,9 +438,40 @@ def test_the_export_command(trained, tmp_path):
     overrides = [f"--config.checkpoint={trained[0]}"]
     result = command(cli.load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
     files = {path.name for path in (tmp_path / "model").iterdir()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "training.json"}
     assert result["rank"] == 4 and result["folder"] == str(tmp_path / "model")
     json.dumps(result)
+
+
+def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_path):
+    folder = str(tmp_path / "model")
+    told = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
+    found = check_role(folder, "integrator")
+    for name in ("prompt", "prompt_digest", "trained_on", "num_candidates", "model"):
+        assert found[name] == told[name]
+    with pytest.raises(UserError, match="component integrator, where reader is needed"):
+        check_role(folder, "reader")
+    with safetensors.safe_open(f"{folder}/adapter_model.safetensors", "np") as file:
+        assert file.get_tensor(next(iter(file.keys()))).dtype == "bfloat16"
+    (tmp_path / "model/training.json").write_text("{")
+    with pytest.raises(UserError, match=r"training\.json: cannot be read"):
+        check_role(folder, "integrator")
+
+
+def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
+    spec = str(trained[0])
+    config = config_of(folders, **{"lora.start": spec})
+    base = load_decoder(str(folders[0]))
+    mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    found, before = adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+    state, _, meta = open_adapter(spec)
+    assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
+    config.lora.rank = 2
+    with pytest.raises(UserError, match="has rank 4, scale"):
+        adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+    config.component = "reader"
+    with pytest.raises(UserError, match="component integrator, where reader is needed"):
+        adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
 
 
 # ------------------------------------------------------------------------------------------- data

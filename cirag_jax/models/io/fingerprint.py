@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import is_training_workdir
+from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models.io import workdir
 from cirag_jax.models.io.pretrained import HUB_PATTERNS
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
@@ -29,7 +29,8 @@ def of_model(spec: str) -> dict[str, Any]:
     """What tells a model, or an adapter, from another one: weights, tokenizer, chat template.
 
     Args:
-      spec: a training workdir, a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
+      spec: a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME`` or a
+        hub id.
 
     Returns:
       ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name -> hash) of a
@@ -43,7 +44,7 @@ def of_model(spec: str) -> dict[str, Any]:
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         text = "".join(f"{file.relative_to(folder)} {_hash_file(file)}\n" for file in files)
         return {"checkpoint": _hash(text.encode()), "base": of_model(base)}
-    path = Path(spec).expanduser()
+    path = local_path(spec)
     path = path if path.is_dir() and not any(path.glob("*.gguf")) else resolve_decoder(spec)
     if spec.startswith("package:"):
         return {"version": importlib.metadata.version(spec.removeprefix("package:"))}

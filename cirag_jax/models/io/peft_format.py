@@ -22,6 +22,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.io import write_json
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
+TRAINING_FILE = "training.json"
 
 _PREFIX = "base_model.model."
 _SIDES = {"a": "lora_A.weight", "b": "lora_B.weight"}
@@ -105,6 +107,9 @@ def save_adapter(
     config: LoraConfig,
     folder: str | os.PathLike,
     base_model_name: str | None = None,
+    *,
+    dtype: str = "float32",
+    training: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it.
 
@@ -116,6 +121,8 @@ def save_adapter(
       config: what the adapter was made with.
       folder: where; its parents are created.
       base_model_name: folder or name of the base, recorded for PEFT's loader.
+      dtype: of the tensors, ``float32`` or ``bfloat16``.
+      training: what is to be known of its training, for `read_training`; PEFT ignores it.
 
     Returns:
       The folder.
@@ -125,30 +132,41 @@ def save_adapter(
     """
     folder = Path(folder)
     _check_target(folder)
-    tensors = adapter_tensors(state)
-    if jax.process_index() != 0:
-        return folder
+    tensors = {name: array.astype(dtype) for name, array in adapter_tensors(state).items()}
+    if jax.process_index() == 0:
+        write_adapter(folder, tensors, _config_json(config, base_model_name), training)
+    return folder
+
+
+def write_adapter(
+    folder: Path,
+    tensors: Mapping[str, np.ndarray],
+    described: Mapping[str, Any],
+    training: Mapping[str, Any] | None,
+) -> None:
+    """Writes an adapter's files aside, then renames them; see `save_adapter`."""
+    _check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     old = aside.with_name(f"{aside.name}.old")
     try:
         aside.mkdir()
         save_tensors(tensors, aside / TENSOR_FILE)
-        text = json.dumps(_config_json(config, base_model_name), indent=2, ensure_ascii=False)
-        (aside / CONFIG_FILE).write_text(text + "\n", "utf-8")
+        if training is not None:
+            write_json(aside / TRAINING_FILE, training)
+        write_json(aside / CONFIG_FILE, described)
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return folder
 
 
 def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: exists and is not a folder.")
-    ours = {CONFIG_FILE, TENSOR_FILE, "README.md"}
+    ours = {CONFIG_FILE, TENSOR_FILE, TRAINING_FILE, "README.md"}
     if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - ours):
         raise UserError(
             f"{folder}: holds {min(others)}, which is not of an adapter; left as it is."
@@ -181,7 +199,7 @@ def load_adapter(
         or the tensors are not those of this base.
     """
     folder = Path(folder)
-    raw = _read_config(folder / CONFIG_FILE)
+    raw = read_config(folder / CONFIG_FILE)
     named = raw.get("base_model_name_or_path")
     if base_model_name and named and Path(named).name != Path(base_model_name).name:
         log.warning("%s: made for the base %s, used with %s", folder, named, base_model_name)
@@ -199,7 +217,18 @@ def load_adapter(
     return nnx.from_flat_state(filled), lora_config
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def read_training(folder: Path) -> dict[str, Any]:
+    """What `save_adapter` was told of an adapter's training; empty where there is nothing.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    file = folder / TRAINING_FILE
+    return read_config(file) if file.exists() else {}
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A JSON object; `UserError` where there is none."""
     try:
         raw = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from flax import nnx
 
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
-from cirag_jax.models.io import weights
+from cirag_jax.models.io import encoder_adapter, weights
 
 log = logging.getLogger(__name__)
 
@@ -338,7 +338,8 @@ def load_encoder(
     """Opens an encoder.
 
     Args:
-      spec: see `resolve_model_folder`.
+      spec: see `resolve_model_folder`; or a folder, or ``shipped:NAME``, with an adapter
+        of `encoder_adapter`, whose base is opened with the adapter added.
       dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are fp32 in either case.
       mesh: parameters are placed on it by their logical axes; None: the default device.
       name: recorded as ``source`` instead of ``spec``.
@@ -355,14 +356,23 @@ def load_encoder(
     """
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
-    folder = resolve_model_folder(spec)
+    adapter = encoder_adapter.find_adapter(spec)
+    training: dict[str, Any] = {}
+    base = spec
+    if adapter is not None:
+        base, training = encoder_adapter.read_base(adapter)
+    folder = resolve_model_folder(base)
     config, raw = read_config(folder)
-    known = _published_family(spec, str(raw.get("_name_or_path", "")))
+    known = _published_family(base, str(raw.get("_name_or_path", "")))
     prefixes = _prefixes(folder, known)
+    prefixes = tuple(
+        training.get(f"{kind}_prefix", default)
+        for kind, default in zip(("query", "passage"), prefixes, strict=True)
+    )
     config = dataclasses.replace(
         config,
         dtype=dtype,
-        pooling=pooling or _pooling(folder, known),
+        pooling=pooling or training.get("pooling") or _pooling(folder, known),
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         attention=choose_attention(dtype, config.head_dim, dropout=attention_dropout),
@@ -371,6 +381,10 @@ def load_encoder(
     )
     model_type = raw["model_type"]
     graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
+    revision = weights_revision(folder)
+    if adapter is not None:
+        state, added = encoder_adapter.add_adapter(state, config, model_type, adapter, mesh=mesh)
+        revision = f"{revision}+sha256:{added}"
     log.info(
         "encoder %s: %d layers of %d, %s pooling",
         spec,
@@ -389,7 +403,7 @@ def load_encoder(
         model_type=model_type,
         source=name or spec,
         folder=folder,
-        revision=weights_revision(folder),
+        revision=revision,
         hf_config=raw,
     )
 

@@ -196,11 +196,31 @@ def load_state(
         raise UserError(f"{folder}: tensors do not fit the encoder; {problems}.")
     abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
+    return graphdef, from_tensors(found, state, config, family, mesh=mesh)
+
+
+def from_tensors(
+    tensors: Mapping[str, np.ndarray],
+    state: Any,
+    config: EncoderConfig,
+    family: str = "bert",
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> nnx.State:
+    """The inverse of `to_tensors`, in fp32.
+
+    Args:
+      tensors: host arrays of every checkpoint name.
+      state: parameters of the same shapes, abstract or not; not changed.
+      config: of the encoder.
+      family: of names.
+      mesh: where to place them; None: the default device.
+    """
     variables = dict(nnx.to_flat_state(state))
     host = {path: np.empty(v.shape, np.float32) for path, v in variables.items()}
-    for name, place in places.items():
+    for name, place in _places(config, family).items():
         target = host[place.path][place.index]
-        array = found.pop(name)
+        array = tensors[name]
         array = array.T if place.transpose else array
         host[place.path][place.index] = array.reshape(target.shape)
     filled = []
@@ -211,7 +231,7 @@ def load_state(
         else:
             value = sharding.place(array, sharding.variable_sharding(variable, mesh))
         filled.append((path, variable.replace(value)))
-    return graphdef, nnx.from_flat_state(filled)
+    return nnx.from_flat_state(filled)
 
 
 def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import is_training_workdir
+from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
+from cirag_jax.models.io import encoder_adapter
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.peft_format import save_adapter
+from cirag_jax.models.io.peft_format import read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
@@ -25,6 +26,7 @@ from cirag_jax.models.io.pretrained_decoder import (
     resolve_decoder,
     save_decoder,
 )
+from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
 
 
@@ -123,17 +125,38 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
 
 
 def check_role(spec: str, role: str) -> dict[str, Any]:
-    """What a workdir says of the adapter that is to play a role.
+    """What is known of the training of an adapter that is to play a role.
 
     Args:
-      spec: a training workdir.
+      spec: a training workdir, or a folder in PEFT's format.
       role: ``integrator``, ``extractor``, ``reader``; any other role may have any adapter.
 
+    Returns:
+      The fields of the checkpoint's description, or of the exported folder's; empty for a folder
+      that another program made.
+
     Raises:
-      UserError: the workdir trained something else.
+      UserError: the adapter was trained for something else, or the description cannot be read.
     """
-    with _best(spec, *([role] if role in ADAPTED else ADAPTED)) as (_, _, meta):
-        return meta
+    roles = [role] if role in ADAPTED else ADAPTED
+    if is_training_workdir(spec):
+        with _best(spec, *roles) as (_, _, meta):
+            return meta
+    meta = read_training(local_path(spec))
+    if meta:
+        _check_component(spec, meta, roles)
+    return meta
+
+
+# What an exported aligner says of its training, and an exported adapter.
+_ALIGNER_TOLD = (
+    *("model", "step", "pooling", "query_prefix", "passage_prefix", "units"),
+    "trained_on",
+)
+_TOLD = (
+    *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),
+    *("length", "trained_on"),
+)
 
 
 def base_of(spec: str) -> str:
@@ -146,20 +169,23 @@ def base_of(spec: str) -> str:
 def adapter_folder(spec: str | None) -> Iterator[str | None]:
     """``spec`` as a folder in PEFT's format; a workdir's is there only inside the block."""
     if spec is None or not is_training_workdir(spec):
-        yield spec
+        yield spec and str(local_path(spec))
         return
     state, config, meta = open_adapter(spec)
     with tempfile.TemporaryDirectory(prefix="cirag_adapter") as folder:
         yield str(save_adapter(state, config, folder, meta["model"]))
 
 
-def export_adapter(spec: str, folder: pathlib.Path, *, merge: bool = False) -> dict[str, Any]:
+def export_adapter(
+    spec: str, folder: pathlib.Path, *, merge: bool = False, dtype: str = "float32"
+) -> dict[str, Any]:
     """Writes a workdir's best adapter for PEFT, or its base with the adapter added to it.
 
     Args:
       spec: the workdir.
       folder: where; an earlier adapter there is replaced, a merged model must find it empty.
       merge: write a whole model, in the precision of its base, instead of the adapter.
+      dtype: of the adapter's tensors, ``float32`` or ``bfloat16``.
 
     Returns:
       What the checkpoint says, see `open_adapter`.
@@ -169,12 +195,42 @@ def export_adapter(spec: str, folder: pathlib.Path, *, merge: bool = False) -> d
     """
     state, config, meta = open_adapter(spec)
     if not merge:
-        save_adapter(state, config, folder, meta["model"])
+        told = {name: meta.get(name) for name in _TOLD}
+        save_adapter(state, config, folder, meta["model"], dtype=dtype, training=told)
         return meta
     base = load_decoder(meta["model"])
     params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
     save_decoder(base, params, folder)
     return meta
+
+
+def export_encoder_adapter(
+    trained: TextEncoder, meta: dict[str, Any], folder: pathlib.Path, rank: int
+) -> float:
+    """Writes what training changed in an aligner as an adapter of its base.
+
+    Args:
+      trained: of a workdir.
+      meta: what its checkpoint says, see `open_encoder`.
+      folder: where.
+      rank: of each layer's change.
+
+    Returns:
+      The share of the squared change that the adapter keeps.
+
+    Raises:
+      UserError: see `encoder_adapter.save_encoder_adapter`.
+    """
+    base = load_encoder(meta["model"])
+    told = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_TOLD}
+    return encoder_adapter.save_encoder_adapter(
+        to_tensors(trained.state, trained.config, trained.model_type),
+        to_tensors(base.state, base.config, base.model_type),
+        folder,
+        rank=rank,
+        base_model_name=meta["model"],
+        training=told,
+    )
 
 
 def best_folder(spec: str) -> tuple[pathlib.Path, str]:
@@ -204,11 +260,7 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
     folder = pathlib.Path(spec).expanduser()
     with Checkpoints(folder, read_only=True) as checkpoints:
         meta = checkpoints.meta()
-    found, wanted = _component(meta), " or ".join(components)
-    if found not in components:
-        raise UserError(
-            f"{spec} holds checkpoints of the component {found}, where {wanted} is needed"
-        )
+    found = _check_component(spec, meta, components)
     metric = meta.get("run", {}).get("best_metric", "dev/mrr")
     with Checkpoints(folder, best_metric=metric, read_only=True) as checkpoints:
         step = checkpoints.best_step()
@@ -221,6 +273,13 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
                 "prompts by other names; train it again"
             )
         yield checkpoints, step, meta
+
+
+def _check_component(spec: str, meta: dict[str, Any], components: Sequence[str]) -> str:
+    found, wanted = _component(meta), " or ".join(components)
+    if found not in components:
+        raise UserError(f"{spec} holds the component {found}, where {wanted} is needed")
+    return found
 
 
 def _component(meta: dict[str, Any]) -> str:

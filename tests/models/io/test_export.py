@@ -13,8 +13,11 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import models, pre_tokenizers, processors
 
 from cirag_jax.errors import UserError
+from cirag_jax.models.io.encoder_adapter import save_encoder_adapter
 from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.models.io.tensor_files import save_tensors
+from cirag_jax.models.io.weights import from_tensors, to_tensors
 from cirag_jax.retrieval.encode import encode
 from tests import tiny
 
@@ -124,3 +127,71 @@ def test_a_failed_export_leaves_the_earlier_one(tmp_path):
     assert sorted(file.name for file in folder.iterdir()) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["export", "tiny", "without_tokenizer"]
     assert json.loads((folder / "modules.json").read_text())[1]["path"] == "1_Pooling"
+
+
+def moved(encoder, rank):
+    """Parameters whose linear layers differ from the encoder's by changes of a rank."""
+    rng = np.random.default_rng(0)
+    tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
+    for name, array in tensors.items():
+        if name.startswith("encoder.") and array.ndim == 2:
+            down, up = (
+                rng.normal(size=(rank, array.shape[1])),
+                rng.normal(size=(array.shape[0], rank)),
+            )
+            tensors[name] = array + 0.1 * (up @ down).astype(np.float32)
+    return tensors
+
+
+def test_an_encoders_adapter_is_its_change(tmp_path):
+    base = tiny.model_folder(tmp_path / "tiny")
+    encoder = load_encoder(str(base), pooling="cls", query_prefix="who was ")
+    tensors = moved(encoder, 3)
+    params = from_tensors(tensors, encoder.state, encoder.config, encoder.model_type)
+    told = {"pooling": "cls", "query_prefix": "who was ", "passage_prefix": ""}
+    before = to_tensors(encoder.state, encoder.config, encoder.model_type)
+    how = {"base_model_name": str(base), "training": told}
+    kept = save_encoder_adapter(tensors, before, tmp_path / "adapter", rank=3, **how)
+    assert kept > 0.999
+    opened = load_encoder(str(tmp_path / "adapter"))
+    assert opened.pooling == "cls" and opened.query_prefix == "who was "
+    assert opened.revision != encoder.revision
+    wanted = encode(encoder, params, TEXTS, kind="query")
+    found = encode(opened, None, TEXTS, kind="query")
+    assert np.abs(wanted - found).max() < 2e-3 < np.abs(wanted - encode(encoder, None, TEXTS)).max()
+    # The usual library reads it too.
+    theirs = SentenceTransformer(str(base), device="cpu", local_files_only=True)
+    theirs.load_adapter(str(tmp_path / "adapter"))
+    theirs = theirs.encode(TEXTS, show_progress_bar=False, normalize_embeddings=True)
+    means = encode(load_encoder(str(tmp_path / "adapter"), pooling="mean"), None, TEXTS)
+    assert np.abs(theirs - means).max() < 1e-5
+
+
+def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
+    base = tiny.model_folder(tmp_path / "tiny")
+    encoder = load_encoder(str(base))
+    before = to_tensors(encoder.state, encoder.config, encoder.model_type)
+    folder = tmp_path / "adapter"
+    how = {"base_model_name": str(base), "training": {}}
+    with pytest.raises(UserError, match=r"config\.rank=0 must be at least 1"):
+        save_encoder_adapter(moved(encoder, 2), before, folder, rank=0, **how)
+    kept = save_encoder_adapter(moved(encoder, 2), before, folder, rank=1, **how)
+    assert 0.3 < kept < 0.9
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for changes, message in (
+        ({"r": 2}, "the pair of .* has the shapes .* which do not fit"),
+        ({"r": "2"}, "field r or lora_alpha is no number"),
+        ({"base_model_name_or_path": None}, "field base_model_name_or_path names no model"),
+        ({"task_type": "CAUSAL_LM"}, "field task_type is 'CAUSAL_LM'; an encoder's"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(UserError, match=message):
+            load_encoder(str(folder))
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {"base_model.model.other.lora_A.weight": np.zeros((1, 2), np.float16)}
+    save_tensors(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"other\.lora_A\.weight is not of this encoder"):
+        load_encoder(str(folder))
+    (folder / "adapter_model.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors: cannot be read"):
+        load_encoder(str(folder))

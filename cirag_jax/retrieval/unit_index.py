@@ -1,48 +1,46 @@
-"""An index over sentences that finds passages: each by its best sentence."""
+"""An index over sentences or triples that finds passages: each by its best one."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.types import Feedback, Passage
+from cirag_jax.types import Feedback
 
-# Sentences looked at for each passage wanted: a query's best sentences share passages.
+# Units looked at for each passage wanted: a query's best units share passages.
 _DEPTH = 10
 
 
-class SentenceIndex:
-    """Passages by the inner product of query and best sentence (KiRAG's "w/o Retriever").
+class UnitIndex:
+    """Passages by the inner product of query and best unit (KiRAG's "w/o Retriever").
 
-    An aligner that was trained on sentences knows passages best by them.
+    An aligner knows passages best by the units that it was trained on.
 
     Args:
-      passages: in the order of the rows.
-      encoder: embeds sentences, with their passage's title, and queries.
+      texts: the units of every passage, in the order of the rows, as the encoder reads them.
+      encoder: embeds units and queries.
       dtype: in which vectors are kept: ``float32`` or ``bfloat16``.
       progress: see `Encoder.encode`.
 
     Raises:
-      UserError: there is no sentence.
+      UserError: there is no unit.
     """
 
     def __init__(
         self,
-        passages: Sequence[Passage],
+        texts: Sequence[Collection[str]],
         encoder: Encoder,
         *,
         dtype: str = "float32",
         progress: Progress | None = None,
     ):
-        texts = [sentence_texts(passage) for passage in passages]
         counts = [len(found) for found in texts]
         if not sum(counts):
-            raise UserError("there is no sentence to index")
+            raise UserError("there is nothing to index: no passage has a sentence or a triple")
         self._encoder = encoder
-        self._passage_of_N = np.repeat(np.arange(len(passages)), counts)
+        self._passage_of_N = np.repeat(np.arange(len(texts)), counts)
         self._start_P = np.concatenate([[0], np.cumsum(counts)])
         flat = [text for found in texts for text in found]
         vectors_ND = encoder.encode(flat, "passage", progress)
@@ -57,14 +55,14 @@ class SentenceIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k best passages for every query, as `PassageIndex.search`.
 
-        Places beyond those whose sentences are among the best ten times k hold row -1 and score
+        Places beyond those whose units are among the best ten times k hold row -1 and score
         -inf.
 
         Raises:
           UserError: feedback, which moves vectors of passages.
         """
         if any(feedback):
-            raise UserError("an index over sentences has no passage vectors that could move")
+            raise UserError("an index over units has no passage vectors that could move")
         rows = None
         if allowed is not None:
             rows = [

@@ -6,7 +6,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
-from cirag_jax.types import Feedback, Passage
+from cirag_jax.types import Feedback, Passage, Triple
 from configs import retrievers
 from tests import tiny
 
@@ -52,6 +52,19 @@ def test_a_passage_is_as_near_as_its_best_sentence(encoder):
         np.testing.assert_allclose(scores, [best[row] for row in wanted], rtol=1e-5)
 
 
+def test_triples_find_their_passages(encoder):
+    triples = {**tiny.dataset().triples, "two": (Triple("Corum", "has patron", "a saint"),)}
+    config = retrievers.retriever()
+    config.units = "triple"
+    index = open_retriever(config, _PASSAGES, encoder, triples=triples)
+    rows, _ = index.search(["<corum; has patron; a saint>"], len(_PASSAGES))
+    assert rows[0, 0] == len(_PASSAGES) - 1
+    having = {row for row, p in enumerate(_PASSAGES) if triples.get(p.id)}
+    assert set(rows[0].tolist()) == having | {-1} and len(having) > 2
+    with pytest.raises(UserError, match="no passage has a sentence or a triple"):
+        open_retriever(config, _PASSAGES, encoder)
+
+
 def test_a_question_finds_what_it_may(encoder):
     blank, two = len(_PASSAGES) - 2, len(_PASSAGES) - 1
     allowed = [np.array(rows, np.int32) for rows in ([two, 0], [blank], [])]
@@ -63,7 +76,7 @@ def test_a_question_finds_what_it_may(encoder):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"units": "page"}, "units='page' must be passage or sentence"),
+        ({"units": "page"}, "units='page' must be one of triple, sentence, passage"),
         ({"kind": "bm25"}, "units=sentence needs config.retriever.kind=exact"),
         ({"folder": "x"}, "and no folder"),
     ],

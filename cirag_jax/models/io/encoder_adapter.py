@@ -1,0 +1,146 @@
+"""A trained encoder as a low-rank adapter of its base, in PEFT's format.
+
+What training changed in each linear layer is kept to its largest singular values; changes of
+embeddings, biases and norms are dropped. A rank of 48 makes 4 MB of MiniLM's 90.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import local_path
+from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.io import peft_format, weights
+
+_PREFIX = "base_model.model."
+_LINEAR = re.compile(r"encoder\.layer\.\d+\..*(query|key|value|dense)\.weight")
+_SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
+
+
+def find_adapter(spec: str) -> Path | None:
+    """The folder that ``spec`` names, if it holds an adapter and no whole model."""
+    folder = local_path(spec)
+    held = (folder / peft_format.CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
+    return folder if held else None
+
+
+def save_encoder_adapter(
+    trained: Mapping[str, np.ndarray],
+    base: Mapping[str, np.ndarray],
+    folder: Path,
+    *,
+    rank: int,
+    base_model_name: str,
+    training: Mapping[str, Any],
+) -> float:
+    """Writes the difference of two encoders at a rank, in fp16.
+
+    ``SentenceTransformer(base).load_adapter(folder)`` reads it.
+
+    Args:
+      trained: tensors as `weights.to_tensors` gives them.
+      base: those that training started from.
+      folder: where; an earlier adapter there is replaced.
+      rank: singular values kept of each linear layer.
+      base_model_name: folder, ``package:NAME`` or hub id of the base.
+      training: what is to be known of its training.
+
+    Returns:
+      The share of the squared difference that is kept, over all tensors.
+
+    Raises:
+      UserError: ``rank`` is not positive, or ``folder`` holds something else.
+    """
+    if rank < 1:
+        raise UserError(f"config.rank={rank} must be at least 1.")
+    kept, whole, tensors = 0.0, 0.0, {}
+    for name, array in trained.items():
+        change = array.astype(np.float32) - base[name].astype(np.float32)
+        whole += float(np.square(change).sum())
+        if not _LINEAR.fullmatch(name):
+            continue
+        u_OR, s_R, v_RI = np.linalg.svd(change, full_matrices=False)
+        kept += float(np.square(s_R[:rank]).sum())
+        root_R = np.sqrt(s_R[:rank])
+        module = f"{_PREFIX}{name.removesuffix('.weight')}"
+        tensors[f"{module}.lora_A.weight"] = (root_R[:, None] * v_RI[:rank]).astype(np.float16)
+        tensors[f"{module}.lora_B.weight"] = (u_OR[:, :rank] * root_R).astype(np.float16)
+    described = {
+        "base_model_name_or_path": base_model_name,
+        "bias": "none",
+        "inference_mode": True,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": _LINEAR.pattern.removesuffix(r"\.weight"),
+        "task_type": "FEATURE_EXTRACTION",
+    }
+    peft_format.write_adapter(folder, tensors, described, training)
+    return kept / whole if whole else 1.0
+
+
+def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The base of an encoder's adapter, and what is known of its training.
+
+    Raises:
+      UserError: a file cannot be read, names no base, or is not of an encoder.
+    """
+    file = folder / peft_format.CONFIG_FILE
+    raw = peft_format.read_config(file)
+    base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{file}: field base_model_name_or_path names no model.")
+    if task != "FEATURE_EXTRACTION":
+        raise UserError(f"{file}: field task_type is {task!r}; an encoder's is FEATURE_EXTRACTION.")
+    return base, peft_format.read_training(folder)
+
+
+def add_adapter(
+    state: Any,
+    config: EncoderConfig,
+    family: str,
+    folder: Path,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Any, str]:
+    """An encoder's parameters with an adapter added, and SHA-256 of the adapter's tensors.
+
+    Raises:
+      UserError: the file cannot be read, or its tensors are not those of this encoder.
+    """
+    file = folder / peft_format.TENSOR_FILE
+    raw = peft_format.read_config(folder / peft_format.CONFIG_FILE)
+    rank, alpha = raw.get("r"), raw.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise UserError(f"{folder / peft_format.CONFIG_FILE}: field r or lora_alpha is no number.")
+    try:
+        data = file.read_bytes()
+        found = safetensors.numpy.load(data)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{file}: cannot be read: {error}.") from error
+    tensors = weights.to_tensors(state, config, family)
+    pairs: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in found.items():
+        match = _SIDE.fullmatch(key)
+        if match is None or f"{match[1]}.weight" not in tensors:
+            raise UserError(f"{file}: tensor {key} is not of this encoder.")
+        pairs.setdefault(f"{match[1]}.weight", {})[match[2]] = array.astype(np.float32)
+    for name, pair in pairs.items():
+        shape = tensors[name].shape
+        shapes = {side: array.shape for side, array in pair.items()}
+        if shapes != {"A": (rank, shape[1]), "B": (shape[0], rank)}:
+            raise UserError(
+                f"{file}: the pair of {name} has the shapes {shapes}, which do not fit."
+            )
+        tensors[name] = tensors[name] + pair["B"] @ pair["A"] * (alpha / rank)
+    added = weights.from_tensors(tensors, state, config, family, mesh=mesh)
+    return added, hashlib.sha256(data).hexdigest()
