@@ -29,7 +29,7 @@ PINNED = {
 }
 # Update after a deliberate change of facts, phrasings or package versions, and with it the counts
 # and measurements in docs/demo_dataset.md. A change without one means a source of disorder.
-FINGERPRINT = "39eebfea86ebe54a"
+FINGERPRINT = "7414aefe94d337ce"
 PRINT_FINGERPRINT = (
     "import tests.datasets.test_demo as t; from cirag_jax.datasets import demo;"
     "print(t.fingerprint(demo.build()))"
@@ -207,6 +207,17 @@ def test_the_splits_start_from_disjoint_entities(dataset: Dataset) -> None:
     assert not starts["train"] & starts["dev"]
     assert not starts["train"] & starts["test"]
     assert not starts["dev"] & starts["test"]
+
+
+def test_what_unseen_questions_ask_is_asked_in_no_training_question(dataset: Dataset) -> None:
+    learnt = {fact for q in of_split(dataset, "train") for fact in q.evidences or ()}
+    assert {q.fold for q in of_split(dataset, "train")} == {None}
+    for split, least in (("dev", 80), ("test", 130)):
+        folds = collections.Counter(question.fold for question in of_split(dataset, split))
+        assert set(folds) == {"seen", "unseen"} and folds["unseen"] >= least
+        for question in of_split(dataset, split):
+            asked = set(question.evidences or ())
+            assert (question.fold == "unseen") == (not asked & learnt)
 
 
 SPLITS = ("train", "dev", "test")

@@ -454,7 +454,11 @@ def parts(path: Path) -> Iterator[Path]:
 
 
 def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
-    """The questions of the three splits: no chain of one holds, or lies in, one of another."""
+    """The questions of the three splits: no chain of one holds, or lies in, one of another.
+
+    Those of dev and test are of the fold ``unseen`` where no fact of theirs is one that a training
+    question asks for, else ``seen``.
+    """
     asker = Asker(world, rendered)
     out: dict[str, list[Question]] = {}
     whole: set[Path] = set()
@@ -472,4 +476,12 @@ def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
         for draft in drafts:
             whole.update(draft.paths)
             pieces.update(part for path in draft.paths for part in parts(path))
+    learnt = {fact for question in out["train"] for fact in question.evidences or ()}
+    for split in ("dev", "test"):
+        out[split] = [
+            dataclasses.replace(
+                q, fold="unseen" if learnt.isdisjoint(q.evidences or ()) else "seen"
+            )
+            for q in out[split]
+        ]
     return tuple(question for split in ("train", "dev", "test") for question in out[split])
