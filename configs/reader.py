@@ -33,18 +33,19 @@ def evidence() -> Any:
     """What the reader is shown: `training.data.reading_examples.ReadingSettings`."""
     config: Any = ConfigDict()
     # One is drawn for each question, as often as it is listed.
-    config.granularities = ("sentence", "sentence", "passage", "triple")
+    config.granularities = (*("sentence",) * 4, *("triple",) * 3, "passage")
     config.distractors = 4  # At most, triples and sentences; half as many passages.
     config.missing = 0.25  # Share without one gold passage's evidence: to be refused.
     config.forced = 0.25  # Share of the others that may not refuse.
-    config.reader_format = "brief"  # brief | thought; the reader must then be asked alike.
+    # chain (facts, then the answer) | brief (the answer alone) | thought; it must be asked alike.
+    config.reader_format = "chain"
     return config
 
 
 def base() -> Any:
     """What both presets share."""
     config = integrator.trainer("reader")
-    # A dataset folder, or a tuple of them; null: the built-in dataset.
+    # A dataset folder, or a tuple of them; "demo" or null: the built-in dataset.
     config.folders = placeholder(object)
     config.data = common.data(split="train")
     config.dev = ConfigDict()

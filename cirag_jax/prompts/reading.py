@@ -13,13 +13,18 @@ from cirag_jax.llm.types import Message
 from cirag_jax.prompts.refusals import refuses
 
 UNANSWERABLE = "Unanswerable"
-FORMATS = ("thought", "brief")
+FORMATS = ("thought", "chain", "brief")
 
 _READING = """\
 You are an experienced reader. Study the {noun} you are given and work out the answer to the query \
 from them. Begin with "Thought: " and reason in a few sentences. End with "Answer: " followed by \
 the answer alone: a name, a date, a number or a short phrase, without further words."""
 _BRIEF = 'Answer the query from the {noun} below. Write "Answer: " and the answer alone.'
+_CHAIN = (
+    "Answer the query from the {noun} below. First write the facts that lead to the answer, each "
+    'on a line of its own: head; relation; tail. Then write "Answer: " and the answer alone.'
+)
+_INSTRUCTIONS = {"thought": _READING, "chain": _CHAIN, "brief": _BRIEF}
 _REFUSAL = ' If the {noun} do not hold the answer, write "Answer: Unanswerable".'
 
 _NOUNS = {"triple": "triples", "sentence": "sentences", "passage": "passages"}
@@ -62,20 +67,18 @@ def answer_messages(
       evidence: rendered triples, sentences or passages.
       may_refuse: without it the sufficiency instruction is left out (``force_answer``).
       reader_format: ``thought`` shows a worked example and asks for reasoning before the answer;
-        ``brief`` asks for the answer alone, which is what a trained reader writes.
+        ``chain`` for the facts that lead to it and then the answer, ``brief`` for the answer alone:
+        what a trained reader writes.
     """
     noun = _NOUNS[granularity]
-    brief = reader_format == "brief"
-    instruction = ((_BRIEF if brief else _READING) + (_REFUSAL if may_refuse else "")).format(
-        noun=noun
-    )
+    instruction = _INSTRUCTIONS[reader_format] + (_REFUSAL if may_refuse else "")
     example = (
         Message("user", *_reading_turn(EXAMPLE_QUERY, noun, _EXAMPLE_EVIDENCE[granularity])),
         Message("assistant", _EXAMPLE_ANSWER),
     )
     return (
-        Message("system", instruction),
-        *(() if brief else example),
+        Message("system", instruction.format(noun=noun)),
+        *(example if reader_format == "thought" else ()),
         Message("user", *_reading_turn(question, noun, evidence)),
     )
 
@@ -86,9 +89,16 @@ def check_reader_format(value: str) -> None:
         raise UserError(f"reader_format={value!r} must be one of {', '.join(FORMATS)}.")
 
 
-def render_answer(answer: str | None) -> str:
-    """What a trained reader writes; None: the evidence does not suffice."""
-    return f"Answer: {UNANSWERABLE if answer is None else ' '.join(answer.split())}"
+def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()) -> str:
+    """What a trained reader writes.
+
+    Args:
+      answer: the answer; None: the evidence does not suffice.
+      chain: the facts that lead to it (``reader_format=chain``).
+    """
+    facts = ["; ".join(" ".join(part.split()) for part in fact) for fact in chain]
+    last = UNANSWERABLE if answer is None else " ".join(answer.split())
+    return "\n".join([*facts, f"Answer: {last}"])
 
 
 def prompt_digest(reader_format: str) -> str:

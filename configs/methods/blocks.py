@@ -73,8 +73,8 @@ def shipped(config: Any) -> Any:
     config.encoder.model = "shipped:aligner"
     config.retriever.units = "sentence"  # What the aligner was trained on.
     config.reader.adapter = "shipped:reader"
-    config.reader.max_tokens = 48
-    config[config.method].reader_format = "brief"
+    config.reader.max_tokens = 128
+    config[config.method].reader_format = "chain"
     return config
 
 

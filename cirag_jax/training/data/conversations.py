@@ -296,8 +296,9 @@ def read_folders(
     found, without = [], 0
     for folder in _paths(config.folders) or [None]:
         data = config.data.copy_and_resolve_references()
-        data.dir, data.split = folder, split
-        data.fold = fold if folder else None  # the built-in dataset has none
+        own = folder in (None, "demo")  # The built-in dataset, whose folds are of another kind.
+        data.dir, data.split = None if own else folder, split
+        data.fold = None if own else fold
         dataset = load.load_dataset(data)
         questions = load.select_questions(dataset, data)
         if split == "train" and fold is None:

@@ -1,7 +1,8 @@
 """Supervised examples of the reader: evidence at a granularity, answered or refused.
 
 A question's gold evidence stands among distractors of its own context, those nearest to it in
-words, in an order drawn by the seed. In a share of the examples one gold passage's evidence is
+words, at places drawn by the seed; what leads to the answer keeps its order, as a chain that was
+collected hop by hop has it. In a share of the examples one gold passage's evidence is
 missing, and the right output is the refusal: so the cascade learns when to escalate (CIRAG, section
 3.4). Messages and chat template are those of inference; the loss is on the answer and the token
 that ends it.
@@ -9,6 +10,7 @@ that ends it.
 
 import collections
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -72,6 +74,7 @@ class Reading(NamedTuple):
       evidence: as the reader sees it.
       sufficient: whether no gold evidence is missing.
       may_refuse: whether the reader is told that it may.
+      chain: annotated facts that lead to the answer, as far as the evidence states them.
     """
 
     question: Question
@@ -79,6 +82,7 @@ class Reading(NamedTuple):
     evidence: tuple[str, ...]
     sufficient: bool
     may_refuse: bool
+    chain: tuple[tuple[str, str, str], ...] = ()
 
 
 def make_readings(
@@ -123,7 +127,10 @@ def reading_examples(
         answer = made.question.answers[0] if made.sufficient else None
         turns = [
             *messages_of(made, reader_format),
-            Message("assistant", reading.render_answer(answer)),
+            Message(
+                "assistant",
+                reading.render_answer(answer, made.chain if reader_format == "chain" else ()),
+            ),
         ]
         example = chat_examples(tokenizer, turns, (len(turns) - 1,), source=made.question.id)
         if len(example.tokens_T) <= max_length:
@@ -207,7 +214,26 @@ def _draw(
     near = [line for line in others if line not in kept][: 2 * most]
     count = int(rng.integers(min(1, most), most + 1)) if most else 0
     drawn = rng.permutation(len(near))[:count]
-    lines = [*kept, *(near[i] for i in drawn)]
-    lines = [lines[i] for i in rng.permutation(len(lines))]
+    lines = list(kept)
+    for i in drawn:  # Gold keeps its order.
+        lines.insert(int(rng.integers(len(lines) + 1)), near[i])
     may_refuse = bool(not sufficient or rng.random() >= settings.forced)
-    return Reading(question, granularity, tuple(lines), sufficient, may_refuse)
+    chain = tuple(question.evidences or ())
+    if not sufficient:
+        chain = _stated(chain, kept)
+    return Reading(question, granularity, tuple(lines), sufficient, may_refuse, chain)
+
+
+def _stated(
+    chain: Sequence[tuple[str, str, str]], lines: Sequence[str]
+) -> tuple[tuple[str, str, str], ...]:
+    """The facts before the first one that no line states: its tail, and half of its head's words."""
+
+    def stated(fact: tuple[str, str, str]) -> bool:
+        head = words(fact[0])
+        return any(
+            fact[2].casefold() in line.casefold() and 2 * len(head & words(line)) >= len(head)
+            for line in lines
+        )
+
+    return tuple(itertools.takewhile(stated, chain))
