@@ -7,7 +7,7 @@ Each is a workdir, with a name in front of it or called by its folder's. The fir
 each other one is reported with its interval.
 
 Record (2026-11-22, two CPU cores, jax 0.10.2, commit 9604270): MuSiQue's test fold, 30 questions,
-answered by configs/methods/cirag.py:small with --config.cirag.max_steps=4
+answered by configs/methods/cirag.py:llm with --config.cirag.max_steps=4
 --config.data.split=train --config.data.fold=test --config.data.only_with_triples=true; the student
 (the first of configs/integrator.py) with --config.cirag.prefilled_headers=false
 --config.cirag.few_shot=false.

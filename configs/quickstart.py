@@ -13,13 +13,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import aligner, retrieval
-from configs.methods import cirag
+from configs import aligner, comparison, retrieval
+from configs.methods import cirag, native_rag
 
 
 def get_config() -> Any:
     """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in
-    configs/retrieval.py, ``config.answer`` as in configs/methods/cirag.py:small.
+    configs/retrieval.py, ``config.cirag`` and ``config.one_shot`` as in
+    configs/methods/{cirag,native_rag}.py:small, ``config.compare`` as in configs/comparison.py.
     """
     config: Any = ConfigDict()
     config.train = aligner.quick()
@@ -28,7 +29,13 @@ def get_config() -> Any:
     config.train.num_steps = 80
     config.train.eval_every = 40
     config.evaluate = retrieval.get_config()
-    config.answer = cirag.get_config("small")
-    config.answer.data.split = "test"
-    config.answer.data.limit = 20
+    config.cirag = cirag.get_config("small")
+    config.cirag.cirag.units = "triple"  # The dataset has triples, and the aligner learnt them.
+    config.one_shot = native_rag.get_config("small")
+    for method in (config.cirag, config.one_shot):
+        method.retriever.units = "triple"
+        method.data.split, method.data.fold = "test", "unseen"
+        method.data.limit, method.data.random = 100, True
+    config.compare = comparison.get_config()
+    config.compare.allow_different = True  # How much each may write is a method's own.
     return config

@@ -31,7 +31,7 @@ def get_config() -> Any:
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
 
     config.reader = common.language_model()
-    config.max_tokens = 48  # Most new tokens of an answer.
+    config.max_tokens = 128  # Most new tokens of an answer.
     config.base = ConfigDict()
     config.base.run = True  # Also score the model without the checkpoint.
 

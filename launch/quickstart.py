@@ -1,4 +1,4 @@
-"""Trains, evaluates and exports the aligner, then answers with CIRAG: ``make quickstart``."""
+"""Trains, evaluates and exports the aligner, then answers with it: ``make quickstart``."""
 
 import pathlib
 import sys
@@ -11,7 +11,8 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Runs the jobs one after the other; a second run goes on where the first stopped."""
-    from cirag_jax.commands import answer, evaluate_retrieval
+    from cirag_jax.commands import answer, compare, evaluate_retrieval
+    from cirag_jax.io import say
     from cirag_jax.models.io.export import export_sentence_transformers
     from cirag_jax.models.io.workdir import open_encoder
     from cirag_jax.reports import trace
@@ -24,16 +25,22 @@ def main(config, workdir):
     result = evaluate_retrieval.evaluate(config.evaluate, workdir)
     encoder, _ = open_encoder(str(checkpoint))
     export_sentence_transformers(encoder, encoder.state, workdir / "model")
-    questions = workdir / "answers"
-    questions.mkdir(exist_ok=True)
-    config.answer.rankers.triples.model = str(checkpoint)
-    answered = answer.answer(config.answer, questions)
-    trace.write_trace(questions, workdir / "trace.html", title="CIRAG on the built-in dataset")
+    folders = {"CIRAG": workdir / "cirag", "one-shot": workdir / "one_shot"}
+    for method, folder in zip((config.cirag, config.one_shot), folders.values(), strict=True):
+        folder.mkdir(exist_ok=True)
+        method.encoder.model = str(checkpoint)
+        answer.answer(method, folder)
+    config.compare.runs = tuple(f"{name}={folder}" for name, folder in folders.items())
+    answers = workdir / "answers"
+    answers.mkdir(exist_ok=True)
+    compared = compare.compare(config.compare, answers)
+    trace.write_trace(folders["CIRAG"], workdir / "trace.html", title="CIRAG, built-in dataset")
+    say((answers / "table.md").read_text("utf-8"))
     return {
         **result,
         "training": trained,
         "model": str(workdir / "model"),
-        "cirag": answered,
+        "answers": {name: compared[name] for name in ("systems", "differences", "num_questions")},
         "trace": str(workdir / "trace.html"),
     }
 

@@ -287,7 +287,7 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
         raise UserError(
             f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and name "
             "the store with --config.triples=FOLDER, or take --config=configs/methods/cirag.py:"
-            "sentence, which needs none."
+            "small, which needs none."
         )
     say(f"{known:,} of them have triples")
     return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})

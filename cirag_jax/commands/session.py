@@ -76,7 +76,7 @@ class Cirag:
     @classmethod
     def open(
         cls,
-        preset: str = "sentence",
+        preset: str = "small",
         *,
         documents: str | os.PathLike[str] | Sequence[str],
         method: str = "cirag",
@@ -85,7 +85,7 @@ class Cirag:
         """Opens a method over documents.
 
         Args:
-          preset: of configs/methods/``method``.py; "": the paper's setting. CIRAG's ``sentence``
+          preset: of configs/methods/``method``.py; "": the paper's setting. CIRAG's ``small``
             needs no triples; the others do.
           documents: texts, or the path of a folder of .txt and .md files, of one such file, or of a
             dataset folder.

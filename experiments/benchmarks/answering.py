@@ -1,7 +1,7 @@
 """CIRAG through the scheduler against one question at a time, as public implementations loop.
 
 Four sides answer the same questions with the same model (SmolLM2-135M-Instruct, fp32), the same
-prompts (configs/methods/cirag.py:small) and the same retrieval, each in a process of its own, after
+prompts (configs/methods/cirag.py:llm) and the same retrieval, each in a process of its own, after
 a run on other questions that compiles everything:
 
 - ``transformers``: one question at a time, ``transformers.generate``, one request at a time.
@@ -66,7 +66,7 @@ def config_of(side: str, questions: int, split: str) -> Any:
         overrides.append(f"--config.{role}.dtype=float32")
     overrides += [f"--config.data.split={split}", f"--config.data.limit={questions}"]
     overrides.append("--config.data.corpus=ircot_full")  # the same passages for every side
-    return cli.load_config("configs/methods/cirag.py:small", overrides)
+    return cli.load_config("configs/methods/cirag.py:llm", overrides)
 
 
 def answer_in_process(side: str, questions: int, workdir: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def folders(tmp_path_factory):
 def settings(folders, **more):
     return {
         "encoder.model": folders["encoder"], "reader.model": folders["decoder"],
-        "reader.max_tokens": 6, "reader.prefix_tokens": 0, "cirag.num_passages": 2,
+        "reader.adapter": "null", "reader.max_tokens": 6, "reader.prefix_tokens": 0, "cirag.num_passages": 2,
         "cirag.max_steps": 2, **more,
     }  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_a_dataset_folder_and_another_method(folders):
     ("fields", "words"),
     [
         ({"method": "crag"}, "method='crag' is unknown; there are cirag, direct"),
-        ({"preset": "small"}, "cirag.py:sentence, which needs none"),
+        ({"preset": "llm"}, "cirag.py:small, which needs none"),
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
     ],

@@ -628,7 +628,7 @@ def test_the_rankings_themselves():
         ({"integrator": "top"}, "model, aligner or top_k"),
         ({"units": "page"}, "units='page' must be triple or sentence"),
         ({"units": "sentence"}, "units=sentence needs integrator=aligner or top_k"),
-        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, brief"),
+        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
         ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
         (
             {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},

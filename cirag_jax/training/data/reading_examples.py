@@ -227,7 +227,7 @@ def _draw(
 def _stated(
     chain: Sequence[tuple[str, str, str]], lines: Sequence[str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """The facts before the first one that no line states: its tail, and half of its head's words."""
+    """The facts before the first that no line states: its tail, half of its head's words."""
 
     def stated(fact: tuple[str, str, str]) -> bool:
         head = words(fact[0])

@@ -57,6 +57,25 @@ def test_all_gold_sentences_among_the_nearest_others():
     assert other in {"Charles: Ada wrote to her father Byron.", "Ada: Ada is a poet."}
 
 
+def test_gold_keeps_the_order_of_the_hops():
+    for seed in range(6):
+        for granularity in ("triple", "sentence", "passage"):
+            made = readings(granularities=(granularity,), missing=0.0, seed=seed)
+            bare = readings(granularities=(granularity,), missing=0.0, distractors=0)
+            assert [line for line in made.evidence if line in bare.evidence] == list(bare.evidence)
+            assert len(made.evidence) > len(bare.evidence)
+
+
+def test_the_chain_goes_as_far_as_the_evidence():
+    hops, chains = QUESTION.evidences or (), set()
+    for seed in range(12):
+        assert readings(granularities=("sentence",), missing=0.0, seed=seed).chain == hops
+        cut = readings(granularities=("sentence",), missing=0.999, distractors=0, seed=seed)
+        assert cut.chain == (hops[:1] if "Byron was born" not in cut.evidence[0] else ())
+        chains.add(cut.chain)
+    assert len(chains) == 2
+
+
 def test_the_order_is_drawn_by_the_seed():
     orders = {readings(granularities=("sentence",), missing=0.0, seed=s).evidence for s in range(9)}
     assert len(orders) > 3
@@ -87,23 +106,25 @@ def test_questions_without_an_annotation_are_read_in_passages_or_left_out():
     assert (made, without) == ([], 1)
 
 
+@pytest.mark.parametrize("how", ["brief", "chain"])
 @pytest.mark.parametrize(("missing", "answer"), [(0.0, "London"), (0.999, "Unanswerable")])
-def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer):
+def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer, how):
     tokenizer = by_hand.tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     made = readings(granularities=("sentence",), distractors=0, missing=missing, forced=0.0)
-    (example,), reasons = reading_examples(tokenizer, [made], "brief", max_length=10_000)
+    (example,), reasons = reading_examples(tokenizer, [made], how, max_length=10_000)
     assert reasons == {} and example.source == "q1"
-    prompt = tokenizer.encode_prompt(messages_of(made, "brief"))
+    prompt = tokenizer.encode_prompt(messages_of(made, how))
     np.testing.assert_array_equal(example.tokens_T[: len(prompt)], prompt)
     assert not example.weight_T[: len(prompt)].any() and example.weight_T[len(prompt) :].all()
     said = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
-    assert said == f"Answer: {answer}" and int(example.tokens_T[-1]) in tokenizer.eos_ids
+    facts = [f"{'; '.join(fact)}\n" for fact in made.chain] if how == "chain" else []
+    assert said == f"{''.join(facts)}Answer: {answer}" and int(example.tokens_T[-1]) in tokenizer.eos_ids
 
     evidence = Evidence("ascii")
     evidence.see(CORPUS.values())
     kept = {line: (p, s) for line, p, s in zip(sorted(GOLD), "ab", (1, 0), strict=True)}
     evidence.keep(Triple(line, "", "", *kept[line]) for line in made.evidence)
-    config = CiragConfig(granularities=("sentence",), reader_format="brief")
+    config = CiragConfig(granularities=("sentence",), reader_format=how)
     program: Any = cascade(QUESTION.question, evidence, (), config, {})
     call = next(program)
     np.testing.assert_array_equal(tokenizer.encode_prompt(call.messages), prompt)
@@ -126,7 +147,7 @@ def test_too_long_an_example_is_dropped(tmp_path):
     [
         ({"granularities": ("page",)}, "granularities=.'page',. must be of triple"),
         ({"missing": 1.1}, "missing=1.1 and forced=0.25 must be"),
-        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, brief"),
+        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
     ],
 )
 def test_settings_that_cannot_be(fields, words):
