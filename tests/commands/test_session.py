@@ -25,8 +25,8 @@ def folders(tmp_path_factory):
 def settings(folders, **more):
     return {
         "encoder.model": folders["encoder"], "reader.model": folders["decoder"],
-        "reader.adapter": "null", "reader.max_tokens": 6, "reader.prefix_tokens": 0, "cirag.num_passages": 2,
-        "cirag.max_steps": 2, **more,
+        "reader.adapter": "null", "reader.max_tokens": 6, "reader.prefix_tokens": 0,
+        "cirag.num_passages": 2, "cirag.max_steps": 2, **more,
     }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_the_command_over_documents(folders, tmp_path, capsys, monkeypatch):
     def ask(workdir, *more):
         values = {"documents": tmp_path / "docs", **settings(folders)}
         argv = [f"--config.{key}={value}" for key, value in values.items()]
-        config = "--config=configs/methods/cirag.py:sentence"
+        config = "--config=configs/methods/cirag.py:small"
         with pytest.raises(SystemExit) as end:
             cli.run(
                 _MAIN, "configs/methods/cirag.py",

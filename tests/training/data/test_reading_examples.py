@@ -118,7 +118,10 @@ def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer, h
     assert not example.weight_T[: len(prompt)].any() and example.weight_T[len(prompt) :].all()
     said = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
     facts = [f"{'; '.join(fact)}\n" for fact in made.chain] if how == "chain" else []
-    assert said == f"{''.join(facts)}Answer: {answer}" and int(example.tokens_T[-1]) in tokenizer.eos_ids
+    assert (
+        said == f"{''.join(facts)}Answer: {answer}"
+        and int(example.tokens_T[-1]) in tokenizer.eos_ids
+    )
 
     evidence = Evidence("ascii")
     evidence.see(CORPUS.values())

@@ -1,0 +1,107 @@
+"""The models that come with the repository: size, training questions, and what they answer."""
+
+import json
+import pathlib
+
+import pytest
+
+import cirag_jax
+import cirag_jax.errors
+from cirag_jax.datasets import demo
+from cirag_jax.io import local_path
+from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.models.io.workdir import check_role
+
+NAMES = ("aligner", "reader")
+
+DOCUMENTS = {
+    "Where was the father of Ada Lovelace born?": (
+        "London",
+        "Ada Lovelace was an English mathematician. She was the only child of Lord Byron and his "
+        "wife Annabella Milbanke.",
+        "Lord Byron was an English poet. He was born in London in 1788 and died in Missolonghi.",
+        "Charles Babbage was an English inventor. He designed the Analytical Engine.",
+        "Annabella Milbanke was educated in mathematics. She lived at Seaham Hall.",
+        "The Analytical Engine was a mechanical computer. Ada Lovelace wrote notes on it.",
+        "Luigi Menabrea was an Italian general. He was born in Chambéry.",
+        "Mary Shelley was an English novelist. She wrote Frankenstein near Geneva.",
+        "William King was the husband of Ada Lovelace. He became Earl of Lovelace.",
+        "Missolonghi is a town in Greece. Lord Byron died there.",
+        "Seaham Hall is a country house in the north of England.",
+    ),
+    "In which country was the author of The Salt Road born?": (
+        "Chile",
+        "The Salt Road is a novel by Irene Valdor. It appeared in 1974.",
+        "Irene Valdor was a writer. She was born in Chile and lived in Paris.",
+        "The Glass Road is a novel by Peter Holm. It appeared in 1981.",
+        "Peter Holm was a writer. He was born in Sweden.",
+    ),
+    "Who is the mother of the composer of the opera Il Faro?": (
+        "Lucia Ferri",
+        "Il Faro is an opera by Marco Bellani. It was first heard in Trieste.",
+        "Marco Bellani was an Italian composer. His mother was Lucia Ferri, a pianist.",
+        "Il Mare is an opera by Carlo Donati. It was first heard in Naples.",
+        "Carlo Donati was an Italian composer. His mother was Anna Rossi.",
+    ),
+    "When was the founder of Halden Optics born?": (
+        "12 March 1871",
+        "Halden Optics is a maker of lenses. It was founded by Otto Halden.",
+        "Otto Halden was an engineer. He was born on 12 March 1871 in Jena.",
+        "Brandt Optics is a maker of telescopes. It was founded by Karl Brandt.",
+        "Karl Brandt was an engineer. He was born on 4 May 1880 in Ulm.",
+    ),
+    "What is the nationality of the director of the film Silent Harbour?": (
+        "Norwegian",
+        "Silent Harbour is a 1952 film directed by Erik Solberg.",
+        "Erik Solberg was a Norwegian film director and screenwriter.",
+        "Loud Harbour is a 1960 film directed by Jan de Wit.",
+        "Jan de Wit was a Dutch film director.",
+    ),
+}
+
+
+def trained_on(name):
+    return json.loads((local_path(f"shipped:{name}") / "training.json").read_text())["trained_on"]
+
+
+def test_they_are_small():
+    files = [f for name in NAMES for f in local_path(f"shipped:{name}").rglob("*") if f.is_file()]
+    assert {f.suffix for f in files} == {".json", ".md", ".safetensors"}
+    assert all(f.stat().st_size < 6e6 for f in files) and sum(f.stat().st_size for f in files) < 2e7
+
+
+def test_they_play_their_parts_alone():
+    assert check_role("shipped:reader", "reader")["prompt"] == {"reader_format": "chain"}
+    with pytest.raises(cirag_jax.errors.UserError, match="component reader, where integrator"):
+        check_role("shipped:reader", "integrator")
+    encoder = load_encoder("shipped:aligner")
+    assert encoder.source == "shipped:aligner" and "+sha256:" in encoder.revision
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_question_that_is_evaluated_on_was_trained_on(name):
+    learnt = set(trained_on(name))
+    assert len(learnt) >= 400
+    assert not learnt & {q.id for q in demo.build().questions if q.split != "train"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_dev_question_of_the_benchmarks_was_trained_on(name, shared_data):
+    learnt = set(trained_on(name))
+    for file in sorted(pathlib.Path(shared_data).glob("*/questions.jsonl")):
+        rows = map(json.loads, file.read_text("utf-8").splitlines())
+        assert not learnt & {row["id"] for row in rows if row.get("split") != "train"}, file
+
+
+# "Born in London ... and died in Missolonghi": it takes the wrong one of the two.
+KNOWN_WRONG = {"Where was the father of Ada Lovelace born?"}
+
+
+def test_a_strangers_documents_are_answered():
+    texts = [text for _, *told in DOCUMENTS.values() for text in told]
+    with cirag_jax.Cirag.open(documents=texts) as rag:
+        found = dict(zip(DOCUMENTS, rag.answers(DOCUMENTS), strict=True))
+    chain = found["Where was the father of Ada Lovelace born?"].prediction.attempts[-1].response
+    assert chain.startswith("Ada Lovelace; father; Lord Byron\nLord Byron; place of birth; ")
+    wrong = {q: a.text for q, a in found.items() if a.text != DOCUMENTS[q][0]}
+    assert set(wrong) <= KNOWN_WRONG, wrong
