@@ -101,7 +101,7 @@ def base() -> Any:
     # How conversations are rendered, as in configs/methods/cirag.py, where the student must then be
     # asked alike; null: as they were made.
     config.normalization = placeholder(str)  # ascii | unicode
-    config.prompt_format = placeholder(str)  # multi_turn | paper
+    config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
     return config
 

@@ -62,7 +62,7 @@ def get_config() -> Any:
     # How conversations are rendered, as in configs/methods/cirag.py; null: as the checkpoint was
     # trained, else as the trajectories were made.
     config.normalization = placeholder(str)  # ascii | unicode
-    config.prompt_format = placeholder(str)  # multi_turn | paper
+    config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
     config.prefilled_headers = False  # Lead the student through the sections, too.
     config.match_cutoff = 0.8

@@ -140,7 +140,7 @@ def _check(config: Config) -> CiragConfig:
         if settings.prompt_format != "multi_turn":
             raise UserError(
                 f"config.cirag.prompt_format={settings.prompt_format!r}: the annotation teacher "
-                "reads the multi_turn format alone; a student may be trained on the other."
+                "reads the multi_turn format alone; a student may be trained on another."
             )
         if config.triples == ONLINE:
             raise UserError(

@@ -12,7 +12,7 @@ from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import Gold
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
-from cirag_jax.prompts.cirag import PARSE_ERRORS
+from cirag_jax.prompts.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
 from cirag_jax.types import Trajectory
 

@@ -69,7 +69,8 @@ class CiragConfig:
       force_answer: where every granularity refuses, ask the last one again without letting it
         refuse (the passages, where its pool is empty).
       wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
-      prompt_format: multi_turn, or paper (one turn, history last).
+      prompt_format: multi_turn, paper (one turn, history last), or compact (ours: candidates are
+        kept by number, in two thirds of the tokens).
       normalization: normalisation of triples: ascii (the paper's case study) or unicode.
       match_cutoff: least similarity at which a fact that is no candidate is taken for one.
       retry: ask once more for a missing question section.
@@ -120,8 +121,10 @@ class CiragConfig:
             )
         if not 0.0 <= self.match_cutoff <= 1.0:
             raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
-        if self.prompt_format not in ("multi_turn", "paper"):
-            raise UserError(f"prompt_format={self.prompt_format!r} must be multi_turn or paper.")
+        if self.prompt_format not in prompts.FORMATS:
+            raise UserError(
+                f"prompt_format={self.prompt_format!r} must be one of {', '.join(prompts.FORMATS)}."
+            )
         if self.integrator not in ("model", "aligner", "top_k"):
             raise UserError(f"integrator={self.integrator!r} must be model, aligner or top_k.")
         if self.units not in ("triple", "sentence"):
@@ -283,21 +286,28 @@ def integrate(
             messages,
             "integrator",
             max_tokens=config.decision_tokens,
-            stop=prompts.INTEGRATION_STOP,
+            stop=prompts.stops(config.prompt_format),
         )
         text, truncated = response.text, response.finish_reason == "length"
     decision = prompts.parse_decision(
         text,
         candidates,
         normalization=config.normalization,
+        prompt_format=config.prompt_format,
         cutoff=config.match_cutoff,
         truncated=truncated,
     )
     if not decision.has_question and text.strip() and config.retry:
         again: Generated = yield Generate(
-            prompts.ask_for_question(messages, text), "integrator", max_tokens=64
+            prompts.ask_for_question(messages, text, config.prompt_format),
+            "integrator",
+            max_tokens=64,
         )
-        reply = prompts.parse_reply(again.text, truncated=again.finish_reason == "length")
+        reply = prompts.parse_reply(
+            again.text,
+            prompt_format=config.prompt_format,
+            truncated=again.finish_reason == "length",
+        )
         decision = dataclasses.replace(
             decision,
             next_query=reply.next_query,
@@ -338,7 +348,7 @@ def extend_chain(
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
     """An integration response written section by section, and whether a section was cut off."""
     text, truncated = "", False
-    for section in prompts.SECTIONS:
+    for section in prompts.sections(config.prompt_format):
         text += section.opening
         response: Generated = yield Generate(
             (*messages, Message("assistant", text)),

@@ -5,20 +5,21 @@ searched and parsed, never evaluated, and whatever is wrong with it is named, so
 counted.
 """
 
-import dataclasses
 import difflib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from cirag_jax.llm.types import Message
+from cirag_jax.prompts import compact
+from cirag_jax.prompts.decisions import Decision, Section
 from cirag_jax.prompts.reading import EXAMPLE_QUERY
 from cirag_jax.prompts.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
 from cirag_jax.types import Step, Triple
 
+FORMATS = ("multi_turn", "paper", "compact")
 NO_QUESTION = "<no question>"
 HEADERS = ("thought", "fact_after_filter", "question")
 # A model that runs past its own turn starts to write the next observation.
@@ -52,15 +53,6 @@ _DOUBLED = re.compile(r"([\[\]#])\1+")
 Facts = Sequence[Triple]
 
 MAX_FACTS = 500  # of one response that are looked at; each may cost a search for the closest
-# Every kind of malformed output that `parse_decision` and `parse_reply` name.
-PARSE_ERRORS = frozenset(
-    {
-        *("empty", "truncated", "no_header", "no_facts", "no_question", "repeated_header"),
-        *("facts_no_json", "facts_broken_json", "facts_loose_json", "facts_truncated"),
-        *("facts_wrong_shape", "too_many_facts", "not_a_triple", "not_a_candidate"),
-        "question_without_header",
-    }
-)
 
 
 # ------------------------------------------------------------------------------------- integration
@@ -83,10 +75,13 @@ def integration_messages(
       candidates: the current candidate triples, best first.
       normalization: normalisation of the facts' surface.
       prompt_format: ``multi_turn`` alternates observations and decisions, so that a step extends
-        the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last.
+        the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last;
+        ``compact`` is ours (`prompts.compact`).
       few_shot: begin with a worked example (the paper has none).
     """
     shown = _example(prompt_format, normalization) if few_shot else ()
+    if prompt_format == "compact":
+        return (*shown, *compact.messages(question, steps, candidates)[bool(shown) :])
     if prompt_format == "paper":
         return (*shown, *_single_turn(question, steps, candidates, normalization)[bool(shown) :])
     return (*shown, *_turns(question, steps, candidates, normalization)[bool(shown) :])
@@ -147,11 +142,13 @@ def prompt_digest(normalization: Normalization, prompt_format: str, few_shot: bo
 def _example(prompt_format: str, normalization: Normalization) -> tuple[Message, ...]:
     """The conversation about `EXAMPLE_QUERY`, from the instruction to its last decision."""
     first, last = _EXAMPLE_STEPS
-    if prompt_format == "paper":
+    if prompt_format == "compact":
+        turns = compact.messages(EXAMPLE_QUERY, [first], last.candidates)
+    elif prompt_format == "paper":
         turns = _single_turn(EXAMPLE_QUERY, [first], last.candidates, normalization)
     else:
         turns = _turns(EXAMPLE_QUERY, [first], last.candidates, normalization)
-    return (*turns, Message("assistant", render_decision(last, normalization)))
+    return (*turns, Message("assistant", render_decision(last, normalization, prompt_format)))
 
 
 def render_facts(triples: Iterable[Triple], normalization: Normalization) -> str:
@@ -175,8 +172,12 @@ def _inert(text: str) -> str:
     return " ".join(text.split())
 
 
-def render_decision(step: Step, normalization: Normalization) -> str:
+def render_decision(
+    step: Step, normalization: Normalization, prompt_format: str = "multi_turn"
+) -> str:
     """A round's decision y_t = (thought, core triples, next query) in the format asked for."""
+    if prompt_format == "compact":
+        return compact.render_decision(step)
     question = NO_QUESTION if step.next_query is None else step.next_query
     return (
         f"[[## thought ##]]\n{step.thought}\n\n"
@@ -185,32 +186,29 @@ def render_decision(step: Step, normalization: Normalization) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Section:
-    """A section of the response, for a model that is led through it.
-
-    Attributes:
-      opening: written for the model, its header first.
-      stop: ends the model's part.
-      closing: written after it.
-      max_tokens: most tokens of the model's part.
-    """
-
-    opening: str
-    stop: tuple[str, ...]
-    closing: str
-    max_tokens: int
+def sections(prompt_format: str) -> tuple[Section, ...]:
+    """Those of a response, in their order."""
+    return compact.SECTIONS if prompt_format == "compact" else _SECTIONS_OF_PAPER
 
 
-SECTIONS = (
+def stops(prompt_format: str) -> tuple[str, ...]:
+    """Strings that end a response: the model has run past its own turn."""
+    return compact.STOP if prompt_format == "compact" else INTEGRATION_STOP
+
+
+_SECTIONS_OF_PAPER = (
     Section("[[## thought ##]]\n", ("\n", "[["), "\n\n", 64),
     Section('[[## fact_after_filter ##]]\n{"fact": [', ("\n", "]]", "##"), "]]}\n\n", 96),
     Section("[[## question ##]]\n", ("\n", "[["), "", 40),
 )
 
 
-def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
+def ask_for_question(
+    messages: Sequence[Message], response: str, prompt_format: str = "multi_turn"
+) -> tuple[Message, ...]:
     """The conversation that asks once more for a missing question section."""
+    if prompt_format == "compact":
+        return compact.ask_for_question(messages, response)
     reminder = (
         "Your reply has no [[## question ##]] section. Write that section only: the header, then "
         f"the next question, or {NO_QUESTION} if the facts suffice."
@@ -218,30 +216,12 @@ def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Messag
     return (*messages, Message("assistant", response), Message("user", reminder))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Decision:
-    """What an integration response says.
-
-    Attributes:
-      thought: its reasoning; empty where it has none.
-      kept: the candidates it names, in its order, each once (triples, or sentences).
-      next_query: what to retrieve for, or None to end; meaningless unless ``has_question``.
-      has_question: whether there is a question section at all.
-      parse_errors: kinds of malformed output met, one entry each time.
-    """
-
-    thought: str
-    kept: tuple[Any, ...]
-    next_query: str | None
-    has_question: bool
-    parse_errors: tuple[str, ...]
-
-
 def parse_decision(
     text: str,
     candidates: Facts,
     *,
     normalization: Normalization = "ascii",
+    prompt_format: str = "multi_turn",
     cutoff: float = 0.8,
     truncated: bool = False,
 ) -> Decision:
@@ -255,6 +235,7 @@ def parse_decision(
       text: the response.
       candidates: what the model could choose from.
       normalization: normalisation for the comparison.
+      prompt_format: ``compact`` names candidates by number, so that nothing is compared.
       cutoff: least similarity in [0, 1].
       truncated: whether generation ended at its token limit.
 
@@ -264,6 +245,8 @@ def parse_decision(
       ``not_a_candidate`` (one each), ``truncated``, ``too_many_facts``, and those of `find_json`,
       prefixed by ``facts_``.
     """
+    if prompt_format == "compact":
+        return compact.parse_decision(text, candidates, truncated=truncated)
     parse_errors = ["truncated"] if truncated else []
     if not text.strip():
         return Decision("", (), None, False, (*parse_errors, "empty"))
@@ -290,7 +273,9 @@ def parse_decision(
     )
 
 
-def parse_reply(text: str, *, truncated: bool = False) -> Decision:
+def parse_reply(
+    text: str, *, prompt_format: str = "multi_turn", truncated: bool = False
+) -> Decision:
     """Reads the reply to `ask_for_question`, which holds a question section alone; never fails.
 
     A reply without the header is taken where it can mean one thing only: ``<no question>``, or a
@@ -301,6 +286,8 @@ def parse_reply(text: str, *, truncated: bool = False) -> Decision:
       The next query. Kinds of parse errors: ``truncated``, and ``question_without_header`` or
       ``no_question``.
     """
+    if prompt_format == "compact":
+        return compact.parse_reply(text, truncated=truncated)
     parse_errors = ("truncated",) if truncated else ()
     sections, _ = _sections(text)
     bare = text.strip()

@@ -209,7 +209,10 @@ def fails(capsys, argv) -> str:
             "cirag.granularities=('page',)",
             "granularities=('page',) must be some of triple, sentence, passage",
         ),
-        ("cirag.prompt_format=xml", "prompt_format='xml' must be multi_turn or paper"),
+        (
+            "cirag.prompt_format=xml",
+            "prompt_format='xml' must be one of multi_turn, paper, compact",
+        ),
         ("cirag.beams=2", "unknown config key 'cirag.beams'"),
         ("data.limit=-1", "config.data.limit must not be negative"),
         ("data.split=autumn", "config.data.split=autumn leaves no question"),

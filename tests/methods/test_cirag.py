@@ -334,7 +334,19 @@ def test_the_papers_history_holds_every_round():
     assert history.endswith("question 1?")
 
 
-@pytest.mark.parametrize("prompt_format", ["multi_turn", "paper"])
+def test_the_compact_format_keeps_candidates_by_number():
+    hands = hand(["Keep: 1\nNext: In which province is Lund?", "Keep: 1\nNext: done"], [ANSWERS])
+    prediction = run(hands, prompt_format="compact")
+    first, second = hands.asked(Generate, "integrator")
+    assert "1. Ada Moen | born in | Lund" in first.messages[1].text
+    assert second.messages[2].text == "Keep: 1\nNext: In which province is Lund?"
+    assert [step.kept for step in prediction.steps] == [
+        step.candidates[:1] for step in prediction.steps
+    ]
+    assert prediction.steps[1].query == "In which province is Lund?"
+
+
+@pytest.mark.parametrize("prompt_format", ["multi_turn", "paper", "compact"])
 def test_the_example_stands_between_instruction_and_question(prompt_format):
     plain, shown = hand([GOES_ON, ENDS], [ANSWERS]), hand([GOES_ON, ENDS], [ANSWERS])
     run(plain, prompt_format=prompt_format)
@@ -343,11 +355,12 @@ def test_the_example_stands_between_instruction_and_question(prompt_format):
         plain.asked(Generate, "integrator"), shown.asked(Generate, "integrator"), strict=True
     ):
         extra = len(b.messages) - len(a.messages)
-        assert extra == (4 if prompt_format == "multi_turn" else 2)
+        assert extra == (2 if prompt_format == "paper" else 4)
         assert b.messages[0] == a.messages[0] and b.messages[1 + extra :] == a.messages[1:]
         roles = [message.role for message in b.messages]
         assert roles == ["system", *("user", "assistant") * (len(roles) // 2 - 1), "user"]
-        assert b.messages[extra].text.endswith("<no question>")
+        last = "done" if prompt_format == "compact" else "<no question>"
+        assert b.messages[extra].text.endswith(last)
         assert QUESTION not in "".join(m.text for m in b.messages[: 1 + extra])
 
 
@@ -623,7 +636,7 @@ def test_the_rankings_themselves():
         ({"granularities": ()}, "granularities"),
         ({"granularities": ("passage", "triple")}, "in this order"),
         ({"granularities": ("triple", "page")}, "granularities"),
-        ({"prompt_format": "xml"}, "multi_turn or paper"),
+        ({"prompt_format": "xml"}, "multi_turn, paper, compact"),
         ({"normalization": "latin"}, "ascii or unicode"),
         ({"integrator": "top"}, "model, aligner or top_k"),
         ({"units": "page"}, "units='page' must be triple or sentence"),

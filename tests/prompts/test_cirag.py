@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts.cirag import Decision, parse_decision, parse_question
+from cirag_jax.prompts.cirag import parse_decision, parse_question
+from cirag_jax.prompts.decisions import PARSE_ERRORS, Decision
 from cirag_jax.prompts.reading import parse_answer
 from cirag_jax.types import Step, Triple
 
@@ -40,7 +41,7 @@ def check(text: str, **arguments) -> Decision:
     found = parse_decision(text, CANDIDATES, **arguments)
     assert set(found.kept) <= set(CANDIDATES)
     assert len(set(found.kept)) == len(found.kept)
-    assert set(found.parse_errors) <= prompts.PARSE_ERRORS
+    assert set(found.parse_errors) <= PARSE_ERRORS
     if found.next_query is not None:
         assert found.has_question
         assert found.next_query and len(found.next_query.splitlines()) == 1
@@ -313,7 +314,7 @@ def test_any_text_gives_an_answer(text, wide, truncated):
 @given(HOSTILE)
 def test_any_text_gives_one_query_or_none(text):
     reply = prompts.parse_reply(text)
-    assert set(reply.parse_errors) <= prompts.PARSE_ERRORS
+    assert set(reply.parse_errors) <= PARSE_ERRORS
     assert reply.has_question or reply.next_query is None
     query = parse_question(text)
     assert query is None or (query.strip() == query != "" and len(query.splitlines()) == 1)
@@ -333,7 +334,7 @@ def test_ten_thousand_mutations_of_good_outputs():
         answer, sufficient, problem = parse_answer(text)
         assert problem in (None, "empty", "no_answer_mark") and (answer or not sufficient)
     # The mutations reach every kind but those that need an empty or an endless list of their own.
-    assert prompts.PARSE_ERRORS - seen <= {"empty", "too_many_facts", "facts_wrong_shape"}, seen
+    assert PARSE_ERRORS - seen <= {"empty", "too_many_facts", "facts_wrong_shape"}, seen
     assert 500 < unharmed < 9_500
 
 

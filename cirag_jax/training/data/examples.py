@@ -110,9 +110,9 @@ def trajectory_examples(
 ) -> tuple[list[Example], dict[str, int]]:
     """A trajectory as what the student learns from.
 
-    ``prompt_format="multi_turn"``: one example, all decisions supervised; where the chat template
-    renders a decision otherwise once another follows (it drops thinking, say), one example a step.
-    ``prompt_format="paper"``: one example a step.
+    ``prompt_format="paper"``: one example a step. Otherwise one example, all decisions supervised;
+    where the chat template renders a decision otherwise once another follows (it drops thinking,
+    say), one example a step.
 
     A conversation longer than ``max_length`` loses its last steps; one whose first decision does
     not fit is dropped, and so is each step of its own that does not fit. Decisions are never cut.
@@ -147,18 +147,20 @@ def trajectory_examples(
         )
         return [
             *messages,
-            Message("assistant", prompts.render_decision(steps[count - 1], normalization)),
+            Message(
+                "assistant",
+                prompts.render_decision(steps[count - 1], normalization, prompt_format),
+            ),
         ]
 
     def render(count: int, decisions: int) -> Example:
         """The conversation, its last ``decisions`` decisions supervised."""
         whole = turns(count)
         places = range(len(whole) - 2 * decisions + 1, len(whole), 2)
-        return chat_examples(
-            tokenizer, whole, places, source=trajectory.question_id, split=decision_parts
-        )
+        return chat_examples(tokenizer, whole, places, source=trajectory.question_id, split=split)
 
-    if prompt_format == "multi_turn":
+    split = compact_parts if prompt_format == "compact" else decision_parts
+    if prompt_format != "paper":
         try:
             found = _cut(render(len(steps), len(steps)), max_length, reasons)
             return ([] if found is None else [found]), dict(reasons)
@@ -200,6 +202,11 @@ def decision_parts(text: str) -> list[tuple[int, Part]]:
     if at_facts < 0:
         raise ValueError("the text is not a rendered decision")
     return [(0, Part.RATIONALE), (at_facts + 2, Part.FACTS), (at_question + 2, Part.QUESTION)]
+
+
+def compact_parts(text: str) -> list[tuple[int, Part]]:
+    """Where the lines of a compact decision begin."""
+    return [(0, Part.FACTS), (text.index("\nNext:") + 1, Part.QUESTION)]
 
 
 # --------------------------------------------------------------------------------------- rendering

@@ -14,13 +14,14 @@ from cirag_jax.training.data.examples import (
     Part,
     UnstableTemplateError,
     chat_examples,
+    compact_parts,
     decision_parts,
     trajectory_examples,
 )
 from tests.distill import by_hand
 
 NONE, RATIONALE, FACTS, QUESTION = Part
-SETTINGS = [(r, e) for r in ("multi_turn", "paper") for e in (False, True)]
+SETTINGS = [(r, e) for r in ("multi_turn", "paper", "compact") for e in (False, True)]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_every_token_and_its_part_by_smollm2s_template(smollm2):
 def test_a_student_decodes_after_the_tokens_it_was_trained_on(smollm2, prompt_format, few_shot):
     trajectory = by_hand.trajectory(5)
     made, _ = make(smollm2, trajectory, prompt_format, few_shot)
-    assert len(made) == (1 if prompt_format == "multi_turn" else 3)
+    assert len(made) == (3 if prompt_format == "paper" else 1)
     starts = [(e, *span) for e in made for span in spans(e)]
     assert len(starts) == 3
     for step, (found, start, end) in enumerate(starts):
@@ -120,7 +121,7 @@ def test_a_student_decodes_after_the_tokens_it_was_trained_on(smollm2, prompt_fo
             )
         )
         np.testing.assert_array_equal(found.tokens_T[:start], prompt)
-        decision = prompts.render_decision(trajectory.steps[step], "ascii")
+        decision = prompts.render_decision(trajectory.steps[step], "ascii", prompt_format)
         assert smollm2.decode(found.tokens_T[start : end - 1]) == decision
         assert int(found.tokens_T[end - 1]) in smollm2.eos_ids
 
@@ -147,6 +148,14 @@ def test_parts_of_a_decision():
     }
     with pytest.raises(ValueError, match="not a rendered decision"):
         decision_parts("[[## thought ##]]\n")
+
+
+def test_parts_of_a_compact_decision(smollm2):
+    text = prompts.render_decision(by_hand.STEPS[0], "ascii", "compact")
+    places = {part: text[start:].partition(":")[0] for start, part in compact_parts(text)}
+    assert places == {FACTS: "Keep", QUESTION: "Next"}
+    (made,), _ = make(smollm2, prompt_format="compact")
+    assert set(made.part_T.tolist()) == {NONE, FACTS, QUESTION}
 
 
 def test_what_is_too_long_loses_its_last_steps(smollm2):
