@@ -126,7 +126,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         }
         for system in SYSTEMS[1:]
     }
-    result["per_hop"] = _per_hop(recalls, task.questions)
+    result["per_hop"] = _by_group(recalls, [question.hops for question in task.questions])
+    result["per_fold"] = _by_group(recalls, [question.fold for question in task.questions])
     result["next_unit"] = _next_unit(task, embeds)
     result["settings"] = {
         "steps": config.steps,
@@ -252,23 +253,23 @@ def _recalls(
     )
 
 
-def _per_hop(
-    recalls: Mapping[str, Mapping[int, np.ndarray]], questions: Sequence[Question]
+def _by_group(
+    recalls: Mapping[str, Mapping[int, np.ndarray]], groups: Sequence[int | str | None]
 ) -> dict[str, Any]:
-    """Recall of every system by the number of hops, where the data says it."""
-    groups: dict[int, list[int]] = {}
-    for index, question in enumerate(questions):
-        if question.hops is not None:
-            groups.setdefault(question.hops, []).append(index)
+    """Recall of every system by each question's group; questions without one are left out."""
+    rows_of: dict[int | str, list[int]] = {}
+    for row, group in enumerate(groups):
+        if group is not None:
+            rows_of.setdefault(group, []).append(row)
     return {
-        str(hops): {
-            "num_questions": len(rows),
+        str(group): {
+            "num_questions": len(rows_of[group]),
             **{
-                system: {f"recall@{k}": float(values[k][rows].mean()) for k in KS}
+                system: {f"recall@{k}": float(values[k][rows_of[group]].mean()) for k in KS}
                 for system, values in recalls.items()
             },
         }
-        for hops, rows in sorted(groups.items())
+        for group in sorted(rows_of, key=str)
     }
 
 

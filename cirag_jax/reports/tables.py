@@ -24,18 +24,21 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
 
 def table_of(result: Mapping[str, Any]) -> str:
     """Recall in per cent, one row a system, and the trained system's lead with its 95 %
-    interval.
+    interval; a column for each fold, where questions of several were asked.
     """
+    folds = result["per_fold"] if len(result["per_fold"]) > 1 else {}
     header = [
         "passages found by",
         *(f"R@{k.partition('@')[2]}" for k in KS),
         "trained leads R@5 by",
+        *(f"R@5, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
     for system, name in NAMES.items():
         figures = [f"{100 * result[system][k]:.1f}" for k in KS]
         ahead = result["differences"].get(f"trained-{system}", {}).get("recall@5")
-        rows.append([name, *figures, lead(ahead)])
+        of_folds = [f"{100 * recalls[system]['recall@5']:.1f}" for recalls in folds.values()]
+        rows.append([name, *figures, lead(ahead), *of_folds])
     settings = result["settings"]
     caption = (
         f"{result['num_questions']} questions over {result['num_passages']} passages of "

@@ -13,6 +13,10 @@ def trained(tmp_path_factory, command):
     """A workdir after a short training run, with the folders it was made from."""
     root = tmp_path_factory.mktemp("commands")
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
+    questions = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
+    for index, question in enumerate(questions):
+        question["fold"] = ("seen", "unseen", "unseen", "unseen")[index % 4]
+    (data / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
     done = command(
         "train.py", f"--workdir={root / 'w'}", f"--config.model.spec={model}",
         f"--config.data.dir={data}", "--config.dev.questions=2", "--config.num_steps=4",
@@ -52,6 +56,11 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     assert {"steps", "k", "units"} <= result["settings"].keys()
     assert result["num_questions"] == 4 and result["num_passages"] == 24
     assert result["per_hop"]["2"]["num_questions"] == 4
+    folds = [result["per_fold"][fold] for fold in ("seen", "unseen")]
+    assert [fold["num_questions"] for fold in folds] == [1, 3]
+    of_folds = [fold["trained"]["recall@5"] for fold in folds]
+    assert np.average(of_folds, weights=[1, 3]) == pytest.approx(result["trained"]["recall@5"])
+    assert "| R@5, 1 seen | R@5, 3 unseen |" in (tmp_path / "table.md").read_text()
     assert "trained" in done.stderr and (tmp_path / "table.md").exists()
     assert (tmp_path / "recall.png").read_bytes()[:4] == b"\x89PNG"
     rankings = [json.loads(line) for line in (tmp_path / "rankings.jsonl").read_text().splitlines()]
