@@ -185,7 +185,8 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
             command.build_index(passages, encoder, tmp_path / "i")
     config = retrievers.retriever()
     config.folder = str(tmp_path / "i")
-    assert open_retriever(config, _PASSAGES, encoder).ids == index.ids
+    opened = open_retriever(config, _PASSAGES, encoder)
+    assert isinstance(opened, PassageIndex) and opened.ids == index.ids
     with pytest.raises(UserError, match="other passages"):
         open_retriever(config, changed, encoder)
     config.kind = "bm25"
