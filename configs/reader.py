@@ -45,8 +45,10 @@ def evidence() -> Any:
 def base() -> Any:
     """What both presets share."""
     config = integrator.trainer("reader")
-    # A dataset folder, or a tuple of them; "demo" or null: the built-in dataset.
+    # A dataset folder, or a tuple of them; "demo" or null: the built-in dataset; "lives": made-up
+    # people and works (datasets/lives.py), to train on.
     config.folders = placeholder(object)
+    config.recombined = 0  # Comparisons made anew from the facts of each folder's questions.
     config.data = common.data(split="train")
     config.dev = ConfigDict()
     # These choose the checkpoint; null: dev_fraction of the training questions.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cirag_jax.datasets import load
+from cirag_jax.datasets import lives, load
 from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
@@ -17,6 +17,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
 from cirag_jax.training import state as state_lib
+from cirag_jax.training.data import recombined
 from cirag_jax.training.data.examples import Example, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.training.data.reading_examples import (
@@ -49,7 +50,8 @@ class Data(NamedTuple):
     @property
     def trained_on(self) -> tuple[str, ...]:
         """Ids of the questions (extractor: passages) of the training examples, sorted."""
-        return tuple(sorted({example.source for example in self.train}))
+        sources = {example.source for example in self.train}
+        return tuple(sorted({one for source in sources for one in recombined.sources(source)}))
 
     @property
     def prompt_digest(self) -> str:
@@ -296,13 +298,20 @@ def read_folders(
     found, without = [], 0
     for folder in _paths(config.folders) or [None]:
         data = config.data.copy_and_resolve_references()
-        own = folder in (None, "demo")  # The built-in dataset, whose folds are of another kind.
+        if folder == "lives" and split != "train":
+            continue
+        own = folder in (None, "demo", "lives")  # Their folds are of another kind.
         data.dir, data.split = None if own else folder, split
         data.fold = None if own else fold
-        dataset = load.load_dataset(data)
+        dataset = lives.build() if folder == "lives" else load.load_dataset(data)
         questions = load.select_questions(dataset, data)
         if split == "train" and fold is None:
             questions = [q for q in questions if q.fold in (None, "train")]
+        if split == "train":
+            more = recombined.recombine(
+                dataset, questions, config.get("recombined", 0), config.seed
+            )
+            questions = [*questions, *more]
         made, lacking = make_readings(dataset, questions, settings)
         found += made
         without += lacking

@@ -1,0 +1,238 @@
+"""Comparisons made anew from the annotated facts of training questions.
+
+Two dates or two countries are compared in half of 2WikiMultihopQA's questions, and a few hundred of
+them teach a small reader the form but not the comparison. Their facts, paired otherwise, are any
+number of new ones over the same real sentences.
+"""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import dateutil.parser
+import numpy as np
+
+from cirag_jax.datasets.annotations import names, words
+from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.types import Dataset, Passage, Question
+
+# Between the ids of the questions that a recombined one takes its facts from, and its number.
+_JOINT = "+"
+
+_EARLIER, _LATER = "earlier", "later"
+# Relation -> (how one asks, which of the two it is).
+_DATES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "date of birth": (
+        ("was born first", _EARLIER),
+        ("was born earlier", _EARLIER),
+        ("is older", _EARLIER),
+        ("was born later", _LATER),
+        ("is younger", _LATER),
+    ),
+    "date of death": (
+        ("died first", _EARLIER),
+        ("died earlier", _EARLIER),
+        ("died later", _LATER),
+    ),
+    "publication date": (
+        ("came out first", _EARLIER),
+        ("was released earlier", _EARLIER),
+        ("came out later", _LATER),
+    ),
+    "inception": (("was founded first", _EARLIER), ("was established later", _LATER)),
+}
+_COUNTRIES = ("country of citizenship", "country of origin", "country")
+# Adjectives of which the first four letters are not those of the country.
+_OF_COUNTRY = {
+    "american": "United States",
+    "british": "United Kingdom",
+    "danish": "Denmark",
+    "dutch": "Netherlands",
+    "finnish": "Finland",
+    "french": "France",
+    "irish": "Ireland",
+    "polish": "Poland",
+    "spanish": "Spain",
+    "turkish": "Turkey",
+}
+# What has such a maker is called, in "Which ... has the ... who".
+_THINGS = {"director": "film", "performer": "song", "composer": "work", "author": "book"}
+
+
+class _Leg(NamedTuple):
+    """One side of a comparison: a subject, and the fact or two facts that lead to its value."""
+
+    subject: str
+    facts: tuple[tuple[str, str, str], ...]
+    places: tuple[tuple[str, int], ...]
+    source: Question
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return tuple(relation for _, relation, _ in self.facts)
+
+    @property
+    def value(self) -> str:
+        return self.facts[-1][2]
+
+
+def recombine(
+    dataset: Dataset, questions: Sequence[Question], count: int, seed: int
+) -> list[Question]:
+    """New comparison questions over the facts of ``questions``.
+
+    Args:
+      dataset: with the questions' passages.
+      questions: with evidences and supporting sentences; others give nothing.
+      count: how many are wanted; at most as many as there are facts to compare.
+      seed: of the draw.
+
+    Returns:
+      Questions whose id joins those that their facts are from (`sources` takes them apart), with
+      evidences, supporting sentences and the contexts of both.
+    """
+    rng = np.random.default_rng(seed)
+    groups: dict[tuple[str, ...], list[_Leg]] = {}
+    for question in questions:
+        for leg in _legs(question, dataset.corpus):
+            groups.setdefault(leg.path, []).append(leg)
+    groups = {path: legs for path, legs in sorted(groups.items()) if len(legs) >= 8}
+    if not groups:
+        return []
+    paths, count = list(groups), min(count, sum(map(len, groups.values())))
+    share = np.array([min(len(groups[path]), 60) for path in paths], float)
+    made: dict[str, Question] = {}
+    for _ in range(20 * count):
+        if len(made) == count:
+            break
+        legs = groups[paths[rng.choice(len(paths), p=share / share.sum())]]
+        first, second = (legs[i] for i in rng.choice(len(legs), 2, replace=False))
+        if first.path[-1] in _COUNTRIES and rng.random() < 0.5:  # As many yes as no.
+            alike = [leg for leg in legs if _same_country(leg.value, first.value)]
+            second = alike[int(rng.integers(len(alike)))]
+        question = _compare(first, second, rng)
+        if question is not None:
+            made.setdefault(question.id, question)
+    return list(made.values())
+
+
+def sources(question_id: str) -> tuple[str, ...]:
+    """The ids of the questions that a recombined one was made from; of another, its own."""
+    parts = question_id.split(_JOINT)
+    return tuple(parts[:-1]) if len(parts) == 3 and parts[-1].isdigit() else (question_id,)
+
+
+def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
+    """A question's facts that end in something comparable, alone and with the fact before."""
+    evidences = question.evidences or ()
+    found = []
+    for index, fact in enumerate(evidences):
+        if fact[1] not in _DATES and fact[1] not in _COUNTRIES:
+            continue
+        before = [e for e in evidences[:index] if e[1] in _THINGS and words(e[2]) == words(fact[0])]
+        for facts in ((fact,), *((earlier, fact) for earlier in before[:1])):
+            places = [_place(question, corpus, one) for one in facts]
+            if None not in places:
+                distinct = tuple(dict.fromkeys(place for place in places if place))
+                found.append(_Leg(facts[0][0], facts, distinct, question))
+    return found
+
+
+def _place(
+    question: Question, corpus: Mapping[str, Passage], fact: tuple[str, str, str]
+) -> tuple[str, int] | None:
+    """The supporting sentence of the head's passage that has the most of the tail's words."""
+    stated = words(fact[2])
+    found = [
+        (len(stated & words(sentences_of(corpus[i])[s])), (i, s))
+        for i, s in question.supporting_sentences or ()
+        if i in corpus and names(corpus[i].title, fact[0]) and s < len(sentences_of(corpus[i]))
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _compare(first: _Leg, second: _Leg, rng: np.random.Generator) -> Question | None:
+    """The question that compares two legs of one path; None where the answer is not clear."""
+    if words(first.subject) == words(second.subject) or first.source.id == second.source.id:
+        return None
+    relation = first.path[-1]
+    if relation in _COUNTRIES:
+        text, answer = _ask_same(first, second, rng), "no"
+        if _same_country(first.value, second.value):
+            answer = "yes"
+    else:
+        order = _order(first.value, second.value)
+        if order is None:
+            return None
+        ask, which = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
+        text = _ask_which(first, second, ask, rng)
+        answer = (first if (order < 0) == (which == _EARLIER) else second).subject
+    bridges = [leg.facts[0] for leg in (first, second) if len(leg.facts) > 1]
+    places = tuple(dict.fromkeys((*first.places, *second.places)))
+    passages = tuple(dict.fromkeys(passage for passage, _ in places))
+    context = dict.fromkeys(
+        (*passages, *(first.source.context or ()), *(second.source.context or ()))
+    )
+    return Question(
+        _JOINT.join((first.source.id, second.source.id, str(int(rng.integers(1 << 30))))),
+        text,
+        (answer,),
+        type="bridge_comparison" if bridges else "comparison",
+        split=first.source.split,
+        supporting=passages,
+        supporting_sentences=places,
+        context=tuple(context),
+        evidences=(*bridges, first.facts[-1], second.facts[-1]),
+    )
+
+
+def _ask_which(first: _Leg, second: _Leg, ask: str, rng: np.random.Generator) -> str:
+    pair = f"{first.subject} or {second.subject}"
+    if len(first.path) == 1:
+        who = "Which" if first.path[0] in ("publication date", "inception") else "Who"
+        return (f"{who} {ask}, {pair}?", f"{who} {ask}: {pair}?")[int(rng.integers(2))]
+    thing, maker = _THINGS[first.path[0]], first.path[0]
+    return (
+        f"Which {thing} has the {maker} who {ask}, {pair}?",
+        f"Which {thing} whose {maker} {ask}, {pair}?",
+    )[int(rng.integers(2))]
+
+
+def _ask_same(first: _Leg, second: _Leg, rng: np.random.Generator) -> str:
+    pair = f"{first.subject} and {second.subject}"
+    if len(first.path) == 1:
+        return (
+            (f"Are {pair} of the same nationality?", f"Do {pair} have the same nationality?")
+            if first.path[0] == "country of citizenship"
+            else (f"Are {pair} from the same country?", f"Are both {pair} of the same country?")
+        )[int(rng.integers(2))]
+    thing, maker = _THINGS[first.path[0]], first.path[0]
+    return (
+        f"Do both {maker}s of {pair} have the same nationality?",
+        f"Are the {maker}s of the {thing}s {pair} from the same country?",
+    )[int(rng.integers(2))]
+
+
+def _same_country(a: str, b: str) -> bool:
+    """Whether two values name one country: "India" and "Indian" do."""
+    keys = [words(_OF_COUNTRY.get(value.casefold(), value)) for value in (a, b)]
+    stems = [{word[:4] for word in key} for key in keys]
+    return stems[0] == stems[1]
+
+
+def _order(a: str, b: str) -> int | None:
+    """-1: the first date is earlier, 1: it is later, None: that cannot be said."""
+    spans = []
+    for value in (a, b):
+        try:
+            spans.append(
+                [
+                    dateutil.parser.parse(value, default=datetime.datetime(2000, *edge))
+                    for edge in ((1, 1), (12, 28))
+                ]
+            )
+        except (ValueError, OverflowError):
+            return None
+    if spans[0][1] < spans[1][0]:
+        return -1
+    return 1 if spans[1][1] < spans[0][0] else None
