@@ -1,0 +1,88 @@
+"""New comparisons over training facts: their answers, their evidence, their sources."""
+
+import dataclasses
+import re
+
+import pytest
+
+from cirag_jax.datasets import lives
+from cirag_jax.training.data import recombined
+from cirag_jax.types import Dataset, Passage, Question
+
+
+@pytest.fixture(scope="module")
+def made():
+    dataset = lives.build(600, seed=5)
+    return dataset, recombined.recombine(dataset, dataset.questions, 200, seed=0)
+
+
+def test_dates_are_compared_right(made):
+    _, questions = made
+    checked = 0
+    for question in questions:
+        first, second = (int(re.findall(r"\d{4}", e[2])[0]) for e in question.evidences[-2:]) if (
+            "date" in question.evidences[-1][1]
+        ) else (0, 0)  # fmt: skip
+        if first == second:
+            continue
+        later = bool(re.search(r"later|younger", question.question))
+        subjects = [question.evidences[0][0], question.evidences[1][0]]
+        assert question.answers == (subjects[int((second < first) != later)],)
+        assert all(subject in question.question for subject in subjects)
+        checked += 1
+    assert checked > 80
+
+
+def test_countries_are_compared_right_and_both_answers_occur(made):
+    _, questions = made
+    answers = []
+    for question in questions:
+        if question.evidences[-1][1] == "country of citizenship":
+            same = question.evidences[-1][2] == question.evidences[-2][2]
+            assert question.answers == ("yes" if same else "no",)
+            answers.append(same)
+    assert 0.35 < sum(answers) / len(answers) < 0.65
+
+
+def test_evidence_is_stated_and_sources_are_told(made):
+    dataset, questions = made
+    by_id = {question.id: question for question in dataset.questions}
+    for question in questions:
+        texts = [dataset.corpus[i].sentences[s] for i, s in question.supporting_sentences]
+        assert all(any(fact[2] in text for text in texts) for fact in question.evidences)
+        sources = recombined.sources(question.id)
+        assert len(set(sources)) == 2
+        facts = [fact for source in sources for fact in by_id[source].evidences]
+        assert set(question.evidences) <= set(facts)
+    assert len({question.id for question in questions}) == len(questions) == 200
+    assert recombined.sources("2hop__1+2") == ("2hop__1+2",)  # not one of ours
+
+
+def test_adjectives_are_countries_and_unclear_dates_are_left_out():
+    def person(index, value, relation="country of citizenship"):
+        return Question(
+            f"q{index}", "?", (value,), split="train", supporting=(f"p{index}",),
+            supporting_sentences=((f"p{index}", 0),), context=(f"p{index}",),
+            evidences=((f"Person {index}x", relation, value),),
+        )  # fmt: skip
+
+    def compared(values, relation="country of citizenship"):
+        questions = [person(i, v, relation) for i, v in enumerate(values)]
+        corpus = {f"p{i}": Passage(f"p{i}", f"Person {i}x", v) for i, v in enumerate(values)}
+        dataset = Dataset("made", tuple(questions), corpus, {})
+        return recombined.recombine(dataset, questions, 8, seed=1)
+
+    for question in compared(["United States", "American"] * 4):
+        assert question.answers == ("yes",)
+    values = {q.answers[0] for q in compared(["India", "Indian", "France", "French"] * 2)}
+    assert values == {"yes", "no"}
+    assert compared(["1950"] * 8, "date of birth") == []  # neither is earlier
+    assert compared(["unknown"] * 8, "date of birth") == []
+    assert compared(["1950", "12 May 1950"] * 4, "date of birth") == []
+
+
+def test_questions_without_annotations_give_nothing(made):
+    dataset, _ = made
+    bare = [dataclasses.replace(q, evidences=None) for q in dataset.questions[:50]]
+    assert recombined.recombine(dataset, bare, 10, seed=0) == []
+    assert recombined.recombine(dataset, dataset.questions, 0, seed=0) == []
