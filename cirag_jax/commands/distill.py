@@ -21,7 +21,7 @@ from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
-from cirag_jax.runtime.requests import Needs, Program
+from cirag_jax.runtime.requests import Extract, Needs, Program
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory
 
@@ -40,8 +40,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``sees_gold`` (whether a teacher did), ``failures``, ``errors``,
-      ``dropped`` (reason -> trajectories),
+      ``without_annotations``, ``inserted`` (facts, see `teachers.missing_facts`), ``sees_gold``
+      (whether a teacher did), ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
       tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
 
     Raises:
@@ -66,6 +66,14 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "from: evidences, decomposition, supporting_sentences or supporting."
         )
     held_out = _warn_of_held_out(questions)
+    missing = {}
+    if config.teacher.insert_missing:
+        chosen_golds = {q.id: golds[q.id] for q in questions if q.id in golds and _is_training(q)}
+        missing = teachers.missing_facts(chosen_golds)
+        golds |= {
+            key: teachers.with_facts(gold, missing, settings.normalization)
+            for key, gold in chosen_golds.items()
+        }
     needs, config = _prepared(config, settings)
     jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
     chosen = chosen._replace(needs=needs)
@@ -74,6 +82,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
         handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
+        if missing:
+            handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], missing)}
         return _with_teachers(config, handlers, golds, teacher_of)
 
     run = task.run(config, open_all, jobs, workdir, bound, started)
@@ -94,6 +104,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
+        "inserted": sum(map(len, missing.values())),
         "sees_gold": kind != "llm",
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_usage(records),
@@ -121,8 +132,6 @@ def _check(config: Config) -> CiragConfig:
         raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
     if settings.max_steps < 1:
         raise UserError("config.cirag.max_steps must be at least 1: a teacher decides in rounds.")
-    if config.teacher.retries < 0:
-        raise UserError("config.teacher.retries must not be negative.")
     if not 0 <= config.teacher.share <= 1:
         raise UserError("config.teacher.share must lie in [0, 1].")
     if config.limit < 0:
@@ -164,7 +173,7 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
 def _settings(config: Config, chosen: opening.Task) -> dict[str, Any]:
     """What decides the trajectories of a run, named as the user's config names it."""
     found = task.settings(config, cirag.__module__, chosen)
-    own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "retries", "share")}
+    own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
     own["answer"] = config.answer
     return own | {
         f"teacher.llm.{name[11:]}" if name.startswith("integrator.") else name: value
@@ -185,12 +194,17 @@ def _with_teachers(
 ) -> dict[type | str, Handler]:
     if config.teacher.kind == "llm":
         return dict(handlers)
-    own = teachers.AnnotationTeacher(golds, config.teacher.retries)
+    own = teachers.AnnotationTeacher(golds)
     if config.teacher.kind == "annotations":
         return {**handlers, "integrator": own}
     model = handlers["integrator"]
     mixture = teachers.Mixture({"annotations": own, "llm": model}, teacher_of.__getitem__)
     return {**handlers, "integrator": mixture, "teacher": model}  # "teacher": shown in progress
+
+
+def _is_training(question: Question) -> bool:
+    """Whether nobody evaluates on a question."""
+    return all(getattr(question, field) not in names for field, names in _HELD_OUT.items())
 
 
 def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
@@ -223,6 +237,7 @@ def _trajectory(
     if teacher == "annotations":
         assert gold is not None
         solved = gold.is_solved([triple for step in steps for triple in step.kept])
+        steps = trajectories.marked(trajectories.without_vain_rounds(steps), gold)
     elif config.answer and question.answers:
         right = answers.exact_match(prediction.answer, question.answers, config.profile)
         solved = bool(right)

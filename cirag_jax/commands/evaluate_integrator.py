@@ -27,7 +27,8 @@ from cirag_jax.types import Config, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
-TOP_K, NOTHING = "top_k", "nothing"  # baselines that write no text
+TOP_K, TOP_K_CHAIN, NOTHING = "top_k", "top_k_chain", "nothing"
+BASELINES = (TOP_K, TOP_K_CHAIN, NOTHING)  # which write no text
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -79,7 +80,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             key: getattr(how, key) for key in (*PROMPT_FIELDS, "prefilled_headers", "match_cutoff")
         }
     complete = len(decided) == len(models)
-    decided[TOP_K], decided[NOTHING] = decisions.top_k(found), decisions.nothing(found)
+    decided[TOP_K], decided[TOP_K_CHAIN] = decisions.top_k(found), decisions.top_k(found, True)
+    decided[NOTHING] = decisions.nothing(found)
 
     # ---- Figures ---------------------------------------------------------------------------------
     similarity = _similarity(config) if config.query_cosine else None
@@ -89,7 +91,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         )
         for name, rows in decided.items()
     }
-    for name in (TOP_K, NOTHING):
+    for name in BASELINES:
         del scores[name]["parse_rate"]  # there is nothing that could be parsed
     how_often = (config.bootstrap_samples, config.seed)
     result: dict[str, Any] = {
@@ -205,7 +207,7 @@ def _gold(
         for step in trajectory.steps:
             kept = None
             if known.hops:
-                kept = oracle.decide(known, rounds, step.query, step.candidates, retries=0).kept
+                kept = oracle.decide(known, rounds, step.query, step.candidates).kept
             row.append(kept)
             rounds.append(oracle.Round(step.query, step.kept))
         gold.append(row)
@@ -271,7 +273,7 @@ def _rows(
             "error": one.error,
         }
         for name, rows in decided.items()
-        if name not in (TOP_K, NOTHING)
+        if name not in BASELINES
         for trajectory, row in zip(found, rows, strict=True)
         for index, one in enumerate(row)
     ]
@@ -283,8 +285,9 @@ def table_of(result: Mapping[str, Any]) -> str:
     Core triples are scored as means over steps; "gold" against the annotations.
     """
     header = ["decisions of", "core F1 [95 %]", "core P", "core R", "F1 if any", "micro F1"]
-    header += ["gold F1", "query F1", "query cosine", "stop", "parsed", "tokens"]
-    flat = ("query_f1", "query_cosine", "stop_accuracy", "parse_rate")
+    header += ["gold F1", "false keeps", "query F1", "query cosine", "stops, solved"]
+    header += ["stops, unsolved", "parsed", "tokens"]
+    flat = ("false_keeps", "query_f1", "query_cosine", "stop_recall", "stop_unsolved", "parse_rate")
     rows = []
     for name, system in result["systems"].items():
         core = system["teacher"]

@@ -6,51 +6,30 @@ answers and falls back on templates without them.
 """
 
 import dataclasses
-import hashlib
+import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from cirag_jax.datasets.annotations import Hop, fill, hops_of
-from cirag_jax.distill.supports import Support, reachable, supports_of
+from cirag_jax.datasets.annotations import Hop, fill, hops_of, words
+from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.distill.supports import Support, near_misses, reachable, stems, supports_of
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.triples.normalization import Normalization, normalise
 from cirag_jax.types import Passage, Question, Step, Triple
 
-_FOUND = (
-    "{Noun} is {value}.",
-    "The facts name {value} as {noun}.",
-    "One fact says that {noun} is {value}.",
-)
-_FOUND_FREE = (
-    'A fact answers "{asks}" with {value}.',
-    'To "{asks}" the facts say {value}.',
-)
-_FOUND_PLAIN = ("A fact about {head} helps.", "What is said of {head} helps.")
-_NOTHING = (
-    "None of these facts helps.",
-    "These facts do not help.",
-    "None of the candidates is of use here.",
-)
-_MISSING = (
-    "{Noun} is still missing.",
-    "Still missing is {noun}.",
-    "It remains to find {noun}.",
-)
-_MISSING_FREE = ('Still open is "{asks}"', 'It remains to find out: "{asks}"')
-_MISSING_PLAIN = ("A further fact is still missing.", "Something is still missing.")
-_ENOUGH = (
-    "The query can be answered now.",
-    "These facts suffice for the query.",
-    "With this the query can be answered.",
-)
-_GIVEN_UP = (
-    "Asking again would not help.",
-    "Another try is not worth it.",
-    "The search ends here without it.",
-)
+# One wording each: a student cannot learn a choice that nothing in the conversation decides.
+_FOUND = "{Noun} is {value}."
+_FOUND_FREE = 'A fact answers "{asks}" with {value}.'
+_FOUND_PLAIN = "A fact about {head} helps."
+_NOTHING = "None of these facts helps."
+_MISSING = "{Noun} is still missing."
+_MISSING_FREE = 'Still open is "{asks}"'
+_MISSING_PLAIN = "A further fact is still missing."
+_ENOUGH = "The query can be answered now."
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Gold:
     """What the annotations of a question say.
 
@@ -58,25 +37,56 @@ class Gold:
       question: with its annotations.
       hops: the facts it needs; empty where nothing is annotated.
       statements: key of a triple (`fact_key`) -> its statements in the question's gold passages.
-      titles: id of a gold passage -> its title.
+      passages: gold passages by id.
       normalization: normalisation by which triples are equal.
     """
 
     question: Question
     hops: tuple[Hop, ...]
     statements: Mapping[str, tuple[Triple, ...]]
-    titles: Mapping[str, str]
+    passages: Mapping[str, Passage]
     normalization: Normalization
 
     def facts(self, triples: Sequence[Triple]) -> list[tuple[Triple, ...]]:
-        """Each triple with its statements in gold passages, itself where it has none."""
-        return [self.statements.get(fact_key(t, self.normalization), (t,)) for t in triples]
+        """Each triple with its statements in gold passages, itself where it has none.
+
+        What says the same supports the same: equal triples, and triples of other passages with
+        equal ends and a related relation.
+        """
+        return [
+            self.statements.get(fact_key(t, self.normalization))
+            or (t, *(gold for gold in self._by_ends.get(_ends(t), ()) if _are_alike(t, gold)))
+            for t in triples
+        ]
+
+    @functools.cached_property
+    def _by_ends(self) -> Mapping[Any, list[Triple]]:
+        found: dict[Any, list[Triple]] = {}
+        for statements in self.statements.values():
+            for triple in statements:
+                found.setdefault(_ends(triple), []).append(triple)
+        return found
+
+    def context(self, triple: Triple) -> tuple[str, str]:
+        """Title and sentence of a triple of a gold passage; "" where that is not known."""
+        passage = self.passages.get(triple.passage_id or "")
+        if passage is None:
+            return "", ""
+        sentences = sentences_of(passage)
+        at = triple.sentence
+        return passage.title, sentences[at] if at is not None and at < len(sentences) else ""
 
     def supports(
         self, triples: Sequence[Triple], known: Mapping[int, str] | None = None
     ) -> list[Support]:
         """Supports of hops among ``triples``, where those in ``known`` are solved."""
-        return supports_of(self.hops, known or {}, self.facts(triples), self.titles)
+        return supports_of(self.hops, known or {}, self.facts(triples), self.context)
+
+    def is_unclear(self, triples: Sequence[Triple], known: Mapping[int, str]) -> bool:
+        """Whether none of ``triples`` supports a hop, but some may: a round not to learn from."""
+        return not self.supports(triples, known) and bool(
+            near_misses(self.hops, known, self.facts(triples))
+        )
 
     def known(self, triples: Sequence[Triple]) -> dict[int, str]:
         """The hops that core triples solve, with their answers."""
@@ -115,8 +125,17 @@ def gold_of(
         for triple in triples.get(passage_id) or ():
             key = fact_key(triple, normalization)
             statements[key] = (*statements.get(key, ()), triple)
-    titles = {i: corpus[i].title for i in ids}
-    return Gold(question, hops_of(question, corpus), statements, titles, normalization)
+    passages = {i: corpus[i] for i in ids}
+    return Gold(question, hops_of(question, corpus), statements, passages, normalization)
+
+
+def _ends(triple: Triple) -> tuple[frozenset[str], frozenset[str]]:
+    return words(triple.head), words(triple.tail)
+
+
+def _are_alike(a: Triple, b: Triple) -> bool:
+    """Whether two relations share a word's beginning ("born in", "was born at")."""
+    return bool(stems(words(a.relation)) & stems(words(b.relation)))
 
 
 def fact_key(triple: Triple, normalization: Normalization) -> str:
@@ -124,17 +143,14 @@ def fact_key(triple: Triple, normalization: Normalization) -> str:
     return prompts.render_facts((triple,), normalization)
 
 
-def decide(
-    gold: Gold, rounds: Sequence[Round], query: str, candidates: Sequence[Triple], retries: int
-) -> Step:
-    """The oracle's decision about ``candidates``.
+def decide(gold: Gold, rounds: Sequence[Round], query: str, candidates: Sequence[Triple]) -> Step:
+    """The oracle's decision about ``candidates``; it stops if and only if every hop is supported.
 
     Args:
       gold: the question's annotations, with at least one hop.
       rounds: those before, with what the teacher kept.
       query: what this round asked.
       candidates: triples, best first, as the prompt shows them.
-      retries: how often one sub-question is rephrased before the teacher gives up.
 
     Returns:
       The step with thought, kept and next query; ``kept`` holds candidates.
@@ -142,15 +158,15 @@ def decide(
     before = gold.known([triple for past in rounds for triple in past.kept])
     shown = {fact_key(triple, gold.normalization): triple for triple in reversed(candidates)}
     supports = gold.supports(candidates, before)
-    kept = [shown[fact_key(s.triple, gold.normalization)] for s in supports]
+    kept = [shown[fact_key(candidates[s.place], gold.normalization)] for s in supports]
     known = {**before, **_values(supports)}
     said = [gold.question.question, *known.values()]
     said += [f"{t.head} {t.relation} {t.tail}" for past in rounds for t in past.kept]
     said += [f"{s.triple.head} {s.triple.relation} {s.triple.tail}" for s in supports]
     unsupported = _Unsupported(gold, known, said)
     asked = {past.query for past in rounds} | {query}
-    target, next_query = _next_query(gold, known, asked, retries, unsupported)
-    thought = _rationale(gold, supports, known, target, next_query, len(rounds), unsupported)
+    target, next_query = _next_query(gold, known, asked, unsupported)
+    thought = _rationale(gold, supports, known, target, unsupported)
     return Step(query, kept=tuple(dict.fromkeys(kept)), thought=thought, next_query=next_query)
 
 
@@ -162,20 +178,19 @@ def _values(supports: Sequence[Support]) -> dict[int, str]:
 
 
 def _next_query(
-    gold: Gold, known: Mapping[int, str], asked: set[str], retries: int, unsupported: "_Unsupported"
+    gold: Gold, known: Mapping[int, str], asked: set[str], unsupported: "_Unsupported"
 ) -> tuple[int | None, str | None]:
-    """The hop to ask for, the least tried first, and the query; None: the collection ends."""
+    """The hop to ask for, the least tried first, and the query; None: every hop is supported."""
     choices = []
     for index in reachable(gold.hops, known):
         texts = [t for t in _variants(gold, index, known) if not unsupported.appear_in(t)]
-        tries = sum(text in asked for text in texts)
         left = [text for text in texts if text not in asked]
-        if left and tries <= retries:
-            choices.append((tries, index, left[0]))
-    if choices:
-        _, index, text = min(choices)
-        return index, text
-    return next(iter(reachable(gold.hops, known)), None), None
+        # Where everything was tried, the first is asked again; where all give the answer away, x.
+        choices.append((len(texts) - len(left), index, [*left, *texts, gold.question.question][0]))
+    if not choices:
+        return None, None
+    _, index, text = min(choices)
+    return index, text
 
 
 def _variants(gold: Gold, index: int, known: Mapping[int, str]) -> list[str]:
@@ -195,49 +210,30 @@ def _rationale(
     supports: Sequence[Support],
     known: Mapping[int, str],
     target: int | None,
-    next_query: str | None,
-    step: int,
     unsupported: "_Unsupported",
 ) -> str:
     """What was found, and what is still missing: a few short sentences."""
-
-    def say(slot: str, templates: Sequence[str], **values: str) -> str:
-        text = f"{gold.question.id}/{step}/{slot}"
-        chosen = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0]
-        return _one_line(templates[chosen % len(templates)].format(**values))
-
     sentences = []
     for support in {s.hop: s for s in reversed(supports)}.values():
-        hop = gold.hops[support.hop]
-        text = ""
+        hop, text = gold.hops[support.hop], ""
         if support.value:
             noun = fill(hop.noun, known)
-            text = say(
-                f"found {support.hop}",
-                _FOUND if noun else _FOUND_FREE,
-                noun=noun,
-                Noun=_capital(noun),
-                asks=fill(hop.asks, known),
-                value=support.value,
+            text = (_FOUND if noun else _FOUND_FREE).format(
+                Noun=_capital(noun), asks=fill(hop.asks, known), value=support.value
             )
         if not text or unsupported.appear_in(text):
-            text = say(f"found {support.hop}", _FOUND_PLAIN, head=support.triple.head)
+            text = _FOUND_PLAIN.format(head=support.triple.head)
         sentences.append(text)
-    sentences = sentences[::-1] or [say("nothing", _NOTHING)]
+    sentences = sentences[::-1] or [_NOTHING]
     if target is None:
-        return " ".join([*sentences, say("enough", _ENOUGH)])
-    hop = gold.hops[target]
+        return _one_line(" ".join([*sentences, _ENOUGH]))
+    hop, text = gold.hops[target], ""
     noun, asks = fill(hop.noun, known), fill(hop.asks, known)
-    text = ""
     if noun or asks:
-        templates = _MISSING if noun else _MISSING_FREE
-        text = say("missing", templates, noun=noun, Noun=_capital(noun), asks=asks)
+        text = (_MISSING if noun else _MISSING_FREE).format(Noun=_capital(noun), asks=asks)
     if not text or unsupported.appear_in(text):
-        text = say("missing", _MISSING_PLAIN)
-    sentences.append(text)
-    if next_query is None:
-        sentences.append(say("given up", _GIVEN_UP))
-    return " ".join(sentences)
+        text = _MISSING_PLAIN
+    return _one_line(" ".join([*sentences, text]))
 
 
 def _capital(text: str) -> str:

@@ -4,17 +4,19 @@ The loop around a teacher is CIRAG's own, with its retrieval, triples and rankin
 decides on is what a student will see.
 """
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from cirag_jax.distill.oracle import Gold, Round, decide, gold_of
+from cirag_jax.datasets.annotations import fill, overlap
+from cirag_jax.distill.oracle import Gold, Round, decide, fact_key, gold_of
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.runtime.requests import Generate, Generated
-from cirag_jax.runtime.scheduler import Call, Done, Handler
+from cirag_jax.runtime.requests import Extracted, Generate, Generated, Response
+from cirag_jax.runtime.scheduler import Call, Done, Handler, RequestError
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question, Triple
@@ -34,15 +36,13 @@ class AnnotationTeacher:
 
     Args:
       golds: annotations by question id, which is a program's id.
-      retries: how often it rephrases one sub-question before it gives up.
     """
 
     is_slow = False
     is_exhausted = False
 
-    def __init__(self, golds: Mapping[str, Gold], retries: int):
+    def __init__(self, golds: Mapping[str, Gold]):
         self._golds = golds
-        self._retries = retries
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
@@ -54,7 +54,7 @@ class AnnotationTeacher:
     def respond(self, gold: Gold, messages: Sequence[Message]) -> str:
         """The decision after a conversation that `integration_messages` rendered as multi_turn."""
         rounds, query, candidates = read_conversation(messages, gold.normalization)
-        step = decide(gold, rounds, query, candidates, self._retries)
+        step = decide(gold, rounds, query, candidates)
         return prompts.render_decision(step, gold.normalization)
 
 
@@ -120,6 +120,81 @@ def assign(question: Question, has_gold: bool, kind: str, share: float, seed: in
     ):
         return "annotations"
     return "llm"
+
+
+class Inserting:
+    """Triples as another handler knows them, and annotated facts that nobody extracted.
+
+    Args:
+      handler: of `Extract`.
+      missing: further triples by passage id.
+    """
+
+    def __init__(self, handler: Handler, missing: Mapping[str, Sequence[Triple]]):
+        self._handler = handler
+        self._missing = missing
+        self.is_slow = handler.is_slow
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the other's budget is exhausted."""
+        return self._handler.is_exhausted
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+
+        def insert(index: int, found: Response | RequestError) -> None:
+            if isinstance(found, Extracted):
+                passages = calls[index].request.passages
+                found = Extracted(
+                    tuple(
+                        (*(triples or ()), *more) if (more := self._missing.get(p.id)) else triples
+                        for p, triples in zip(passages, found.triples, strict=True)
+                    )
+                )
+            done(index, found)
+
+        self._handler(calls, insert)
+
+
+def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
+    """By gold passage, the annotated facts of hops that no triple of a gold passage supports.
+
+    A sub-question in free words makes no triple; its hop stays unsupported.
+    """
+    found: dict[str, dict[Triple, None]] = {}
+    for gold in golds.values():
+        stated = [triples[0] for triples in gold.statements.values()]
+        answers = {i: hop.answers[0] for i, hop in enumerate(gold.hops) if hop.answers}
+        for index, hop in enumerate(gold.hops):
+            known = {i: answer for i, answer in answers.items() if i != index}
+            fact = hop.triple
+            if fact is None and hop.is_entity and hop.answers:
+                relation = hop.keywords.removeprefix(hop.about).strip()
+                fact = (fill(hop.about, known), relation, hop.answers[0])
+            places = [i for i, _ in hop.places if i in gold.passages]
+            if (
+                fact is None
+                or not places
+                or any(support.hop == index for support in gold.supports(stated, known))
+            ):
+                continue
+            head = fact[0]
+            passage = max(places, key=lambda i: overlap(gold.passages[i].title, head))
+            found.setdefault(passage, {})[Triple(*fact, passage)] = None
+    return {passage: list(triples) for passage, triples in found.items()}
+
+
+def with_facts(
+    gold: Gold, facts: Mapping[str, Sequence[Triple]], normalization: Normalization
+) -> Gold:
+    """``gold`` with further statements of its passages."""
+    statements = dict(gold.statements)
+    for passage_id in gold.passages:
+        for triple in facts.get(passage_id, ()):
+            key = fact_key(triple, normalization)
+            statements[key] = (*statements.get(key, ()), triple)
+    return dataclasses.replace(gold, statements=statements)
 
 
 def read_golds(

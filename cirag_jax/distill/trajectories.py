@@ -1,6 +1,7 @@
 """Trajectories on disk: written, read back, filtered, counted."""
 
 import collections
+import dataclasses
 import json
 import os
 import random
@@ -14,10 +15,12 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
 from cirag_jax.prompts.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
-from cirag_jax.types import Trajectory
+from cirag_jax.types import Step, Trajectory
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
+# A note of a step whose decision is no example: it keeps nothing where something may have helped.
+UNCLEAR = "unclear"
 KEEPS = ("all", "parsed", "correct_only")
 # Parse errors of a teacher's own turns; the others are those of retrieval and extraction.
 _TURN_ERRORS = PARSE_ERRORS | {"asked_again", "no_decision"}
@@ -160,6 +163,27 @@ def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | 
     return None
 
 
+def without_vain_rounds(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The rounds up to the second that kept nothing.
+
+    From one such round a student learns to keep nothing and to ask anew; from many in a row, which
+    is how an annotated search for a fact that no triple states ends, that asking never helps.
+    """
+    vain = [index for index, step in enumerate(steps) if not step.kept]
+    return tuple(steps[: vain[1]] if len(vain) > 1 else steps)
+
+
+def marked(steps: Sequence[Step], gold: Gold) -> tuple[Step, ...]:
+    """The rounds, those that are `Gold.is_unclear` with a note that training heeds (`UNCLEAR`)."""
+    found: list[Step] = []
+    for step in steps:
+        known = gold.known([triple for past in found for triple in past.kept])
+        if gold.is_unclear(step.candidates, known):
+            step = dataclasses.replace(step, notes={**step.notes, UNCLEAR: True})
+        found.append(step)
+    return tuple(found)
+
+
 # ------------------------------------------------------------------------------------- statistics
 
 
@@ -179,7 +203,7 @@ def statistics(
       round; ``solved``: share of those where it is known; ``early_stops``: share of those
       that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
       any hop that could be reached; ``gold_retrieved``: mean share of gold passages that some round
-      retrieved; ``parse_errors``: sums.
+      retrieved; ``unclear``: share of rounds that are no example; ``parse_errors``: sums.
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]
@@ -206,6 +230,7 @@ def statistics(
         ),
         "retrieval_misses": _mean(misses),
         "gold_retrieved": _mean(recalls),
+        "unclear": _mean(bool(step.notes.get(UNCLEAR)) for step in steps),
         "parse_errors": dict(sorted(parse_errors.items())),
     }
 
@@ -246,6 +271,7 @@ def table(stats: Mapping[str, Any]) -> str:
         "core": ("core triples per round", "{:.2f}"),
         "empty_core": ("rounds without core triples", "{:.1%}"),
         "retrieval_misses": ("rounds without a gold candidate", "{:.1%}"),
+        "unclear": ("rounds that are no example", "{:.1%}"),
         "retried": ("trajectories that asked again", "{:.1%}"),
         "early_stops": ("trajectories that stopped unsolved", "{:.1%}"),
         "solved": ("trajectories solved", "{:.1%}"),

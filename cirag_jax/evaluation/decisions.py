@@ -18,6 +18,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.evidence import triple_line
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
@@ -125,10 +126,22 @@ def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
     )
 
 
-def top_k(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
-    """The baseline without a model, `methods.cirag.top_k`."""
-    made = [[cirag.top_k(t.question, s.candidates) for s in t.steps] for t in trajectories]
-    return [[Decided(d.thought, d.kept, d.next_query) for d in row] for row in made]
+def top_k(trajectories: Sequence[Trajectory], chain: bool = False) -> list[list[Decided]]:
+    """The baselines without a model, `methods.cirag.top_k`.
+
+    Args:
+      trajectories: of a teacher.
+      chain: whether the next query has what the teacher kept before, and what this step keeps.
+    """
+    return [[_top_k(t, index, chain) for index in range(len(t.steps))] for t in trajectories]
+
+
+def _top_k(trajectory: Trajectory, index: int, chain: bool) -> Decided:
+    candidates = trajectory.steps[index].candidates
+    before = [triple for step in trajectory.steps[:index] for triple in step.kept]
+    texts = [triple_line(t, "ascii") for t in dict.fromkeys((*before, *candidates[: cirag.TOP_K]))]
+    made = cirag.top_k(trajectory.question, candidates, texts if chain else ())
+    return Decided(made.thought, made.kept, made.next_query)
 
 
 def nothing(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
@@ -164,7 +177,9 @@ def score(
       ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, where
       the teacher asks one; a model that then stops or writes none earns 0. ``stop_accuracy``: of
       whether to stop, over all steps; a response without a question section is wrong either way.
-      ``stop_precision`` and ``stop_recall``. ``parse_rate``: responses without any problem.
+      ``stop_precision`` and ``stop_recall``; ``stop_unsolved``: stops where the teacher asks on.
+      ``false_keeps``: steps at which the teacher keeps nothing and the model something.
+      ``parse_rate``: responses without any problem.
     """
     index: dict[str, int] = {}
     groups = [index.setdefault(t.question_id, len(index)) for t in trajectories for _ in t.steps]
@@ -195,12 +210,19 @@ def score(
         float(decided.has_question and decided.stops == (step.next_query is None))
         for step, decided in pairs
     ]
+    none = [float(not step.kept) for step, _ in pairs]
+    false = [n * bool(decided.kept) for n, (_, decided) in zip(none, pairs, strict=True)]
     parsed = [float(not decided.parse_errors and decided.error is None) for _, decided in pairs]
     return {
         **found,
         "stop_accuracy": over(right),
         "stop_precision": over(both, stops),
         "stop_recall": over(both, ends),
+        "stop_unsolved": over(
+            [stop * (1 - end) for stop, end in zip(stops, ends, strict=True)],
+            [1 - end for end in ends],
+        ),
+        "false_keeps": over(false, none),
         "parse_rate": over(parsed),
     }
 

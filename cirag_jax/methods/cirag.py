@@ -51,6 +51,7 @@ from cirag_jax.types import (
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
 GRANULARITIES: tuple[Granularity, ...] = ("triple", "sentence", "passage")
+INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
 TOP_K = 3
 
 
@@ -81,8 +82,8 @@ class CiragConfig:
       few_shot: show the integrator a worked example, which the paper's prompt has not.
       integrator: model; or, without a language model, aligner: in every round keep the candidate
         that the ranker, an aligner, puts first, and search with question and chain (KiRAG without
-        its constructor); or top_k: keep the three best and ask the question again, which is what a
-        trained integrator must beat.
+        its constructor); or what a trained integrator must beat: top_k keeps the three best and
+        asks the question again, top_k_chain the question with what was kept.
       stop_below: the aligner stops where its best new candidate scores less; -1: never.
       reader_format: thought (an example, reasoning before the answer) or brief (the answer alone,
         as a trained reader writes it).
@@ -125,12 +126,14 @@ class CiragConfig:
             raise UserError(
                 f"prompt_format={self.prompt_format!r} must be one of {', '.join(prompts.FORMATS)}."
             )
-        if self.integrator not in ("model", "aligner", "top_k"):
-            raise UserError(f"integrator={self.integrator!r} must be model, aligner or top_k.")
+        if self.integrator not in INTEGRATORS:
+            raise UserError(
+                f"integrator={self.integrator!r} must be one of {', '.join(INTEGRATORS)}."
+            )
         if self.units not in ("triple", "sentence"):
             raise UserError(f"units={self.units!r} must be triple or sentence.")
         if self.units == "sentence" and self.integrator == "model":
-            raise UserError("units=sentence needs integrator=aligner or top_k.")
+            raise UserError("units=sentence needs integrator=aligner, top_k or top_k_chain.")
         if not self.pools:
             raise UserError("units=sentence has no triples to read: granularities needs another.")
         if self.integrator == "aligner" and not self.use_reranker:
@@ -202,6 +205,10 @@ def collect(
             candidates = Candidates(ranked.texts, ranked.scores)
         if config.integrator == "aligner":
             decision, text = extend_chain(question, steps, candidates, evidence, config), ""
+        elif config.integrator == "top_k_chain":
+            best = [fact for step in steps for fact in step.kept] + [*candidates.facts[:TOP_K]]
+            texts = [evidence.text(fact) for fact in dict.fromkeys(best)]
+            decision, text = top_k(question, candidates.facts, texts, config.units), ""
         else:
             decision, text = yield from integrate(
                 question, steps, candidates.facts, config, parse_errors
@@ -320,9 +327,22 @@ def integrate(
     return decision, text
 
 
-def top_k(question: str, candidates: Sequence[Any]) -> prompts.Decision:
-    """What the top-k baseline decides, given candidates by falling score."""
-    return prompts.Decision("", tuple(candidates[:TOP_K]), question, True, ())
+def top_k(
+    question: str,
+    candidates: Sequence[Any],
+    chain: Sequence[str] = (),
+    units: Literal["triple", "sentence"] = "triple",
+) -> prompts.Decision:
+    """What the top-k baseline decides, given candidates by falling score.
+
+    Args:
+      question: x, which it asks again.
+      candidates: of which it keeps the first three.
+      chain: texts of what was kept, to be asked with the question.
+      units: of the texts.
+    """
+    query = query_text(question, chain, units) if chain else question
+    return prompts.Decision("", tuple(candidates[:TOP_K]), query, True, ())
 
 
 def extend_chain(

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import runpy
+import shutil
 import sqlite3
 
 import pytest
@@ -95,6 +96,22 @@ def test_the_files_and_the_result(whole):
     assert sidecar["few_shot"] is False and sidecar["num_candidates"] == 6
     assert sidecar["dataset"] == "data" and sidecar["teachers"] == ["annotations"]
     assert sidecar["held_out"] == {} and sidecar["trajectories"] == 8
+
+
+def test_facts_that_nobody_extracted_are_shown_in_training_alone(folders, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(folders["data"], data)
+    (data / "openie.jsonl").write_text("")  # nothing is stated
+    own = {**folders, "data": data}
+    for line in (data / "corpus.jsonl").read_text().splitlines()[:1]:  # but one passage was read
+        empty = {"passage_id": json.loads(line)["id"], "triples": []}
+        (data / "openie.jsonl").write_text(json.dumps(empty) + "\n")
+    train, _ = execute(capsys, arguments(own, tmp_path / "a"))
+    assert train["inserted"] > 8 and train["solved"] > 0
+    without, _ = execute(capsys, arguments(own, tmp_path / "b", "teacher.insert_missing=false"))
+    assert without["inserted"] == 0 and without["solved"] == 0
+    dev, _ = execute(capsys, arguments(own, tmp_path / "c", "data.split=dev"))
+    assert dev["inserted"] == 0 and dev["solved"] == 0
 
 
 def test_a_trajectory_is_what_the_loop_asked_and_was_told(whole):
@@ -312,7 +329,6 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
     ("override", "words"),
     [
         ("teacher.kind=oracle", "config.teacher.kind='oracle' must be one of annotations, llm"),
-        ("teacher.retries=-1", "config.teacher.retries must not be negative"),
         ("teacher.share=1.5", "config.teacher.share must lie in [0, 1]"),
         ("min_steps=0", "config.min_steps must be at least 1"),
         ("keep=good", "config.keep='good' must be one of all, parsed, correct_only"),
@@ -343,7 +359,7 @@ def test_correct_only_of_a_language_model_needs_answers(folders, tmp_path, capsy
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("teacher.retries=2", "was started with teacher.retries=1, not 2"),
+        ("teacher.insert_missing=false", "was started with teacher.insert_missing=true"),
         ("cirag.num_candidates=5", "was started with cirag.num_candidates=6, not 5"),
     ],
 )

@@ -160,3 +160,15 @@ def test_statistics_of_nothing():
     found = trajectories.statistics((), {})
     assert found["trajectories"] == 0 and found["steps"] is None and found["solved"] is None
     assert "unknown" in trajectories.table(found)
+
+
+def test_of_rounds_in_vain_one_is_kept():
+    kept, vain = STEPS[0], STEPS[1]
+
+    def left(*steps):
+        return trajectories.without_vain_rounds(steps)
+
+    assert left(kept, vain, kept) == (kept, vain, kept)
+    assert left(kept, vain, vain, kept) == (kept, vain)
+    assert left(vain, kept, vain) == (vain, kept)
+    assert left(vain) == (vain,) and left(kept) == (kept,)

@@ -200,7 +200,10 @@ def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
 def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     teachers = [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
     perfect = score(BOTH, teachers, similarity=lambda pairs: np.ones(len(pairs)))
-    assert {name: ratio.value for name, ratio in perfect.items()} == dict.fromkeys(perfect, 1.0)
+    wrong = {"false_keeps", "stop_unsolved"}
+    assert {name: ratio.value for name, ratio in perfect.items()} == {
+        name: float(name not in wrong) for name in perfect
+    }
     ruled = top_k(BOTH)
     assert [one.kept for row in ruled for one in row] == [(A, B, C), (D, B), (B,)]
     assert {one.next_query for one in ruled[0]} == {"Where?"}
@@ -208,6 +211,13 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     assert got["teacher/f1"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3 + 0) / 3)
     assert got["stop_accuracy"] == pytest.approx(2 / 3) and got["stop_recall"] == 0
     assert np.isnan(got["stop_precision"])
+    assert got["false_keeps"] == 1 and got["stop_unsolved"] == 0  # it keeps where nothing helps
+    nothing = score(BOTH, [[Decided() for _ in t.steps] for t in BOTH])
+    assert nothing["false_keeps"].value == 0 and nothing["stop_unsolved"].value == 1
+    chained = top_k(BOTH, chain=True)
+    assert [one.kept for row in chained for one in row] == [(A, B, C), (D, B), (B,)]
+    first, second = (one.next_query or "" for one in chained[0])
+    assert first.startswith("Where?") and len(second) > len(first) > len("Where?")
 
 
 def test_queries_are_compared_where_both_ask():

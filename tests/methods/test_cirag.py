@@ -117,6 +117,13 @@ def test_the_rule_keeps_the_best_three_and_asks_again():
     assert len(found.steps) == 1
     four = (PLACE, BORN, CHURCH, MINE)
     assert top_k(QUESTION, four).kept == four[:3]
+    # It may also ask for what follows from what it kept.
+    hands = hand(reader=[ANSWERS])
+    found = run(hands, integrator="top_k_chain", max_steps=2)
+    first, second = (request.query for request in hands.asked(Retrieve))
+    assert first == QUESTION and second.startswith(QUESTION) and second == found.steps[0].next_query
+    assert all(part.lower() in second.lower() for t in (BORN, PAINTS, MINE) for part in t[:3])
+    assert (found.steps[1].next_query or "").startswith(second)
 
 
 def test_no_facts_but_a_question_goes_on():
@@ -638,9 +645,9 @@ def test_the_rankings_themselves():
         ({"granularities": ("triple", "page")}, "granularities"),
         ({"prompt_format": "xml"}, "multi_turn, paper, compact"),
         ({"normalization": "latin"}, "ascii or unicode"),
-        ({"integrator": "top"}, "model, aligner or top_k"),
+        ({"integrator": "top"}, "one of model, aligner, top_k, top_k_chain"),
         ({"units": "page"}, "units='page' must be triple or sentence"),
-        ({"units": "sentence"}, "units=sentence needs integrator=aligner or top_k"),
+        ({"units": "sentence"}, "units=sentence needs integrator=aligner, top_k or"),
         ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
         ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
         (

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cirag_jax.distill.trajectories import UNCLEAR
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError
 from cirag_jax.llm.types import Message
@@ -114,6 +115,7 @@ def trajectory_examples(
     where the chat template renders a decision otherwise once another follows (it drops thinking,
     say), one example a step.
 
+    A decision that is no example (`distill.trajectories.UNCLEAR`) is context, not supervised.
     A conversation longer than ``max_length`` loses its last steps; one whose first decision does
     not fit is dropped, and so is each step of its own that does not fit. Decisions are never cut.
 
@@ -132,6 +134,8 @@ def trajectory_examples(
     """
     reasons: collections.Counter[str] = collections.Counter()
     steps = trajectory.steps
+    while steps and steps[-1].notes.get(UNCLEAR):
+        steps = steps[:-1]
     if not steps:
         return [], {"dropped_no_steps": 1}
 
@@ -154,9 +158,14 @@ def trajectory_examples(
         ]
 
     def render(count: int, decisions: int) -> Example:
-        """The conversation, its last ``decisions`` decisions supervised."""
+        """The conversation; of its last ``decisions`` decisions the clear ones are supervised."""
         whole = turns(count)
-        places = range(len(whole) - 2 * decisions + 1, len(whole), 2)
+        first = len(whole) - 2 * decisions + 1
+        places = [
+            first + 2 * index
+            for index, step in enumerate(steps[count - decisions : count])
+            if not step.notes.get(UNCLEAR)
+        ]
         return chat_examples(tokenizer, whole, places, source=trajectory.question_id, split=split)
 
     split = compact_parts if prompt_format == "compact" else decision_parts
@@ -166,7 +175,8 @@ def trajectory_examples(
             return ([] if found is None else [found]), dict(reasons)
         except UnstableTemplateError:
             reasons["split_turns"] += 1
-    examples = [render(count, 1) for count in range(1, len(steps) + 1)]
+    clear = [index for index, step in enumerate(steps) if not step.notes.get(UNCLEAR)]
+    examples = [render(index + 1, 1) for index in clear]
     kept = [found for found in examples if len(found.tokens_T) <= max_length]
     reasons["dropped_too_long"] += len(examples) - len(kept)
     return kept, {name: count for name, count in reasons.items() if count}

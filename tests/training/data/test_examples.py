@@ -6,6 +6,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from cirag_jax.distill import trajectories
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
@@ -248,3 +249,25 @@ def test_any_turns_of_the_assistant_are_learnt(tmp_path):
     forgetful = by_hand.tiny_tokenizer(tmp_path / "f", FORGETFUL)
     with pytest.raises(UnstableTemplateError):
         chat_examples(forgetful, turns, [1, 3])
+
+
+def test_an_unclear_decision_is_context_and_not_supervised(tmp_path):
+    tokenizer = by_hand.tiny_tokenizer(tmp_path / "t")
+    whole = by_hand.trajectory()
+    unclear = dataclasses.replace(whole.steps[1], notes={trajectories.UNCLEAR: True})
+
+    def made(steps):
+        found, _ = trajectory_examples(
+            tokenizer, dataclasses.replace(whole, steps=steps), normalization="ascii",
+            prompt_format="compact", few_shot=False, max_length=4096,
+        )  # fmt: skip
+        return found
+
+    (all_of,), (some,) = made(whole.steps), made((whole.steps[0], unclear, whole.steps[2]))
+    np.testing.assert_array_equal(all_of.tokens_T, some.tokens_T)
+    left_out = tokenizer.decode(all_of.tokens_T[all_of.weight_T > some.weight_T])
+    assert "Which saint protects" in left_out and "Keep: none" in left_out
+    assert np.all(some.weight_T <= all_of.weight_T) and "Keep: 1" not in left_out
+    # At the end it is not even context.
+    assert len(made((whole.steps[0], unclear))[0].tokens_T) < len(made(whole.steps[:2])[0].tokens_T)
+    assert made((unclear,)) == []
