@@ -4,8 +4,8 @@ python launch/answer.py --config=configs/methods/cirag.py --config.data.dir=FOLD
 python launch/answer.py --config=configs/methods/cirag.py:small --config.question="..."
 
 Presets: ``small`` answers from any corpus on a laptop's CPU, with the models that come with this
-repository (docs/shipped_models.md): sentences are the candidates, the aligner integrates, the
-reader answers briefly or refuses. (none) is the paper's setting (L = 4, K = 10, N = 30), which
+repository (cirag_jax/shipped): sentences are the candidates, the aligner integrates, the
+reader writes the facts and the answer. (none) is the paper's setting (L = 4, K = 10, N = 30), which
 reads extracted triples, with this package's untrained small models; ``llm`` the same with two
 rounds, 15 candidates and a worked example, so that SmolLM2-135M keeps the integrator's format;
 ``paper`` names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: not yet run.

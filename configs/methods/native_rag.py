@@ -3,7 +3,7 @@
 python launch/answer.py --config=configs/methods/native_rag.py --config.data.dir=FOLDER --workdir=W
 
 Presets: ``small`` reads five passages on a laptop's CPU, with the models that come with this
-repository (docs/shipped_models.md); (none) has this package's untrained small models; ``paper``
+repository (cirag_jax/shipped); (none) has this package's untrained small models; ``paper``
 names the paper's models (configs/methods/cirag.py), for a GPU: not yet run.
 
 Record (before it read all ten passages; with five, the questions and machine of
