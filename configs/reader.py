@@ -48,6 +48,9 @@ def base() -> Any:
     # A dataset folder, or a tuple of them; "demo" or null: the built-in dataset; "lives": made-up
     # people and works (datasets/lives.py), to train on.
     config.folders = placeholder(object)
+    # Of a token of the answer in the loss; one of the facts before it weighs 1. Facts are copied
+    # and soon right, the comparison at the end is a single token.
+    config.answer_weight = 1.0
     config.recombined = 0  # Comparisons made anew from the facts of each folder's questions.
     config.data = common.data(split="train")
     config.dev = ConfigDict()

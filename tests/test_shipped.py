@@ -93,15 +93,12 @@ def test_no_dev_question_of_the_benchmarks_was_trained_on(name, shared_data):
         assert not learnt & {row["id"] for row in rows if row.get("split") != "train"}, file
 
 
-# "Born in London ... and died in Missolonghi": it takes the wrong one of the two.
-KNOWN_WRONG = {"Where was the father of Ada Lovelace born?"}
-
-
 def test_a_strangers_documents_are_answered():
     texts = [text for _, *told in DOCUMENTS.values() for text in told]
     with cirag_jax.Cirag.open(documents=texts) as rag:
         found = dict(zip(DOCUMENTS, rag.answers(DOCUMENTS), strict=True))
     chain = found["Where was the father of Ada Lovelace born?"].prediction.attempts[-1].response
-    assert chain.startswith("Ada Lovelace; father; Lord Byron\nLord Byron; place of birth; ")
-    wrong = {q: a.text for q, a in found.items() if a.text != DOCUMENTS[q][0]}
-    assert set(wrong) <= KNOWN_WRONG, wrong
+    assert chain == (
+        "Ada Lovelace; father; Lord Byron\nLord Byron; place of birth; London\nAnswer: London"
+    )
+    assert {q: a.text for q, a in found.items()} == {q: told[0] for q, told in DOCUMENTS.items()}

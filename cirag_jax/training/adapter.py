@@ -82,7 +82,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     total_steps = len(plan.steps)
     state_lib.announce(
         f"{len(data.train):,} examples ({sum(len(e.tokens_T) for e in data.train):,} tokens, "
-        f"{sum(int(e.weight_T.sum()) for e in data.train):,} of them supervised), "
+        f"{sum(np.count_nonzero(e.weight_T) for e in data.train):,} of them supervised), "
         f"{len(data.dev):,} dev examples, {total_steps:,} steps of "
         f"{sum(plan.tokens) // total_steps:,} tokens, rows {100 * plan.efficiency():.0f} % full, "
         f"mesh {dict(mesh.shape)}"

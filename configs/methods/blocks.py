@@ -58,8 +58,11 @@ def method(name: str, **max_tokens: int) -> Any:
     if needs.triples:
         config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
         config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
+    if needs.roles:
+        config.model = placeholder(str)  # The language model of every role that names none.
     for who in needs.roles:
         config[who] = role(max_tokens.get(who, 128))
+        config[who].model = config.get_oneway_ref("model")
 
     config.seed = 0
     config.in_flight = 64  # Questions that advance together.
@@ -82,8 +85,9 @@ def preset(config: Any, name: str) -> Any:
     """The presets that every method has.
 
     ``small`` is for a laptop's CPU: answers of 96 tokens at most, and what is kept of the prompts
-    suffices for 64 conversations (3 GB in fp32). ``paper`` names the CIRAG paper's models, for a
-    GPU.
+    suffices for 64 conversations (3 GB in fp32). ``medium`` is a model of 1.5B parameters in a
+    context of 4,096 tokens: two CPU cores and 9 GB suffice. ``paper`` names the CIRAG paper's
+    models, for a GPU.
 
     Raises:
       ValueError: there is no such preset.
@@ -93,11 +97,16 @@ def preset(config: Any, name: str) -> Any:
         for who in needs.roles:
             config[who].prefix_tokens = 65536
         config.reader.max_tokens = min(config.reader.max_tokens, 96)
-    elif name == "paper":
+    elif name == "medium":
+        config.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # or its GGUF: --config.model=FILE.gguf
+        config.in_flight = 16
         for who in needs.roles:
-            config[who].model = "Qwen/Qwen2.5-7B-Instruct"
+            config[who].context = 4096
+            config[who].overflow = "truncate"
+    elif name == "paper":
+        config.model = "Qwen/Qwen2.5-7B-Instruct"
         if needs.corpus:
             config.encoder.model = "BAAI/bge-small-en-v1.5"
     elif name:
-        raise ValueError("the presets are small and paper")
+        raise ValueError("the presets are small, medium and paper")
     return config

@@ -8,7 +8,9 @@ repository (cirag_jax/shipped): sentences are the candidates, the aligner integr
 reader writes the facts and the answer. (none) is the paper's setting (L = 4, K = 10, N = 30), which
 reads extracted triples, with this package's untrained small models; ``llm`` the same with two
 rounds, 15 candidates and a worked example, so that SmolLM2-135M keeps the integrator's format;
-``paper`` names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: not yet run.
+``medium`` is the paper's setting with a model of 1.5B parameters, which chooses numbered candidates
+after an example; ``paper`` names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a
+GPU: not yet run.
 
 Record (``llm``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
@@ -36,4 +38,8 @@ def get_config(preset: str = "") -> Any:
         config.cirag.num_candidates = 15
         config.cirag.prefilled_headers = config.cirag.few_shot = True
         return blocks.preset(config, "small")
+    if preset == "medium":
+        config.cirag.prompt_format = "compact"  # Four rounds of 30 candidates fit 4,096 tokens.
+        config.cirag.few_shot = True
+        config.integrator.max_tokens = 64
     return blocks.preset(config, preset)

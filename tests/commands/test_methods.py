@@ -165,7 +165,7 @@ def test_a_method_has_several_rankers_and_moves_its_query(folders, tmp_path, cap
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
-@pytest.mark.parametrize("preset", ["", "small", "paper"])
+@pytest.mark.parametrize("preset", ["", "small", "medium", "paper"])
 def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
     config = cli.load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
     needs = registry.find_method(name).config(**task.plain(config[name])).needs
@@ -180,7 +180,7 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
 
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_a_preset_that_does_not_exist_is_refused(name):
-    with pytest.raises(UserError, match="the presets are small and paper"):
+    with pytest.raises(UserError, match="the presets are small, medium and paper"):
         cli.load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
 
 
@@ -245,3 +245,11 @@ def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_
     assert opening.needs_encoder(config, needs)
     config.retriever.kind = "bm25"
     assert not opening.needs_encoder(config, needs)
+
+
+def test_one_model_serves_every_role_that_names_none():
+    overrides = ["--config.model=model.gguf", "--config.reader.model=another"]
+    for order in (overrides, overrides[::-1]):
+        config = cli.load_config(str(_ROOT / "configs/methods/cirag.py:medium"), order)
+        assert (config.integrator.model, config.reader.model) == ("model.gguf", "another")
+        assert config.model == "model.gguf"

@@ -337,7 +337,9 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         dev = [made for made in found if made.question.id in held]
         found = [made for made in found if made.question.id not in held]
     how = settings.reader_format
-    train_examples, reasons = reading_examples(tokenizer, found, how, max_length=max_length)
+    train_examples, reasons = reading_examples(
+        tokenizer, found, how, max_length=max_length, answer_weight=config.get("answer_weight", 1.0)
+    )
     dev_examples, dev_reasons = reading_examples(tokenizer, dev, how, max_length=max_length)
     kinds = collections.Counter(made.granularity for made in found)
     counts = {

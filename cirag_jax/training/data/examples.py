@@ -24,12 +24,13 @@ from cirag_jax.types import Trajectory
 
 
 class Part(enum.IntEnum):
-    """What a supervised token belongs to; ``RATIONALE`` is the thought r_t."""
+    """What a supervised token belongs to: ``RATIONALE`` the thought r_t, ``ANSWER`` a reader's."""
 
     NONE = 0
     RATIONALE = 1
     FACTS = 2
     QUESTION = 3
+    ANSWER = 4
 
 
 class Example(NamedTuple):
@@ -37,7 +38,8 @@ class Example(NamedTuple):
 
     Attributes:
       tokens_T: int32 ids of the whole conversation, the chat template's own and turn ends included.
-      weight_T: float32, 1 where a token is supervised (where the loss predicts it), else 0.
+      weight_T: float32, above 0 where a token is supervised (where the loss predicts it): how much
+        it counts.
       part_T: uint8, the `Part` of each supervised token, 0 elsewhere.
       source: id of the question (or passage) that it was made from.
     """

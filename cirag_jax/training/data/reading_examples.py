@@ -24,7 +24,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.evidence import passage_line, sentence_line, triple_line
 from cirag_jax.prompts import reading
-from cirag_jax.training.data.examples import Example, chat_examples
+from cirag_jax.training.data.examples import Example, Part, chat_examples
 from cirag_jax.types import Dataset, Question, Triple
 
 GRANULARITIES = ("triple", "sentence", "passage")
@@ -109,7 +109,12 @@ def make_readings(
 
 
 def reading_examples(
-    tokenizer: ChatTokenizer, readings: Sequence[Reading], reader_format: str, *, max_length: int
+    tokenizer: ChatTokenizer,
+    readings: Sequence[Reading],
+    reader_format: str,
+    *,
+    max_length: int,
+    answer_weight: float = 1.0,
 ) -> tuple[list[Example], dict[str, int]]:
     """The readings as conversations; their source is the question's id.
 
@@ -118,6 +123,7 @@ def reading_examples(
       readings: what is asked.
       reader_format: as in `prompts.reading.answer_messages`.
       max_length: most tokens of an example; longer ones are dropped whole.
+      answer_weight: of each token of the answer; one of the facts before it weighs 1.
 
     Returns:
       The examples, and how many were ``dropped_too_long``.
@@ -132,12 +138,21 @@ def reading_examples(
                 reading.render_answer(answer, made.chain if reader_format == "chain" else ()),
             ),
         ]
-        example = chat_examples(tokenizer, turns, (len(turns) - 1,), source=made.question.id)
+        example = chat_examples(
+            tokenizer, turns, (len(turns) - 1,), source=made.question.id, split=_parts
+        )
+        example.weight_T[example.part_T == Part.ANSWER] = answer_weight
         if len(example.tokens_T) <= max_length:
             examples.append(example)
         else:
             reasons["dropped_too_long"] += 1
     return examples, dict(reasons)
+
+
+def _parts(text: str) -> list[tuple[int, Part]]:
+    """Where a reader's facts and its answer begin."""
+    start = text.rfind("\nAnswer:") + 1
+    return [(0, Part.FACTS), (start, Part.ANSWER)] if start else [(0, Part.ANSWER)]
 
 
 def messages_of(made: Reading, reader_format: str) -> tuple[Message, ...]:
