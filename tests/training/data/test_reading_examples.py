@@ -137,6 +137,17 @@ def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer, h
     assert (attempt.answer, attempt.sufficient) == (answer, missing == 0.0)
 
 
+@pytest.mark.parametrize("how", ["brief", "chain"])
+def test_the_answer_may_weigh_more_than_its_facts(tmp_path, how):
+    tokenizer = by_hand.tiny_tokenizer(tmp_path)
+    made = readings(granularities=("sentence",), missing=0.0)
+    (example,), _ = reading_examples(tokenizer, [made], how, max_length=10_000, answer_weight=4.0)
+    weighs_more = example.weight_T > 1
+    assert set(example.weight_T) == ({0.0, 1.0, 4.0} if how == "chain" else {0.0, 4.0})
+    said = tokenizer.decode(example.tokens_T[weighs_more][:-1], True)
+    assert said.strip() == "Answer: London" and weighs_more[-1]
+
+
 def test_too_long_an_example_is_dropped(tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     assert reading_examples(tokenizer, [readings()], "brief", max_length=9) == (
