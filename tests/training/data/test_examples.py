@@ -21,7 +21,7 @@ from cirag_jax.training.data.examples import (
 )
 from tests.distill import by_hand
 
-NONE, RATIONALE, FACTS, QUESTION = Part
+NONE, RATIONALE, FACTS, QUESTION = Part.NONE, Part.RATIONALE, Part.FACTS, Part.QUESTION
 SETTINGS = [(r, e) for r in ("multi_turn", "paper", "compact") for e in (False, True)]
 
 
