@@ -25,7 +25,8 @@ SECTIONS = (
 )
 NONE, DONE = "none", "done"
 
-_LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:[ \t*]*(.*)$", re.IGNORECASE)
+# Bold closes right after the colon; an asterisk further on is the text's own.
+_LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:\**[ \t]*(.*)$", re.IGNORECASE)
 _NOTHING = ([DONE], [NONE], ["no", "question"], ["nothing"])
 _MOST_DIGITS = 6  # A longer number is no candidate's, and int() is quadratic.
 

@@ -34,6 +34,7 @@ def check(text, **arguments):
         ("Keep: 1 1 99\nNext: none", (FIRST,), None, ("not_a_candidate",)),
         ("Keep: 0\nNext: done", (), None, ("not_a_candidate",)),
         (f"Keep: {'9' * 5000}\nNext: done", (), None, ("not_a_candidate",)),
+        ("Keep: 1\nNext: *0 or *1?", (FIRST,), "*0 or *1?", ()),
         ("Keep: 1\nNext: 彼はどこで生まれた", (FIRST,), "彼はどこで生まれた", ()),
         ("Next: Who?\nNext: Why?", (), "Who?", ("repeated_header", "no_facts")),
     ],
