@@ -11,6 +11,7 @@ that ends it.
 import collections
 import dataclasses
 import itertools
+import re
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,9 +26,11 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.evidence import passage_line, sentence_line, triple_line
 from cirag_jax.prompts import reading
 from cirag_jax.training.data.examples import Example, Part, chat_examples
+from cirag_jax.training.data.recombined import BEFORE, OTHER, SAME, conclusion
 from cirag_jax.types import Dataset, Question, Triple
 
 GRANULARITIES = ("triple", "sentence", "passage")
+_CONCLUDES = re.compile(rf"^(?:Answer:|[^;\n]*; (?:{'|'.join((BEFORE, SAME, OTHER))}); )", re.M)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Reading(NamedTuple):
       evidence: as the reader sees it.
       sufficient: whether no gold evidence is missing.
       may_refuse: whether the reader is told that it may.
-      chain: annotated facts that lead to the answer, as far as the evidence states them.
+      chain: annotated facts that lead to the answer, as far as the evidence states them, and what
+        a comparison concludes from them.
     """
 
     question: Question
@@ -123,7 +127,8 @@ def reading_examples(
       readings: what is asked.
       reader_format: as in `prompts.reading.answer_messages`.
       max_length: most tokens of an example; longer ones are dropped whole.
-      answer_weight: of each token of the answer; one of the facts before it weighs 1.
+      answer_weight: of each token of the answer and of the comparison before it; one of the facts
+        weighs 1.
 
     Returns:
       The examples, and how many were ``dropped_too_long``.
@@ -150,8 +155,8 @@ def reading_examples(
 
 
 def _parts(text: str) -> list[tuple[int, Part]]:
-    """Where a reader's facts and its answer begin."""
-    start = text.rfind("\nAnswer:") + 1
+    """Where a reader's facts begin, and what it concludes from them."""
+    start = next(found.start() for found in _CONCLUDES.finditer(text))
     return [(0, Part.FACTS), (start, Part.ANSWER)] if start else [(0, Part.ANSWER)]
 
 
@@ -234,8 +239,7 @@ def _draw(
         lines.insert(int(rng.integers(len(lines) + 1)), near[i])
     may_refuse = bool(not sufficient or rng.random() >= settings.forced)
     chain = tuple(question.evidences or ())
-    if not sufficient:
-        chain = _stated(chain, kept)
+    chain = (*chain, *conclusion(question)) if sufficient else _stated(chain, kept)
     return Reading(question, granularity, tuple(lines), sufficient, may_refuse, chain)
 
 
