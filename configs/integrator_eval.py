@@ -73,6 +73,10 @@ def get_config() -> Any:
     config.base.few_shot = True  # null: as the student.
 
     config.query_cosine = True  # Compare next queries by the encoder, too.
+    # Passages that a next query retrieves, of which recall is told where config.data.dir is the
+    # dataset; 0: it is not.
+    config.query_recall = 5
+    config.retriever = retrievers.retriever()
     config.encoder = retrievers.encoder()
     config.bootstrap_samples = 10_000
     config.in_flight = 256  # Steps that decode together.

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,17 @@ from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Decided, Similarity
+from cirag_jax.evaluation.decisions import Decided, Search, Similarity
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import figure, lead, markdown, write_table
+from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.triples.normalization import Normalization
-from cirag_jax.types import Config, Trajectory, Triple
+from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
@@ -46,7 +49,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       `decisions.score` with their intervals (questions resampled), ``parse_errors``, tokens and
       seconds; ``differences``: the student less each other system; ``num_questions``,
       ``num_trained_on`` (of them, by the student; None: not known), ``num_steps``,
-      ``teacher``, ``settings``, ``complete``.
+      ``teacher`` (who it was, what it kept, whether it stopped, the recall of its queries),
+      ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the trajectories or a model cannot be used.
@@ -57,7 +61,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     questions = {trajectory.question_id for trajectory in found}
     num_trained_on = side_by_side.count_seen(models, questions, "questions")
     normalization: Normalization = _prompt(config, described, {})["normalization"]
-    gold = _gold(config, found, normalization)
+    dataset = load.load_dataset(config.data) if config.data.dir else None
+    gold = _gold(dataset, found, normalization)
     until = task.deadline(config)
 
     # ---- Every model at every step ---------------------------------------------------------------
@@ -85,12 +90,21 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Figures ---------------------------------------------------------------------------------
     similarity = _similarity(config) if config.query_cosine else None
+    search = _search(config, dataset) if dataset is not None and config.query_recall else None
+    annotated = dataset.questions if dataset is not None else ()
+    supporting = {question.id: question.supporting or () for question in annotated}
+    score = functools.partial(
+        decisions.score,
+        found,
+        normalization=normalization,
+        gold=gold,
+        search=search,
+        supporting=supporting,
+    )
     scores: dict[str, dict[str, Ratio]] = {
-        name: decisions.score(
-            found, rows, normalization=normalization, gold=gold, similarity=similarity
-        )
-        for name, rows in decided.items()
+        name: score(rows, similarity=similarity) for name, rows in decided.items()
     }
+    own = score(decisions.teachers_own(found)).get("query_recall")
     for name in BASELINES:
         del scores[name]["parse_rate"]  # there is nothing that could be parsed
     how_often = (config.bootstrap_samples, config.seed)
@@ -113,7 +127,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "num_trained_on": num_trained_on,
         "num_steps": sum(len(trajectory.steps) for trajectory in found),
-        "teacher": _teacher(found),
+        "teacher": {**_teacher(found), "query_recall": None if own is None else own.value},
         "settings": {
             "checkpoint": config.checkpoint,
             "trajectories": config.trajectories,
@@ -137,6 +151,8 @@ def _check(config: Config) -> None:
         )
     if config.integrator.max_tokens < 1:
         raise UserError("config.integrator.max_tokens must be at least 1.")
+    if config.query_recall < 0:
+        raise UserError("config.query_recall must not be negative.")
     for name in ("in_flight", "bootstrap_samples"):
         if config[name] < 1:
             raise UserError(f"config.{name} must be at least 1.")
@@ -182,14 +198,13 @@ def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConf
 
 
 def _gold(
-    config: Config, found: Sequence[Trajectory], normalization: Normalization
+    dataset: Dataset | None, found: Sequence[Trajectory], normalization: Normalization
 ) -> list[list[Sequence[Triple] | None]]:
     """The annotated core triples of every step; None where nothing is annotated.
 
     The annotation teacher's own are gold. At the steps of a language model they are what that
-    teacher would keep in its place, if ``config.data.dir`` says where the annotations are.
+    teacher would keep in its place, if ``dataset`` has the annotations.
     """
-    dataset = load.load_dataset(config.data) if config.data.dir else None
     questions = {question.id: question for question in dataset.questions} if dataset else {}
     gold: list[list[Sequence[Triple] | None]] = []
     for trajectory in found:
@@ -225,8 +240,6 @@ def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
 
 def _similarity(config: Config) -> Similarity:
     """Cosine of two queries by ``config.encoder``."""
-    from cirag_jax.retrieval.encoders import open_encoder_for
-
     encoder = open_encoder_for(config.encoder)
 
     def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -238,6 +251,24 @@ def _similarity(config: Config) -> Similarity:
         return np.einsum("nd,nd->n", left_ND, right_ND)
 
     return cosine
+
+
+def _search(config: Config, dataset: Dataset) -> Search:
+    """The passages that queries retrieve, by ``config.retriever``, each query once."""
+    passages = list(dataset.corpus.values())
+    encoder = None if config.retriever.kind == "bm25" else open_encoder_for(config.encoder)
+    index = open_retriever(config.retriever, passages, encoder, triples=dataset.triples)
+    known: dict[str, list[str]] = {}
+
+    def search(queries: Sequence[str]) -> list[list[str]]:
+        new = [query for query in dict.fromkeys(queries) if query not in known]
+        if new:
+            row_QK, _ = index.search(new, config.query_recall)
+            for query, row_K in zip(new, row_QK, strict=True):
+                known[query] = [passages[row].id for row in row_K if row >= 0]
+        return [known[query] for query in queries]
+
+    return search
 
 
 # ------------------------------------------------------------------------------------ the results
@@ -285,9 +316,10 @@ def table_of(result: Mapping[str, Any]) -> str:
     Core triples are scored as means over steps; "gold" against the annotations.
     """
     header = ["decisions of", "core F1 [95 %]", "core P", "core R", "F1 if any", "micro F1"]
-    header += ["gold F1", "false keeps", "query F1", "query cosine", "stops, solved"]
-    header += ["stops, unsolved", "parsed", "tokens"]
-    flat = ("false_keeps", "query_f1", "query_cosine", "stop_recall", "stop_unsolved", "parse_rate")
+    header += ["gold F1", "false keeps", "query F1", "query cosine", "query recall"]
+    header += ["stops, solved", "stops, unsolved", "parsed", "tokens"]
+    flat = ("false_keeps", "query_f1", "query_cosine", "query_recall", "stop_recall")
+    flat += ("stop_unsolved", "parse_rate")
     rows = []
     for name, system in result["systems"].items():
         core = system["teacher"]
@@ -311,6 +343,8 @@ def table_of(result: Mapping[str, Any]) -> str:
         f"{', '.join(teacher['teachers'])}, which kept nothing at {empty:.0f} % of the steps and "
         f"stopped at {stops:.0f} %"
     )
+    if teacher["query_recall"] is not None:
+        caption += f"; its own queries have a recall of {100 * teacher['query_recall']:.1f}"
     if not result["complete"]:
         caption += "; not complete, run the command again to go on"
     return f"{caption}\n\n{markdown([header, *rows])}"

@@ -28,6 +28,8 @@ from cirag_jax.types import Step, Trajectory, Triple
 
 # Cosine of each pair of queries: float64 [N].
 Similarity = Callable[[Sequence[tuple[str, str]]], np.ndarray]
+# Ids of the passages that each query retrieves.
+Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +146,11 @@ def _top_k(trajectory: Trajectory, index: int, chain: bool) -> Decided:
     return Decided(made.thought, made.kept, made.next_query)
 
 
+def teachers_own(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
+    """What the teacher decided: what its scores are, where they are not 1 by definition."""
+    return [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in trajectories]
+
+
 def nothing(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
     """Keeps no candidate and stops: what means over steps give for nothing."""
     return [[Decided() for _ in t.steps] for t in trajectories]
@@ -159,6 +166,8 @@ def score(
     normalization: Normalization = "ascii",
     gold: Sequence[Sequence[Sequence[Triple] | None]] | None = None,
     similarity: Similarity | None = None,
+    search: Search | None = None,
+    supporting: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Ratio]:
     """Scores decisions against those of the teacher; the bootstrap's groups are the questions.
 
@@ -171,11 +180,15 @@ def score(
       normalization: normalisation by which triples are equal.
       gold: the annotated core triples of every step, None where there are none; not scored without.
       similarity: of two queries; ``query_cosine`` is left out without.
+      search: what a query retrieves; ``query_recall`` is left out without.
+      supporting: gold passages by question id, for ``query_recall``.
 
     Returns:
       ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for the core triples.
       ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, where
-      the teacher asks one; a model that then stops or writes none earns 0. ``stop_accuracy``: of
+      the teacher asks one; a model that then stops or writes none earns 0. ``query_recall``: share
+      of the gold passages that no round has retrieved yet which the next query retrieves, where
+      the teacher asks one and there are any. ``stop_accuracy``: of
       whether to stop, over all steps; a response without a question section is wrong either way.
       ``stop_precision`` and ``stop_recall``; ``stop_unsolved``: stops where the teacher asks on.
       ``false_keeps``: steps at which the teacher keeps nothing and the model something.
@@ -203,6 +216,11 @@ def score(
         if any(overlap is not None for overlap in kept):
             found |= _prefixed("gold/", overlap_ratios(kept, groups, len(index)))
     found |= _queries(pairs, over, similarity)
+    if search is not None:
+        wanted = _not_yet_retrieved(trajectories, supporting or {})
+        if any(wanted):
+            recalls = _query_recalls([d.next_query for _, d in pairs], wanted, search)
+            found["query_recall"] = over(recalls, [float(bool(ids)) for ids in wanted])
     ends = [float(step.next_query is None) for step, _ in pairs]
     stops = [float(decided.stops) for _, decided in pairs]
     both = [a * b for a, b in zip(ends, stops, strict=True)]
@@ -255,6 +273,30 @@ def _queries(
             [float(next(cosine_N)) if text else 0.0 for text in texts], asks
         )
     return found
+
+
+def _not_yet_retrieved(
+    trajectories: Sequence[Trajectory], supporting: Mapping[str, Sequence[str]]
+) -> list[set[str]]:
+    """Of each step the gold passages that its next query is to find; none where there is none."""
+    found = []
+    for trajectory in trajectories:
+        missing = set(supporting.get(trajectory.question_id, ()))
+        for step in trajectory.steps:
+            missing = missing - set(step.passages)
+            found.append(set() if step.next_query is None else missing)
+    return found
+
+
+def _query_recalls(
+    queries: Sequence[str | None], wanted: Sequence[set[str]], search: Search
+) -> list[float]:
+    asked = [(i, query) for i, query in enumerate(queries) if query is not None and wanted[i]]
+    recalls = [0.0] * len(queries)
+    results = search([query for _, query in asked]) if asked else ()
+    for (index, _), ids in zip(asked, results, strict=True):
+        recalls[index] = len(wanted[index] & set(ids)) / len(wanted[index])
+    return recalls
 
 
 def _prefixed(prefix: str, ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:

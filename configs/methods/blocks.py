@@ -76,7 +76,7 @@ def shipped(config: Any) -> Any:
     config.encoder.model = "shipped:aligner"
     config.retriever.units = "sentence"  # What the aligner was trained on.
     config.reader.adapter = "shipped:reader"
-    config.reader.max_tokens = 128
+    config.reader.max_tokens = 160  # Four facts, what is compared, the answer.
     config[config.method].reader_format = "chain"
     return config
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cirag_jax.commands import evaluate_integrator, side_by_side
+from cirag_jax.datasets import jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
@@ -27,7 +28,7 @@ from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.types import Step, Trajectory, Triple
 from configs import integrator_eval
-from tests import tiny_decoder
+from tests import tiny, tiny_decoder
 
 A, B, C, D = (Triple(name, "lies in", f"{name}land", name, 0) for name in "abcd")
 FIRST = Step("Where?", ("a", "b"), (A, B, C, D), (0.9, 0.8, 0.7, 0.6), "One.", (A, C), "And then?")
@@ -233,6 +234,33 @@ def test_queries_are_compared_where_both_ask():
     assert got["query_cosine"].value == pytest.approx(0.25 / 2)
 
 
+def test_a_query_is_worth_the_missing_passages_that_it_retrieves():
+    found = {"And then?": ["d", "x"], "Mine?": ["a", "c", "d"], "Who else?": ["z"]}
+    asked = []
+
+    def search(queries):
+        asked.extend(queries)
+        return [found[query] for query in queries]
+
+    def recall(rows, supporting, trajectories=BOTH):
+        scores = score(trajectories, rows, search=search, supporting=supporting)
+        return scores["query_recall"].value if "query_recall" in scores else None
+
+    gold = {"q1": ("a", "c", "d"), "q2": ("b", "e")}  # "a" and "b" were retrieved before
+    mine = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", (), None)]]
+    assert recall(mine, gold) == pytest.approx((2 / 2 + 0) / 2)
+    assert asked == ["Mine?"]  # the teacher stops at the other, and to stop retrieves nothing
+    own = decisions.teachers_own(BOTH)
+    assert recall(own, gold) == pytest.approx((1 / 2 + 0 / 1) / 2)
+    assert recall(own, {"q1": ("a", "d")}) == pytest.approx(1)  # q2 has nothing to be found
+    assert recall(own, {"q1": ("a",)}) is None  # all was retrieved
+    seen = dataclasses.replace(LAST, query="And then?", next_query="Mine?")
+    three = dataclasses.replace(LONG, steps=(FIRST, seen))
+    assert recall(decisions.teachers_own([three]), {"q1": ("d", "c")}, [three]) == pytest.approx(
+        (1 / 2 + 1) / 2
+    )  # "d" was retrieved in the second round, "c" was still missing
+
+
 # ------------------------------------------------------------------------------------- the command
 
 
@@ -311,7 +339,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert "parse_rate" not in result["systems"]["nothing"]
     assert result["num_questions"] == 2 and result["num_steps"] == 3
     assert result["teacher"] == {
-        "teachers": {"annotations": 2}, "empty_core": 1 / 3, "stops": 1 / 3
+        "teachers": {"annotations": 2}, "empty_core": 1 / 3, "stops": 1 / 3, "query_recall": None
     }  # fmt: skip
     assert result["settings"]["base"]["few_shot"] and not result["settings"]["student"]["few_shot"]
     json.dumps(result)
@@ -363,12 +391,34 @@ def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
         assert result["systems"][name]["parse_errors"]["truncated"] == 1
 
 
-def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
-    """At the steps of another teacher, gold is what the annotation teacher would keep there."""
-    from cirag_jax.datasets import jsonl
-    from tests import tiny
+def test_the_command_searches_what_is_asked_next(tmp_path, monkeypatch, capsys):
+    dataset = tiny.dataset()
+    jsonl.write_dataset(dataset, tmp_path / "data")
+    question = dataset.questions[0]
+    first, second = question.supporting or ()
+    steps = (
+        Step(question.question, (first,), next_query=dataset.corpus[second].text),
+        Step("x", (second,), next_query=None),
+    )
+    found = [Trajectory(question.id, question.question, "some-llm", steps, "stopped")]
+    write_trajectories(tmp_path / "t.jsonl", found)
+    texts = {f"{question.id}#1": reply((), dataset.corpus[first].text), f"{question.id}#2": ""}
 
-    jsonl.write_dataset(tiny.dataset(), tmp_path / "data")
+    @contextlib.contextmanager
+    def opened(*_):
+        yield Canned(texts)
+
+    monkeypatch.setattr(side_by_side, "open_model", opened)
+    fields = {"data.dir": str(tmp_path / "data"), "retriever.kind": "bm25", "query_recall": 1}
+    fields["base.prefilled_headers"] = False
+    result = evaluate(tmp_path / "t.jsonl", tmp_path / "e", **fields)
+    assert result["teacher"]["query_recall"] == 1.0
+    assert result["systems"]["base"]["query_recall"]["value"] == 0.0
+    assert "its own queries have a recall of 100.0" in capsys.readouterr().err
+
+
+def test_gold_of_a_language_models_steps_comes_from_the_annotations():
+    """At the steps of another teacher, gold is what the annotation teacher would keep there."""
     dataset = tiny.dataset()
     question = dataset.questions[0]
     born, worked = dataset.triples["p0"]
@@ -377,15 +427,12 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
         Step(question.question, candidates=(worked, born), scores=(1.0, 0.5), kept=(worked, born)),
         Step("x", candidates=(known, patron), scores=(1.0, 0.5), kept=(known,), next_query=None),
     )
-    config = integrator_eval.get_config()
-    config.data.dir = str(tmp_path / "data")
     mine = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
     theirs = Trajectory("q9", "?", "annotations", (FIRST,), "stopped")
     nobody = Trajectory("unknown", "?", "some-llm", (FIRST,), "stopped")
-    gold = evaluate_integrator._gold(config, (mine, theirs, nobody), "ascii")
+    gold = evaluate_integrator._gold(dataset, (mine, theirs, nobody), "ascii")
     assert gold == [[(born,), (patron,)], [(A, C)], [None]]
-    config.data.dir = None
-    assert evaluate_integrator._gold(config, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
+    assert evaluate_integrator._gold(None, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
 
 
 @pytest.mark.parametrize(
@@ -396,6 +443,7 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations(tmp_path):
         ({"keep": "good"}, "config.keep"),
         ({"integrator.max_tokens": 0}, "max_tokens"),
         ({"in_flight": 0}, "in_flight"),
+        ({"query_recall": -1}, "query_recall"),
         ({"integrator.adapter": "x"}, "config.checkpoint"),
         ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
         ({"prompt_format": "prose"}, "prompt_format"),

@@ -1,5 +1,6 @@
 """What the reader learns: evidence of each granularity, complete or not, as inference asks it."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,21 @@ def test_the_answer_may_weigh_more_than_its_facts(tmp_path, how):
     assert set(example.weight_T) == ({0.0, 1.0, 4.0} if how == "chain" else {0.0, 4.0})
     said = tokenizer.decode(example.tokens_T[weighs_more][:-1], True)
     assert said.strip() == "Answer: London" and weighs_more[-1]
+
+
+def test_a_comparison_is_written_before_its_answer_and_weighs_as_much(tmp_path):
+    tokenizer = by_hand.tiny_tokenizer(tmp_path)
+    facts = (("Ada", "date of birth", "1815"), ("Byron", "date of birth", "1788"))
+    asked = dataclasses.replace(QUESTION, answers=("Byron",), evidences=facts)
+    settings = ReadingSettings(granularities=("triple",), missing=0.0)
+    made, _ = make_readings(DATA, [asked], settings)
+    (example,), _ = reading_examples(tokenizer, made, "chain", max_length=9999, answer_weight=4.0)
+    said = tokenizer.decode(example.tokens_T[example.weight_T > 1][:-1], True)
+    assert said.splitlines() == ["1788; before; 1815", "Byron; before; Ada", "Answer: Byron"]
+    facts_T = (example.weight_T > 0) & (example.weight_T <= 1)
+    assert "Ada; date of birth; 1815" in tokenizer.decode(example.tokens_T[facts_T], True)
+    cut, _ = make_readings(DATA, [asked], dataclasses.replace(settings, missing=0.999))
+    assert not any("before" in fact for fact in cut[0].chain)
 
 
 def test_too_long_an_example_is_dropped(tmp_path):

@@ -87,3 +87,48 @@ def test_questions_without_annotations_give_nothing(made):
     bare = [dataclasses.replace(q, evidences=None) for q in dataset.questions[:50]]
     assert recombined.recombine(dataset, bare, 10, seed=0) == []
     assert recombined.recombine(dataset, dataset.questions, 0, seed=0) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer", "concluded"),
+    [
+        (
+            [("Bob", "date of birth", "3 May 1949"), ("Ann", "date of birth", "June 1, 1930")],
+            "Bob",
+            (("1930", "before", "1949"), ("Ann", "before", "Bob")),
+        ),
+        (
+            [
+                ("F", "director", "Ann"), ("G", "director", "Bob"),
+                ("Ann", "date of death", "3 May 1949"), ("Bob", "date of death", "5 June 1949"),
+            ],
+            "F",
+            (("3 May 1949", "before", "5 June 1949"), ("Ann", "before", "Bob")),
+        ),
+        (
+            [("A", "country", "India"), ("B", "country", "Indian")],
+            "yes",
+            (("India", "same as", "Indian"),),
+        ),
+        (
+            [("A", "country", "Peru"), ("B", "country", "Iran")],
+            "no",
+            (("Peru", "other than", "Iran"),),
+        ),
+        # Neither date is earlier; nothing is compared; who lived longer is no question of one date.
+        ([("A", "inception", "1949"), ("B", "inception", "5 June 1949")], "A", ()),
+        ([("A", "country", "Peru"), ("B", "country", "Iran")], "Peru", ()),
+        ([("A", "father", "B"), ("B", "date of birth", "1900")], "1900", ()),
+        (
+            [(who, f"date of {what}", year) for who, what, year in (
+                ("A", "birth", "1900"), ("B", "birth", "1920"),
+                ("A", "death", "1970"), ("B", "death", "1980"),
+            )],
+            "A",
+            (),
+        ),
+    ],
+)  # fmt: skip
+def test_a_comparison_is_concluded(facts, answer, concluded):
+    question = Question("q", "?", (answer,), evidences=tuple(facts))
+    assert recombined.conclusion(question) == concluded
