@@ -65,8 +65,10 @@ def get_config() -> Any:
     config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
     config.prefilled_headers = False  # Lead the student through the sections, too.
+    config.keep_above = 0.0  # As in configs/methods/cirag.py; chosen on questions of dev_tune.
     config.match_cutoff = 0.8
     config.base = ConfigDict()
+    config.base.keep_above = 0.0
     config.base.run = True  # Also score the model without the checkpoint.
     config.base.prefilled_headers = True
     config.base.few_shot = placeholder(bool)

@@ -82,7 +82,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         if records is not None:
             decided[name] = decisions.read(jobs, records)
         settings[name] = {
-            key: getattr(how, key) for key in (*PROMPT_FIELDS, "prefilled_headers", "match_cutoff")
+            key: getattr(how, key)
+            for key in (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
         }
     complete = len(decided) == len(models)
     decided[TOP_K], decided[TOP_K_CHAIN] = decisions.top_k(found), decisions.top_k(found, True)
@@ -188,12 +189,13 @@ def _prompt(
 
 def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
     """How one system is asked; the base may be led through the sections, with an example."""
-    own = dict(prompt)
+    own: dict[str, Any] = {**prompt, "keep_above": config.keep_above}
     prefilled_headers = config.prefilled_headers
     if name == side_by_side.BASE:
         prefilled_headers = config.base.prefilled_headers
         if config.base.few_shot is not None:
             own["few_shot"] = config.base.few_shot
+        own["keep_above"] = config.base.keep_above
     return CiragConfig(**own, prefilled_headers=prefilled_headers, match_cutoff=config.match_cutoff)
 
 

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from cirag_jax.datasets.chains import query_text, sentence_texts
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Message
+from cirag_jax.llm.types import Ability, Message
 from cirag_jax.methods.evidence import (
     Evidence,
     Fact,
@@ -23,7 +25,7 @@ from cirag_jax.methods.evidence import (
     triple_line,
 )
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import reading
+from cirag_jax.prompts import compact, reading
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
@@ -35,6 +37,8 @@ from cirag_jax.runtime.requests import (
     Ranked,
     Retrieve,
     Retrieved,
+    Score,
+    Scored,
 )
 from cirag_jax.triples.normalization import Normalization, merge_sources, triple_key
 from cirag_jax.types import (
@@ -80,6 +84,8 @@ class CiragConfig:
         by one; small models then keep the format. A server must support continuing an
         assistant's turn.
       few_shot: show the integrator a worked example, which the paper's prompt has not.
+      keep_above: above 0: every candidate is kept whose number is at least so probable as the whole
+        list, "none" being one more; compact format only. 0: those that the integrator writes.
       integrator: model; or, without a language model, aligner: in every round keep the candidate
         that the ranker, an aligner, puts first, and search with question and chain (KiRAG without
         its constructor); or what a trained integrator must beat: top_k keeps the three best and
@@ -106,6 +112,7 @@ class CiragConfig:
     stop_on_repeat: bool = False
     prefilled_headers: bool = False
     few_shot: bool = False
+    keep_above: float = 0.0
     integrator: str = "model"
     stop_below: float = -1.0
     reader_format: str = "thought"
@@ -126,6 +133,10 @@ class CiragConfig:
             raise UserError(
                 f"prompt_format={self.prompt_format!r} must be one of {', '.join(prompts.FORMATS)}."
             )
+        if not 0.0 <= self.keep_above <= 1.0:
+            raise UserError(f"keep_above={self.keep_above} must lie in [0, 1].")
+        if self.keep_above and (self.prompt_format != "compact" or self.prefilled_headers):
+            raise UserError("keep_above needs prompt_format=compact, without prefilled_headers.")
         if self.integrator not in INTEGRATORS:
             raise UserError(
                 f"integrator={self.integrator!r} must be one of {', '.join(INTEGRATORS)}."
@@ -155,10 +166,14 @@ class CiragConfig:
         """Without rounds there are no triples, so nothing to rank or to integrate."""
         rounds = self.max_steps > 0
         asks = rounds and self.integrator == "model"
-        continues = asks and self.prefilled_headers
+        abilities: tuple[Ability, ...] = ()
+        if asks and self.keep_above:
+            abilities = ("continue_final", "score")
+        elif asks and self.prefilled_headers:
+            abilities = ("continue_final",)
         return Needs(
             roles=("integrator", "reader") if asks else ("reader",),
-            abilities={"integrator": ("continue_final",)} if continues else {},
+            abilities={"integrator": abilities} if abilities else {},
             rankers=("triples",) if rounds and self.use_reranker else (),
             triples=rounds and self.units == "triple",
         )
@@ -286,7 +301,9 @@ def integrate(
         prompt_format=config.prompt_format,
         few_shot=config.few_shot,
     )
-    if config.prefilled_headers:
+    if config.keep_above:
+        text, truncated = yield from _choose(messages, len(candidates), config)
+    elif config.prefilled_headers:
         text, truncated = yield from _fill_sections(messages, config)
     else:
         response: Generated = yield Generate(
@@ -363,6 +380,34 @@ def extend_chain(
             query = query_text(question, texts, config.units)
             return prompts.Decision("", (fact,), query, True, ())
     return prompts.Decision("", (), None, True, ())
+
+
+def _choose(
+    messages: tuple[Message, ...], num_candidates: int, config: CiragConfig
+) -> Program[tuple[str, bool]]:
+    """A compact response whose list is chosen by probability, and whether it was cut off."""
+    choices = [*map(str, range(1, num_candidates + 1)), compact.NONE]
+    scored: Scored = yield Score(
+        (*messages, Message("assistant", compact.KEEP)),
+        tuple(f" {choice}\n" for choice in choices),
+        "integrator",
+        continue_final=True,
+    )
+    logprob_N = np.asarray(scored.logprobs, np.float64)
+    weight_N = np.exp(logprob_N - logprob_N.max())
+    share_N = weight_N / weight_N.sum()
+    *names, _ = choices
+    kept = [name for name, p in zip(names, share_N, strict=False) if p >= config.keep_above]
+    question = compact.SECTIONS[1]
+    text = f"{compact.KEEP} {' '.join(kept) or compact.NONE}\n{question.opening}"
+    response: Generated = yield Generate(
+        (*messages, Message("assistant", text)),
+        "integrator",
+        max_tokens=config.decision_tokens or question.max_tokens,
+        stop=question.stop,
+        continue_final=True,
+    )
+    return text + response.text.rstrip(), response.finish_reason == "length"
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:

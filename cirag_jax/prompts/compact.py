@@ -12,6 +12,9 @@ from cirag_jax.llm.types import Message
 from cirag_jax.prompts.decisions import Decision, Section
 from cirag_jax.types import Step, Triple
 
+NONE, DONE = "none", "done"
+KEEP, ENDS = "Keep:", f"Next: {DONE}"  # How a decision begins, and how the last one ends.
+
 INSTRUCTION = """\
 You collect facts until a question can be answered. Each round shows numbered facts. Reply with \
 two lines:
@@ -20,10 +23,9 @@ Next: one short question that asks for what is still missing, naming what was fo
 the facts kept so far answer the question"""
 STOP = ("\nFacts:", "\nQuestion:")
 SECTIONS = (
-    Section("Keep:", ("\n",), "\n", 24),
+    Section(KEEP, ("\n",), "\n", 24),
     Section("Next:", ("\n",), "", 40),
 )
-NONE, DONE = "none", "done"
 
 # Bold closes right after the colon; an asterisk further on is the text's own.
 _LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:\**[ \t]*(.*)$", re.IGNORECASE)
@@ -60,7 +62,7 @@ def render_decision(step: Step) -> str:
     """A round's decision; kept triples that are no candidates cannot be named, and are not."""
     numbers = [str(n) for n, fact in enumerate(step.candidates, 1) if fact in step.kept]
     query = DONE if step.next_query is None else _inert(step.next_query)
-    return f"Keep: {' '.join(numbers) or NONE}\nNext: {query}"
+    return f"{KEEP} {' '.join(numbers) or NONE}\nNext: {query}"
 
 
 def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:

@@ -234,6 +234,9 @@ def test_prefilled_headers_need_a_backend_that_continues():
     needs = CiragConfig(prefilled_headers=True).needs
     with pytest.raises(UserError, match="config.integrator.backend=openai .* continue_final"):
         opening.check(config, needs)
+    needs = CiragConfig(prompt_format="compact", keep_above=0.5).needs
+    with pytest.raises(UserError, match="does not give continue_final and score"):
+        opening.check(config, needs)
 
 
 def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_path):

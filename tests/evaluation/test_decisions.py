@@ -395,7 +395,8 @@ def test_the_command_searches_what_is_asked_next(tmp_path, monkeypatch, capsys):
     dataset = tiny.dataset()
     jsonl.write_dataset(dataset, tmp_path / "data")
     question = dataset.questions[0]
-    first, second = question.supporting or ()
+    assert question.supporting is not None
+    first, second = question.supporting
     steps = (
         Step(question.question, (first,), next_query=dataset.corpus[second].text),
         Step("x", (second,), next_query=None),

@@ -1,11 +1,13 @@
 """CIRAG driven by hand through every branch, with canned retrievals and texts."""
 
+import math
+
 import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_facts, rank_passages, rank_sentences
-from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
+from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve, Score
 from cirag_jax.types import Passage, Question, Sentence, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
 
@@ -353,6 +355,32 @@ def test_the_compact_format_keeps_candidates_by_number():
     assert prediction.steps[1].query == "In which province is Lund?"
 
 
+def test_candidates_are_kept_by_probability():
+    """BORN, PAINTS and MINE, then PLACE, CHURCH, BORN and PAINTS are the numbered candidates."""
+    scores = [[math.log(p) for p in row] for row in ((0.4, 0.1, 0.3, 0.2), (0.1,) * 4 + (0.6,))]
+    texts = [scores[0], " In which province is Lund? ", scores[1], Generated(" done", "length")]
+    hands = hand(texts, [ANSWERS])
+    found = run(hands, prompt_format="compact", keep_above=0.25)
+    asked = [*hands.asked(Score), *hands.asked(Generate, "integrator")]
+    assert [r.continuations for r in asked[:2]] == [
+        (" 1\n", " 2\n", " 3\n", " none\n"),
+        (" 1\n", " 2\n", " 3\n", " 4\n", " none\n"),
+    ]
+    assert [r.messages[-1].text for r in asked] == [
+        "Keep:", "Keep:", "Keep: 1 3\nNext:", "Keep: none\nNext:"
+    ]  # fmt: skip
+    assert all(r.continue_final and r.messages[-1].role == "assistant" for r in asked)
+    assert [step.kept for step in found.steps] == [(BORN, MINE), ()]
+    assert [step.next_query for step in found.steps] == [NEXT, None]
+    assert found.steps[0].response == f"Keep: 1 3\nNext: {NEXT}"
+    assert found.parse_errors == {"truncated": 1}
+    # In the next round the list stands as if the integrator had written it.
+    assert asked[1].messages[2].text == f"Keep: 1 3\nNext: {NEXT}"
+    # Shares, not probabilities: what else could be written does not count.
+    hands = hand([[x - 5.0 for x in scores[0]], " done"], [ANSWERS])
+    assert run(hands, prompt_format="compact", keep_above=0.35).steps[0].kept == (BORN,)
+
+
 @pytest.mark.parametrize("prompt_format", ["multi_turn", "paper", "compact"])
 def test_the_example_stands_between_instruction_and_question(prompt_format):
     plain, shown = hand([GOES_ON, ENDS], [ANSWERS]), hand([GOES_ON, ENDS], [ANSWERS])
@@ -654,6 +682,8 @@ def test_the_rankings_themselves():
             {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
             "no triples to read",
         ),
+        ({"keep_above": 1.5}, "keep_above=1.5 must lie in"),
+        ({"keep_above": 0.5}, "keep_above needs prompt_format=compact"),
         ({"max_steps": -1}, "max_steps"),
         ({"num_passages": 0}, "num_passages"),
         ({"num_candidates": 0}, "num_candidates"),

@@ -40,6 +40,7 @@ from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.training import adapter, decision_quality, mfu
 from cirag_jax.training.data import conversations
+from cirag_jax.training.data.examples import Part
 from configs import common
 from tests import tiny, tiny_decoder
 from tests.distill import by_hand
@@ -202,6 +203,18 @@ def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
         assert result[metric] == scores[name].value
     first = next(line for line in lines_of(workdir) if line["step"] == 0)
     assert set(decision_quality.SCORES) <= set(first)
+
+
+def test_what_is_kept_and_stops_weigh_as_the_config_says(folders):
+    tokenizer = ChatTokenizer.load(folders[0])
+    config = config_of(folders, kept_weight=3.0, stop_weight=5.0)
+    data = conversations.load_data(config, tokenizer, config.length)
+    weights = {Part.NONE: 0.0, Part.FACTS: 3.0, Part.STOP: 5.0}
+    for example in data.train:
+        wanted = [weights.get(Part(part), 1.0) for part in example.part_T.tolist()]
+        assert example.weight_T.tolist() == wanted
+    assert any(Part.STOP in example.part_T for example in data.train)
+    assert {w for example in data.dev for w in example.weight_T.tolist()} == {0.0, 1.0}
 
 
 def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
@@ -610,7 +623,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
     config = config_of(folders, best_metric="dev/core_f1", eval_every=0)
     wanted = (
         "best_metric=dev/core_f1 is not measured here; there are dev/loss, dev/loss_rationale, "
-        "dev/loss_facts, dev/loss_question$"
+        "dev/loss_facts, dev/loss_question, dev/loss_stop$"
     )
     with pytest.raises(UserError, match=wanted):
         adapter.train_and_evaluate(config, tmp_path)

@@ -4,7 +4,7 @@ import collections
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import recombined
-from cirag_jax.training.data.examples import Example, trajectory_examples
+from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.training.data.reading_examples import (
     Reading,
@@ -156,7 +156,9 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
     found = trajectories_lib.select(found, "all", config.seed, config.num_trajectories)
     dev = trajectories_lib.select(dev, config.keep)  # of those that were held out
 
-    def render(trajectories: Sequence[Trajectory]) -> tuple[list[Example], dict[str, int]]:
+    def render(
+        trajectories: Sequence[Trajectory], weights: Mapping[Part, float]
+    ) -> tuple[list[Example], dict[str, int]]:
         examples: list[Example] = []
         reasons: collections.Counter[str] = collections.Counter()
         for trajectory in trajectories:
@@ -167,13 +169,15 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
                 prompt_format=described["prompt_format"],
                 few_shot=described["few_shot"],
                 max_length=max_length,
+                weights=weights,
             )
             examples += made
             reasons.update(why)
         return examples, dict(reasons)
 
-    train_examples, cut = render(found)
-    dev_examples, dev_cut = render(dev)
+    weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
+    train_examples, cut = render(found, weights)
+    dev_examples, dev_cut = render(dev, {})
     counts = {
         "num_trajectories": len(found),
         "num_dev_trajectories": len(dev),

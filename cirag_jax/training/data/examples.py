@@ -9,7 +9,7 @@ context. The token that ends a decision's turn is supervised too, or the student
 import collections
 import enum
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,18 +19,24 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.prompts import compact
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Trajectory
 
 
 class Part(enum.IntEnum):
-    """What a supervised token belongs to: ``RATIONALE`` the thought r_t, ``ANSWER`` a reader's."""
+    """What a supervised token belongs to.
+
+    ``RATIONALE`` is the thought r_t, ``QUESTION`` the next query, ``STOP`` what stands in its place
+    where none is needed, ``ANSWER`` a reader's.
+    """
 
     NONE = 0
     RATIONALE = 1
     FACTS = 2
     QUESTION = 3
     ANSWER = 4
+    STOP = 5
 
 
 class Example(NamedTuple):
@@ -110,6 +116,7 @@ def trajectory_examples(
     prompt_format: str,
     few_shot: bool,
     max_length: int,
+    weights: Mapping[Part, float] | None = None,
 ) -> tuple[list[Example], dict[str, int]]:
     """A trajectory as what the student learns from.
 
@@ -128,6 +135,7 @@ def trajectory_examples(
       prompt_format: as in `prompts.cirag.integration_messages`.
       few_shot: whether the worked example stands in front.
       max_length: most tokens of an example.
+      weights: of the tokens of a part; 1 where nothing is said.
 
     Returns:
       The examples, and for each of `REASONS` that occurred how often: trajectories
@@ -168,7 +176,8 @@ def trajectory_examples(
             for index, step in enumerate(steps[count - decisions : count])
             if not step.notes.get(UNCLEAR)
         ]
-        return chat_examples(tokenizer, whole, places, source=trajectory.question_id, split=split)
+        made = chat_examples(tokenizer, whole, places, source=trajectory.question_id, split=split)
+        return weighted(made, weights or {})
 
     split = compact_parts if prompt_format == "compact" else decision_parts
     if prompt_format != "paper":
@@ -182,6 +191,14 @@ def trajectory_examples(
     kept = [found for found in examples if len(found.tokens_T) <= max_length]
     reasons["dropped_too_long"] += len(examples) - len(kept)
     return kept, {name: count for name, count in reasons.items() if count}
+
+
+def weighted(example: Example, weights: Mapping[Part, float]) -> Example:
+    """The example with tokens of some parts counting more, or less."""
+    weight_T = example.weight_T.copy()
+    for part, weight in weights.items():
+        weight_T[example.part_T == part] = weight
+    return example._replace(weight_T=weight_T)
 
 
 def _cut(example: Example, max_length: int, reasons: collections.Counter[str]) -> Example | None:
@@ -213,12 +230,15 @@ def decision_parts(text: str) -> list[tuple[int, Part]]:
     at_facts = text.rfind(facts, 0, max(at_question, 0))
     if at_facts < 0:
         raise ValueError("the text is not a rendered decision")
-    return [(0, Part.RATIONALE), (at_facts + 2, Part.FACTS), (at_question + 2, Part.QUESTION)]
+    ends = text[at_question + len(question) :].strip() == prompts.NO_QUESTION
+    last = Part.STOP if ends else Part.QUESTION
+    return [(0, Part.RATIONALE), (at_facts + 2, Part.FACTS), (at_question + 2, last)]
 
 
 def compact_parts(text: str) -> list[tuple[int, Part]]:
     """Where the lines of a compact decision begin."""
-    return [(0, Part.FACTS), (text.index("\nNext:") + 1, Part.QUESTION)]
+    start = text.index("\nNext:") + 1
+    return [(0, Part.FACTS), (start, Part.STOP if text[start:] == compact.ENDS else Part.QUESTION)]
 
 
 # --------------------------------------------------------------------------------------- rendering

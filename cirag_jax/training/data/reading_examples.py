@@ -25,7 +25,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.evidence import passage_line, sentence_line, triple_line
 from cirag_jax.prompts import reading
-from cirag_jax.training.data.examples import Example, Part, chat_examples
+from cirag_jax.training.data.examples import Example, Part, chat_examples, weighted
 from cirag_jax.training.data.recombined import BEFORE, OTHER, SAME, conclusion
 from cirag_jax.types import Dataset, Question, Triple
 
@@ -146,7 +146,7 @@ def reading_examples(
         example = chat_examples(
             tokenizer, turns, (len(turns) - 1,), source=made.question.id, split=_parts
         )
-        example.weight_T[example.part_T == Part.ANSWER] = answer_weight
+        example = weighted(example, {Part.ANSWER: answer_weight})
         if len(example.tokens_T) <= max_length:
             examples.append(example)
         else:

