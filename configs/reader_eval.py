@@ -31,7 +31,10 @@ def get_config() -> Any:
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
 
     config.reader = common.language_model()
-    config.max_tokens = 128  # Most new tokens of an answer.
+    config.max_tokens = 160  # Most new tokens of an answer.
+    # Ask for the probability of the answers, too; calibration.png shows what it is worth. A server
+    # must give log-probabilities.
+    config.calibration = True
     config.base = ConfigDict()
     config.base.run = True  # Also score the model without the checkpoint.
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from cirag_jax.commands import side_by_side, task
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, differences, intervals, ratio
 from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
@@ -22,24 +24,25 @@ from cirag_jax.training.data import conversations
 from cirag_jax.training.data.reading_examples import Reading, messages_of
 from cirag_jax.types import Config
 
-FILE = "readings.jsonl"
+FILE, FIGURE = "readings.jsonl", "calibration.png"
 SCORES = ("em", "f1", "refuses_missing", "refuses_whole")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """What a reader said: its answer, and whether it refused."""
+    """What a reader said: its answer, whether it refused, and how probable those words were."""
 
     answer: str
     refused: bool
+    confidence: float | None = None
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Has every model read the questions of ``config.folders``, with whole and with cut evidence.
 
     Every question is read twice at a granularity drawn by the seed: with all gold evidence, and
-    without that of one gold passage. Leaves ``readings.jsonl``, ``table.md`` and a journal a model
-    in ``workdir``; a run that was stopped goes on from there.
+    without that of one gold passage. Leaves ``readings.jsonl``, ``table.md``, ``calibration.png``
+    and a journal a model in ``workdir``; a run that was stopped goes on from there.
 
     Args:
       config: of configs/reader_eval.py.
@@ -48,8 +51,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       ``systems``: of each model, for ``all`` and every granularity, ``em`` and ``f1`` of answers
       from whole evidence, ``refuses_missing`` and ``refuses_whole`` (shares of cut and of whole
-      evidence that it refuses), each with its 95 % interval, tokens and seconds; ``differences``:
-      student less base; ``num_questions``, ``num_trained_on``, ``settings``, ``complete``.
+      evidence that it refuses), each with its 95 % interval; ``calibration`` (see
+      `evaluation.calibration`), tokens and seconds; ``differences``: student less base;
+      ``num_questions``, ``num_trained_on``, ``settings``, ``complete``.
 
     Raises:
       UserError: the config, the data or a model cannot be used.
@@ -72,7 +76,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     scores: dict[str, dict[str, Ratio]] = {}
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    jobs = [job(made, how) for made in found]
+    jobs = [job(made, how, config.calibration) for made in found]
     for name, model in models.items():
         bound = {**model.identity, "prompts": reading.prompt_digest(how), "max": config.max_tokens}
         with Journal(workdir / f"{name}.sqlite", bound) as journal:
@@ -86,7 +90,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         said = [_read(records[one.id]) for one in jobs]
         scores[name] = score(found, said, config.profile)
         told = intervals(scores[name], config.bootstrap_samples, config.seed)
-        systems[name] = {**side_by_side.by_kind(told), **usage}
+        calibrated = _calibration(found, said, config.profile)
+        systems[name] = {**side_by_side.by_kind(told), "calibration": calibrated, **usage}
         rows += [_row(name, r, s, config.profile) for r, s in zip(found, said, strict=True)]
 
     # ---- Figures ---------------------------------------------------------------------------------
@@ -110,6 +115,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     write_lines(workdir / FILE, rows)
     write_table(table_of(result), workdir)
+    if any(system["calibration"]["bins"] for system in systems.values()):
+        _draw(systems, workdir / FIGURE)
     return result
 
 
@@ -123,18 +130,35 @@ def _readings(config: Config) -> list[Reading]:
     return found
 
 
-def job(made: Reading, reader_format: str) -> Job:
-    """The program that asks role ``reader`` about a reading."""
+def job(made: Reading, reader_format: str, logprobs: bool = False) -> Job:
+    """The program that asks role ``reader`` about a reading.
+
+    Args:
+      made: what is read.
+      reader_format: as in `prompts.reading.answer_messages`.
+      logprobs: whether to ask for the probabilities of its words, too.
+    """
     messages = messages_of(made, reader_format)
     described = [[message.role, message.text] for message in messages]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
     kind = "whole" if made.sufficient else "missing"
 
     def program() -> Program[dict[str, Any]]:
-        said: Generated = yield Generate(messages, "reader")
-        return {"text": said.text, "truncated": said.finish_reason == "length"}
+        said: Generated = yield Generate(messages, "reader", logprobs=logprobs)
+        return {
+            "text": said.text,
+            "truncated": said.finish_reason == "length",
+            "confidence": _confidence(said),
+        }
 
     return Job(f"{made.question.id}/{kind}/{digest}", described, program)
+
+
+def _confidence(said: Generated) -> float | None:
+    """The probability of the words after the last ``Answer:``, given those before."""
+    start = said.text.rfind("Answer:") + len("Answer:")
+    logprobs = [t.logprob for t in said.tokens or () if t.offset >= start and t.logprob is not None]
+    return math.exp(sum(logprobs)) if logprobs else None
 
 
 def _read(record: Record) -> Read:
@@ -144,7 +168,7 @@ def _read(record: Record) -> Read:
     answer, sufficient, _ = reading.parse_answer(
         record.outcome["text"], truncated=record.outcome["truncated"]
     )
-    return Read(answer, not sufficient)
+    return Read(answer, not sufficient, record.outcome["confidence"])
 
 
 def score(found: Sequence[Reading], said: Sequence[Read], profile: str) -> dict[str, Ratio]:
@@ -177,6 +201,47 @@ def _against(found: Sequence[Reading], said: Sequence[Read], scorer: Any, profil
     ]
 
 
+def _calibration(found: Sequence[Reading], said: Sequence[Read], profile: str) -> dict[str, Any]:
+    """Of all answers given, from whole and from cut evidence."""
+    right = _against(found, said, answers.exact_match, profile)
+    given = [
+        (s.confidence, bool(one))
+        for s, one in zip(said, right, strict=True)
+        if not s.refused and s.confidence is not None
+    ]
+    return calibration([c for c, _ in given], [one for _, one in given], len(found))
+
+
+def _draw(systems: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Confidence against accuracy, and accuracy against the share that is answered."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    drawn, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    left.plot([0, 100], [0, 100], color="0.7", linestyle="--")
+    for name, system in systems.items():
+        bins, coverage = (system["calibration"][field] for field in ("bins", "coverage"))
+        if bins:
+            error = 100 * system["calibration"]["error"]
+            label = f"{name}, error {error:.0f} points"
+            x, y = ([100 * one[field] for one in bins] for field in ("confidence", "right"))
+            left.scatter(x, y, [10 + 2 * one["count"] for one in bins], alpha=0.8, label=label)
+            x, y = ([100 * one[field] for one in coverage] for field in ("answered", "right"))
+            right.plot(x, y, marker=".", label=name)
+    left.set_xlabel("confidence of the answer, %")
+    left.set_ylabel("right, %")
+    right.set_xlabel("answered, the most confident first, %")
+    for axes in (left, right):
+        axes.set_xlim(0, 100)
+        axes.set_ylim(0, 100)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    drawn.savefig(path, dpi=150)
+    plt.close(drawn)
+
+
 def _row(name: str, made: Reading, said: Read, profile: str) -> dict[str, Any]:
     return {
         "id": made.question.id,
@@ -187,6 +252,7 @@ def _row(name: str, made: Reading, said: Read, profile: str) -> dict[str, Any]:
         "evidence": made.evidence,
         "answer": said.answer,
         "refused": said.refused,
+        "confidence": said.confidence,
         "gold": made.question.answers,
         "f1": answers.f1(said.answer, made.question.answers, profile),
     }

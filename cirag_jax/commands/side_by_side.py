@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from cirag_jax.commands import backends
 from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
-from cirag_jax.io import is_training_workdir, say
+from cirag_jax.io import is_training_workdir, local_path, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.peft_format import CONFIG_FILE
 from cirag_jax.runtime.cache import ResponseCache
@@ -59,18 +58,19 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     if block.adapter is not None:
         raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
     found, described, seen = {}, {}, None
-    if is_training_workdir(spec):
+    if spec is not None:
+        if not is_training_workdir(spec) and not (local_path(spec) / CONFIG_FILE).is_file():
+            raise UserError(
+                f"{spec} is neither a training workdir (it has no checkpoints/) nor an adapter as "
+                f"PEFT writes it (it has no {CONFIG_FILE})."
+            )
         meta = workdir.check_role(spec, role)
-        check_prompts(spec, meta)
+        if meta:
+            check_prompts(spec, meta)
         described = meta.get("prompt") or {}
         seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
-        block.model = block.model or meta["model"]
-    elif spec is not None and not (pathlib.Path(spec).expanduser() / CONFIG_FILE).is_file():
-        raise UserError(
-            f"{spec} is neither a training workdir (it has no checkpoints/) nor an adapter as PEFT "
-            f"writes it (it has no {CONFIG_FILE})."
-        )
-    if spec is not None:
+        if is_training_workdir(spec):
+            block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
         student.adapter = spec
         found[STUDENT] = Model(student, described, seen)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 
 import pytest
 
@@ -9,7 +10,8 @@ from cirag_jax.commands import evaluate_reader, side_by_side
 from cirag_jax.commands.evaluate_reader import Read, score
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Usage
+from cirag_jax.evaluation.calibration import calibration
+from cirag_jax.llm.types import Token, Usage
 from cirag_jax.runtime.requests import Generated
 from cirag_jax.training.data.reading_examples import Reading
 from cirag_jax.types import Dataset, Passage, Question
@@ -53,6 +55,28 @@ def test_scores_by_hand():
     }
 
 
+def test_calibration_by_hand():
+    found = calibration([0.95, 0.91, 1.0, 0.15, 0.55], [True, False, True, True, False], 10)
+    assert found["bins"] == [
+        {"confidence": 0.15, "right": 1.0, "count": 1},
+        {"confidence": 0.55, "right": 0.0, "count": 1},
+        {"confidence": pytest.approx(2.86 / 3), "right": pytest.approx(2 / 3), "count": 3},
+    ]
+    assert found["error"] == pytest.approx((0.85 + 0.55 + 3 * abs(2.86 / 3 - 2 / 3)) / 5)
+    assert found["coverage"] == [
+        {"answered": 0.5, "right": pytest.approx(3 / 5)},
+        {"answered": 0.4, "right": 2 / 4},
+        {"answered": 0.3, "right": pytest.approx(2 / 3)},
+        {"answered": 0.2, "right": 1.0},
+        {"answered": 0.1, "right": 1.0},
+    ]
+    assert calibration([], [], 4) == {"bins": [], "error": None, "coverage": []}
+
+
+def token(text, offset, probability):
+    return Token(text, 0, math.log(probability), offset=offset)
+
+
 class Canned:
     """Reads well, where it sees "born" and "father"; without the adapter it always says "x"."""
 
@@ -66,7 +90,12 @@ class Canned:
             text = call.request.messages[-1].text
             whole = "was born" in text and "father was" in text
             answer = ("London" if whole else "Unanswerable") if self.good else "x"
-            done(index, Generated(f"Answer: {answer}", "stop", Usage(5, 0, 2)))
+            tokens = None
+            if self.good:  # The base's server gives no probabilities.
+                assert call.request.logprobs
+                head, tail = token("Answer:", 0, 0.25), token(f" {answer}", 7, 0.5)
+                tokens = (head, tail, token("", 8 + len(answer), 0.5))
+            done(index, Generated(f"Answer: {answer}", "stop", Usage(5, 0, 2), None, tokens))
 
 
 @pytest.fixture
@@ -115,6 +144,24 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
         ("base", True, False), ("base", False, False),
     ]  # fmt: skip
     assert "refuses, part missing" in capsys.readouterr().err
+    assert [r["confidence"] for r in rows] == [pytest.approx(0.25), pytest.approx(0.25), None, None]
+    told = result["systems"]["student"]["calibration"]  # the refusal is no answer
+    assert told["bins"] == [{"confidence": pytest.approx(0.25), "right": 1.0, "count": 1}]
+    assert told["coverage"] == [{"answered": 0.5, "right": 1.0}]
+    assert result["systems"]["base"]["calibration"]["bins"] == []
+    assert (tmp_path / "e" / "calibration.png").stat().st_size > 1000
+    json.dumps(result)
+
+
+def test_an_exported_reader_says_what_it_was_trained_on():
+    config = reader_eval.get_config()
+    config.checkpoint = "shipped:reader"
+    student = side_by_side.models_of(config, "reader")["student"]
+    assert student.described == {"reader_format": "chain"} and len(student.trained_on or ()) > 1000
+    config.component = "extractor"
+    config.extractor = config.reader
+    with pytest.raises(UserError, match="reader"):
+        side_by_side.models_of(config, "extractor")
 
 
 @pytest.mark.parametrize(
