@@ -30,7 +30,7 @@ from cirag_jax.training.data.recombined import BEFORE, OTHER, SAME, conclusion
 from cirag_jax.types import Dataset, Question, Triple
 
 GRANULARITIES = ("triple", "sentence", "passage")
-_CONCLUDES = re.compile(rf"^(?:Answer:|[^;\n]*; (?:{'|'.join((BEFORE, SAME, OTHER))}); )", re.M)
+_CONCLUDES = re.compile(rf"^(?:Answer:|[^;\n]*; (?:{BEFORE}|{SAME}|{OTHER}); )", re.M)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.types import Dataset, Passage, Question
 
 # The relations of what a comparison concludes.
-BEFORE, SAME, OTHER = "before", "same as", "other than"
+BEFORE, SAME, OTHER, IS = "before", "same as", "other than", "is"
 
 # Between the ids of the questions that a recombined one takes its facts from, and its number.
 _JOINT = "+"
@@ -134,26 +134,37 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
       question: with evidences.
 
     Returns:
-      Of two dates which is the earlier, then whose that is: ``1930; before; 1949`` and ``Ann;
-      before; Bob``. Of two countries whether they are the same. Empty where a question compares
-      nothing, or more than two.
+      Of two dates which is the earlier, whose that is, and which of them is asked for: ``1930;
+      before; 1949``, ``Ann; before; Bob`` and ``later; is; Bob``. Of two countries whether they
+      are the same. Empty where a question compares nothing, or more than two.
     """
     facts = question.evidences or ()
     dates = [fact for fact in facts if fact[1] in _DATES]
     if len(dates) == 2 and dates[0][1] == dates[1][1]:
-        order = _order(dates[0][2], dates[1][2])
-        if order is None:
+        sign = _order(dates[0][2], dates[1][2])
+        if sign is None:
             return ()
-        first, second = dates if order < 0 else dates[::-1]
+        first, second = dates if sign < 0 else dates[::-1]
         years = [re.findall(r"\b\d{3,4}\b", fact[2])[-1:] for fact in (first, second)]
         told = [fact[2] for fact in (first, second)]
         if all(years) and years[0] != years[1]:
             told = [year for (year,) in years]
-        return ((told[0], BEFORE, told[1]), (first[0], BEFORE, second[0]))
+        order = ((told[0], BEFORE, told[1]), (first[0], BEFORE, second[0]))
+        earlier, later = (_leads_to(question, fact[0]) for fact in (first, second))
+        if earlier == later:
+            return order
+        return (*order, (_EARLIER, IS, first[0]) if earlier else (_LATER, IS, second[0]))
     places = [fact[2] for fact in facts if fact[1] in _COUNTRIES]
     if len(places) == 2 and question.answers[0] in ("yes", "no"):
         return ((places[0], SAME if question.answers[0] == "yes" else OTHER, places[1]),)
     return ()
+
+
+def _leads_to(question: Question, name: str) -> bool:
+    """Whether the answer is that name, or what a fact says that it made."""
+    answer = words(question.answers[0])
+    made = (fact[0] for fact in question.evidences or () if words(fact[2]) == words(name))
+    return any(words(one) == answer for one in (name, *made))
 
 
 def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:

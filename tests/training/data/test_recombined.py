@@ -95,7 +95,7 @@ def test_questions_without_annotations_give_nothing(made):
         (
             [("Bob", "date of birth", "3 May 1949"), ("Ann", "date of birth", "June 1, 1930")],
             "Bob",
-            (("1930", "before", "1949"), ("Ann", "before", "Bob")),
+            (("1930", "before", "1949"), ("Ann", "before", "Bob"), ("later", "is", "Bob")),
         ),
         (
             [
@@ -103,7 +103,15 @@ def test_questions_without_annotations_give_nothing(made):
                 ("Ann", "date of death", "3 May 1949"), ("Bob", "date of death", "5 June 1949"),
             ],
             "F",
-            (("3 May 1949", "before", "5 June 1949"), ("Ann", "before", "Bob")),
+            (
+                ("3 May 1949", "before", "5 June 1949"), ("Ann", "before", "Bob"),
+                ("earlier", "is", "Ann"),
+            ),
+        ),
+        (
+            [("Ann", "date of birth", "1930"), ("Bob", "date of birth", "1949")],
+            "Cid",  # neither of the two
+            (("1930", "before", "1949"), ("Ann", "before", "Bob")),
         ),
         (
             [("A", "country", "India"), ("B", "country", "Indian")],
