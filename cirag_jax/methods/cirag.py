@@ -91,8 +91,8 @@ class CiragConfig:
         its constructor); or what a trained integrator must beat: top_k keeps the three best and
         asks the question again, top_k_chain the question with what was kept.
       stop_below: the aligner stops where its best new candidate scores less; -1: never.
-      reader_format: thought (an example, reasoning before the answer) or brief (the answer alone,
-        as a trained reader writes it).
+      reader_format: thought (an example, reasoning before the answer); as readers are trained,
+        chain (the facts that lead to the answer, then the answer) or brief (the answer alone).
       decision_tokens: most tokens of an integration response; 0: the role's.
       answer_tokens: most tokens of an answer; 0: the role's.
     """
