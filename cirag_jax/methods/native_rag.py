@@ -16,7 +16,7 @@ class NativeRagConfig:
 
     Attributes:
       num_passages: passages retrieved, which recall looks at.
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought or brief.
+      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
       num_read: how many of them the reader gets; the CIRAG paper's NativeRAG reads all ten.
     """
 
