@@ -17,7 +17,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
 from cirag_jax.training import state as state_lib
-from cirag_jax.training.data import recombined
+from cirag_jax.training.data import comparisons
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.training.data.reading_examples import (
@@ -51,7 +51,7 @@ class Data(NamedTuple):
     def trained_on(self) -> tuple[str, ...]:
         """Ids of the questions (extractor: passages) of the training examples, sorted."""
         sources = {example.source for example in self.train}
-        return tuple(sorted({one for source in sources for one in recombined.sources(source)}))
+        return tuple(sorted({one for source in sources for one in comparisons.sources(source)}))
 
     @property
     def prompt_digest(self) -> str:
@@ -312,7 +312,7 @@ def read_folders(
         if split == "train" and fold is None:
             questions = [q for q in questions if q.fold in (None, "train")]
         if split == "train":
-            more = recombined.recombine(
+            more = comparisons.recombine(
                 dataset, questions, config.get("recombined", 0), config.seed
             )
             questions = [*questions, *more]

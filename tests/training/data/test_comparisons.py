@@ -1,4 +1,4 @@
-"""New comparisons over training facts: their answers, their evidence, their sources."""
+"""Comparisons: made anew from training facts, and what they conclude."""
 
 import dataclasses
 import re
@@ -6,14 +6,14 @@ import re
 import pytest
 
 from cirag_jax.datasets import lives
-from cirag_jax.training.data import recombined
+from cirag_jax.training.data import comparisons
 from cirag_jax.types import Dataset, Passage, Question
 
 
 @pytest.fixture(scope="module")
 def made():
     dataset = lives.build(600, seed=5)
-    return dataset, recombined.recombine(dataset, dataset.questions, 200, seed=0)
+    return dataset, comparisons.recombine(dataset, dataset.questions, 200, seed=0)
 
 
 def test_dates_are_compared_right(made):
@@ -50,12 +50,12 @@ def test_evidence_is_stated_and_sources_are_told(made):
     for question in questions:
         texts = [dataset.corpus[i].sentences[s] for i, s in question.supporting_sentences]
         assert all(any(fact[2] in text for text in texts) for fact in question.evidences)
-        sources = recombined.sources(question.id)
+        sources = comparisons.sources(question.id)
         assert len(set(sources)) == 2
         facts = [fact for source in sources for fact in by_id[source].evidences]
         assert set(question.evidences) <= set(facts)
     assert len({question.id for question in questions}) == len(questions) == 200
-    assert recombined.sources("2hop__1+2") == ("2hop__1+2",)  # not one of ours
+    assert comparisons.sources("2hop__1+2") == ("2hop__1+2",)  # not one of ours
 
 
 def test_adjectives_are_countries_and_unclear_dates_are_left_out():
@@ -70,7 +70,7 @@ def test_adjectives_are_countries_and_unclear_dates_are_left_out():
         questions = [person(i, v, relation) for i, v in enumerate(values)]
         corpus = {f"p{i}": Passage(f"p{i}", f"Person {i}x", v) for i, v in enumerate(values)}
         dataset = Dataset("made", tuple(questions), corpus, {})
-        return recombined.recombine(dataset, questions, 100, seed=1)
+        return comparisons.recombine(dataset, questions, 100, seed=1)
 
     american = compared(["United States", "American"] * 20)
     assert {len({tail for _, _, tail in q.evidences or ()}) for q in american} == {1, 2}
@@ -85,8 +85,8 @@ def test_adjectives_are_countries_and_unclear_dates_are_left_out():
 def test_questions_without_annotations_give_nothing(made):
     dataset, _ = made
     bare = [dataclasses.replace(q, evidences=None) for q in dataset.questions[:50]]
-    assert recombined.recombine(dataset, bare, 10, seed=0) == []
-    assert recombined.recombine(dataset, dataset.questions, 0, seed=0) == []
+    assert comparisons.recombine(dataset, bare, 10, seed=0) == []
+    assert comparisons.recombine(dataset, dataset.questions, 0, seed=0) == []
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_questions_without_annotations_give_nothing(made):
 )  # fmt: skip
 def test_a_comparison_is_concluded(facts, answer, concluded):
     question = Question("q", "?", (answer,), evidences=tuple(facts))
-    assert recombined.conclusion(question) == concluded
+    assert comparisons.conclusion(question) == concluded
