@@ -9,8 +9,9 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.overlap import Ratio, differences, intervals
+from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.significance import differences, intervals
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports.tables import figure, lead, markdown, write_table
