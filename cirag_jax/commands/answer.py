@@ -124,9 +124,7 @@ def carry_out(
     write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
     if config.question is not None:
         _show(rows[0][1], journal.read_passages(workdir / journal.FILE))
-    result = _result(config, rows, workdir, run)
-    if not asked.needs.corpus:
-        result["recall"] = None
+    result = _result(plan, rows, workdir, run)
     result["sees_gold"] = asked.needs.gold
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
@@ -194,16 +192,18 @@ def _timing_row(question: Question, record: Record | None) -> dict[str, Any]:
 
 
 def _result(
-    config: Config, rows: Sequence[Row], workdir: pathlib.Path, run: task.Run
+    plan: Plan, rows: Sequence[Row], workdir: pathlib.Path, run: task.Run
 ) -> dict[str, Any]:
     """The command's result, over the questions that ended; a failed one answers nothing."""
     ended = [(q, r) for q, r in rows if r is not None and r.has_ended]
     found = [codec.decode_prediction(r.outcome) if r.outcome else None for _, r in ended]
     answered = [Answered(q, p) for (q, _), p in zip(ended, found, strict=True)]
+    config, corpus = plan.config, plan.task.needs.corpus
     scoring = _scoring(config, lambda: journal.read_passages(workdir / journal.FILE))
+    measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
     usages = [record.usage for _, record in ended]
     return {
-        **_scores(metrics.measure(answered, scoring, config.metrics)),
+        **_scores(measured, corpus),
         "profile": config.profile,
         "granularities": _granularities(found),
         "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
@@ -230,8 +230,10 @@ def _scoring(config: Config, passages: Callable[[], Mapping[str, Passage]] = dic
     return Scoring(config.profile, tuple(config.recall_at), passages)
 
 
-def _scores(measured: Mapping[str, Ratio]) -> dict[str, Any]:
-    """The scores as the result has them: recall by granularity, with how many were averaged."""
+def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
+    """The scores as the result has them: recall by granularity, with how many were averaged; None
+    without a corpus.
+    """
     granularity_of = {name: granularity for granularity, name in recall.SCORES.items()}
     found: dict[str, Any] = {}
     of_evidence: dict[str, Any] = dict.fromkeys(recall.SCORES)
@@ -244,7 +246,7 @@ def _scores(measured: Mapping[str, Ratio]) -> dict[str, Any]:
             granularity = granularity_of[kind]
             scores = of_evidence[granularity] or {"num_questions": count}
             of_evidence[granularity] = {f"recall@{k}": ratio.value, **scores}
-    return {**found, "recall": of_evidence}
+    return {**found, "recall": of_evidence if corpus else None}
 
 
 _EMPTY: collections.Counter[str] = collections.Counter()

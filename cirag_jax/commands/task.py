@@ -25,9 +25,29 @@ from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
+_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "methods"
 _NOTE_SECONDS = 5.0  # Between two notes of the time.
 
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
+
+
+def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> Config:
+    """``configs/methods/METHOD.py:PRESET``, locked.
+
+    Args:
+      method: its name.
+      preset: "": the paper's setting.
+      values: ``KEY=VALUE`` each, as ``--config.KEY=VALUE`` on the command line.
+
+    Raises:
+      UserError: there is no such method, preset or key.
+    """
+    file = _CONFIGS / f"{method}.py"
+    if method == "blocks" or not file.is_file():
+        known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
+        raise UserError(f"method={method!r} is unknown; there are {known}.")
+    overrides = [f"--config.{value}" for value in values]
+    return cli.load_config(f"{file}:{preset}" if preset else str(file), overrides)
 
 
 def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
@@ -89,8 +109,6 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
         found[f"{role}.max_tokens"] = config[role].max_tokens
     if needs.triples:
         found |= opening.triples_settings(config, task)
-    if needs.gold:
-        found["sees_gold"] = True
     if needs.demonstrations:
         shown = codec.encode(opening.demonstrations(task))
         found["demonstrations"] = codec.digest(codec.dump(shown))

@@ -22,21 +22,30 @@ def by_role(records: Iterable[Record]) -> dict[str, Spent]:
     return found
 
 
-def described(roles: Mapping[str, Spent]) -> dict[str, Any]:
-    """``roles`` and ``stages``: of each ``calls`` and prompt, cached and generated tokens."""
+def described(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
+    """``roles`` and ``stages``: of each ``calls`` and prompt, cached and generated tokens.
+
+    Args:
+      roles: of `by_role`.
+      questions: the figures are means over so many; 1: sums.
+    """
     stages: dict[str, Spent] = {}
     for role, spent in roles.items():
         stages[stage_of(role)] = stages.get(stage_of(role), Spent()) + spent
     return {
-        "roles": {role: _row(spent) for role, spent in roles.items()},
-        "stages": {stage: _row(spent) for stage, spent in stages.items()},
+        "roles": {
+            role: {"stage": stage_of(role), **_row(spent, questions)}
+            for role, spent in roles.items()
+        },
+        "stages": {stage: _row(spent, questions) for stage, spent in stages.items()},
     }
 
 
-def _row(spent: Spent) -> dict[str, int]:
-    return {
+def _row(spent: Spent, questions: int) -> dict[str, float]:
+    counts = {
         "calls": spent.calls,
         "prompt_tokens": spent.usage.prompt_tokens,
         "cached_tokens": spent.usage.cached_tokens,
         "generated_tokens": spent.usage.generated_tokens,
     }
+    return counts if questions == 1 else {k: n / questions for k, n in counts.items()}

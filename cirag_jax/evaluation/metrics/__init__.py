@@ -1,7 +1,8 @@
 """The metrics of a run. A module of this folder is a family of them, by being here.
 
 It has ``measure``, a `Family`, and ``TITLES``: how tables call each of its scores, by the part of
-the name before ``@``. A config chooses families by the modules' names.
+the name before ``@``; and where it looks at what was retrieved, ``NEEDS_CORPUS = True``. A config
+chooses families by the modules' names.
 """
 
 import importlib
@@ -29,7 +30,11 @@ def check(names: Sequence[str]) -> None:
 
 
 def measure(
-    answered: Sequence[Answered], scoring: Scoring, names: Sequence[str] = NAMES
+    answered: Sequence[Answered],
+    scoring: Scoring,
+    names: Sequence[str] = NAMES,
+    *,
+    corpus: bool = True,
 ) -> dict[str, Ratio]:
     """All scores of some families.
 
@@ -37,13 +42,15 @@ def measure(
       answered: a run's questions.
       scoring: how they are scored.
       names: the families.
+      corpus: whether the method retrieves; without, what is retrieved is not scored.
 
     Returns:
       By name; a score of no question at all has the value NaN.
     """
     found: dict[str, Ratio] = {}
     for name in names:
-        found |= _FAMILIES[name].measure(answered, scoring)
+        if corpus or not getattr(_FAMILIES[name], "NEEDS_CORPUS", False):
+            found |= _FAMILIES[name].measure(answered, scoring)
     return found
 
 

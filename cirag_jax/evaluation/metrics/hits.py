@@ -14,6 +14,7 @@ from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, Scoring, over
 from cirag_jax.types import Passage, Prediction
 
+NEEDS_CORPUS = True
 TITLES = {"hit": "hit"}
 
 # Runs of letters, digits and marks, or one other character that is no space.

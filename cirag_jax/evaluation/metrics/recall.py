@@ -13,6 +13,7 @@ from cirag_jax.evaluation.scoring import Answered, Scoring, over
 
 # Granularity -> its scores' names, before @K.
 SCORES = {"passage": "recall", "sentence": "sentence_recall", "triple": "triple_recall"}
+NEEDS_CORPUS = True
 TITLES = {"recall": "R", "sentence_recall": "sentence R", "triple_recall": "triple R"}
 
 

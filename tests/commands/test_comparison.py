@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cirag_jax.commands import compare as command
+from cirag_jax.commands import comparison as command
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.journal import FILE
 from configs import comparison
