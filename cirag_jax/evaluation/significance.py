@@ -146,9 +146,11 @@ def _resampled(scores: Sequence[Ratio], samples: int, seed: int) -> np.ndarray:
     """Every score in each bootstrap resample: float64 [R, M], NaN where nothing counts."""
     top_KM, bottom_KM, size_K = _kinds(scores)
     total, rng = int(size_K.sum()), np.random.default_rng(seed)
+    if not total:
+        return np.full((samples, len(scores)), np.nan)
     drawn = []
     for count in _blocks(samples, len(size_K)):
-        count_RK = rng.multinomial(total, size_K / max(total, 1), count).astype(np.float64)
+        count_RK = rng.multinomial(total, size_K / total, count).astype(np.float64)
         drawn.append(_divided(count_RK @ top_KM, count_RK @ bottom_KM))
     return np.concatenate(drawn)
 

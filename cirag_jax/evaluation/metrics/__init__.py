@@ -6,6 +6,7 @@ chooses families by the modules' names.
 """
 
 import importlib
+import pathlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
 
 _FAMILIES: Mapping[str, Any] = {
-    found.name: importlib.import_module(f"{__name__}.{found.name}")
-    for found in pkgutil.iter_modules(__path__)
+    found.name: importlib.import_module(f"{__package__}.{found.name}")
+    for found in pkgutil.iter_modules([str(pathlib.Path(__file__).parent)])
 }
 _TITLES = {key: text for family in _FAMILIES.values() for key, text in family.TITLES.items()}
 
