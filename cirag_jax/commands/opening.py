@@ -179,9 +179,9 @@ def open_handlers(
         shown = demonstrations(task)
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
     if needs.corpus:
-        folder = None if task.dataset.questions else cache_folder("vectors")
+        folder = cache_folder("vectors")
         if encoder is not None and folder is not None:
-            # A question of one's own will not be the last over these passages.
+            # Neither a question nor a method will be the last over these passages.
             encoder = CachedEncoder(encoder, folder)
         index = open_retriever(
             config.retriever, corpus.passages, encoder, triples=task.dataset.triples
