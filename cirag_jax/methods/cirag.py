@@ -512,7 +512,10 @@ def _read(
         max_tokens=config.answer_tokens,
     )
     answer, sufficient, problem = reading.parse_answer(
-        response.text, wide=config.wide_refusal, truncated=response.finish_reason == "length"
+        response.text,
+        question=question,
+        wide=config.wide_refusal,
+        truncated=response.finish_reason == "length",
     )
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
