@@ -1,4 +1,4 @@
-"""What a reader's written facts conclude: which of two dates is earlier, whether two countries agree.
+"""What a reader's facts conclude: which of two dates is earlier, whether two countries agree.
 
 A small model copies facts well and compares them badly, so that a chain (``reader_format=chain``)
 has what is compared written down before its answer, and the comparison itself is made here. Ours:
@@ -14,8 +14,8 @@ import dateutil.parser
 
 from cirag_jax.datasets.annotations import words
 
-# The relations of what a comparison concludes: "1930; before; 1949", "Ann; before; Bob", "later; is;
-# Bob", "France; other than; Spain".
+# The relations of what a comparison concludes: "1930; before; 1949", "Ann; before; Bob",
+# "later; is; Bob", "France; other than; Spain".
 BEFORE, SAME, OTHER, IS = "before", "same as", "other than", "is"
 EARLIER, LATER = "earlier", "later"
 
@@ -55,9 +55,10 @@ def conclude(question: str, facts: Sequence[Fact], answer: str) -> str:
       answer: as the reader wrote it.
 
     Returns:
-      Where the reader says that the earlier or the later is asked for, and two facts of one relation
-      give dates of which one is before the other: the one of that date, or what it made where that
-      is what the question names. Where it says that two countries are the same or not: yes or no.
+      Where the reader says that the earlier or the later is asked for, and two facts of one
+      relation give dates of which one is before the other: the one of that date, or what it made
+      where the question names that. Where it says that two countries are the same or not: yes or
+      no.
     """
     stated = [fact for fact in facts if fact[1] not in (BEFORE, SAME, OTHER, IS)]
     asked = [fact[0] for fact in facts if fact[1] == IS and fact[0] in (EARLIER, LATER)]
