@@ -29,6 +29,7 @@ def get_config() -> Any:
     config.ranking = "chain"  # chain (passages of the chain first) | score (best unit score)
     config.steps = 4
     config.k = 10  # Passages retrieved a step.
+    config.recall_at = (2, 3, 5, 10)  # The K of recall@K.
     config.dtype = "float32"
     config.query_max_length = 256
     config.unit_max_length = 128

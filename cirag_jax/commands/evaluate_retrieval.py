@@ -19,6 +19,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import write_lines
 from cirag_jax.models.io.pretrained import TextEncoder
@@ -37,7 +38,6 @@ from cirag_jax.retrieval.iterative import (
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.types import Config, Dataset, Question
 
-KS = (2, 3, 5, 10)
 # Every system, the trained one first; the others are what its difference is taken to.
 SYSTEMS = ("trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25")
 
@@ -63,7 +63,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Raises:
       UserError: the checkpoint or the data cannot be used.
     """
-    start = time.monotonic()
+    start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir or a model folder")
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -103,19 +103,19 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     for name in ("trained", "frozen"):
         runs[name] = _iterate(config, task, embeds, indexes, name)
         ranked[name] = [list(ranking.passages) for ranking in runs[name]]
-        rows_QK, _ = indexes[name].search(embeds[name](texts, "query"), max(KS), task.allowed)
+        rows_QK, _ = indexes[name].search(embeds[name](texts, "query"), max(ks), task.allowed)
         ranked[f"one_shot_{name}"] = _rows(rows_QK)
-    ranked["bm25"] = _rows(BM25(task.texts).search(texts, max(KS), task.allowed))
+    ranked["bm25"] = _rows(BM25(task.texts).search(texts, max(ks), task.allowed))
 
     # ---- Figures
     # ------------------------------------------------------------------------------------
     ids = [passage.id for passage in task.corpus.passages]
     recalls = {
-        system: {k: _recalls(ranked[system], ids, task.questions, k) for k in KS}
+        system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
         for system in SYSTEMS
     }
     result: dict[str, Any] = {
-        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in KS} for system in SYSTEMS
+        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in ks} for system in SYSTEMS
     }
     how_often = (config.bootstrap_samples, config.seed)
     result["differences"] = {
@@ -123,13 +123,13 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             f"recall@{k}": paired_interval(
                 mean_of(recalls["trained"][k]), mean_of(recalls[system][k]), *how_often
             )
-            for k in KS
+            for k in ks
         }
         for system in SYSTEMS[1:]
     }
     result["per_hop"] = _by_group(recalls, [question.hops for question in task.questions])
     result["per_fold"] = _by_group(recalls, [question.fold for question in task.questions])
-    result["next_unit"] = _next_unit(task, embeds)
+    result["next_unit"] = _next_unit(task, embeds, ks)
     result["settings"] = {
         "steps": config.steps,
         "k": config.k,
@@ -147,7 +147,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     result["num_questions"] = len(task.questions)
     result["num_passages"] = len(task.texts)
-    write_lines(workdir / "rankings.jsonl", _ranking_records(task.questions, ids, ranked, runs))
+    records = _ranking_records(task.questions, ids, ranked, runs, max(ks))
+    write_lines(workdir / "rankings.jsonl", records)
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir)
     return result
@@ -266,7 +267,7 @@ def _by_group(
         str(group): {
             "num_questions": len(rows_of[group]),
             **{
-                system: {f"recall@{k}": float(values[k][rows_of[group]].mean()) for k in KS}
+                system: {f"recall@{k}": float(values[k][rows_of[group]].mean()) for k in values}
                 for system, values in recalls.items()
             },
         }
@@ -274,7 +275,9 @@ def _by_group(
     }
 
 
-def _next_unit(task: _Task, embeds: Mapping[str, Embed]) -> dict[str, Any] | None:
+def _next_unit(
+    task: _Task, embeds: Mapping[str, Embed], ks: Sequence[int]
+) -> dict[str, Any] | None:
     """MRR and Recall@K of the next unit over each question's own candidates."""
     try:
         chains = chains_lib.silver_chains(task.dataset, task.questions, task.kind)
@@ -286,7 +289,7 @@ def _next_unit(task: _Task, embeds: Mapping[str, Embed]) -> dict[str, Any] | Non
     ]
     problems = next_unit.next_units(chains, pools, task.kind)
     return {
-        name: next_unit.evaluate_next_unit(problems, embed, KS) for name, embed in embeds.items()
+        name: next_unit.evaluate_next_unit(problems, embed, ks) for name, embed in embeds.items()
     }
 
 
@@ -295,6 +298,7 @@ def _ranking_records(
     ids: Sequence[str],
     ranked: Mapping[str, Sequence[Sequence[int]]],
     runs: Mapping[str, Sequence[Ranking]],
+    depth: int,
 ) -> Iterator[dict[str, Any]]:
     for index, question in enumerate(questions):
         yield {
@@ -302,8 +306,7 @@ def _ranking_records(
             "question": question.question,
             "supporting": question.supporting,
             "ranked": {
-                system: [ids[row] for row in rows[index][: max(KS)]]
-                for system, rows in ranked.items()
+                system: [ids[row] for row in rows[index][:depth]] for system, rows in ranked.items()
             },
             "chains": {
                 name: [unit.text for unit in rankings[index].chain]

@@ -21,6 +21,7 @@ from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
+from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime import codec
@@ -28,12 +29,13 @@ from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     DemonstrateHandler,
     ExtractHandler,
+    FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
+from cirag_jax.runtime.requests import Demonstrate, Extract, Follow, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
@@ -187,6 +189,10 @@ def open_handlers(
     if needs.corpus:
         index = _open_index(config, task, encoder, pool)
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    if needs.links:
+        found = hash_corpus(corpus.passages)
+        titles = pool.get("title indexes", found, lambda: TitleIndex(corpus.passages))
+        handlers[Follow] = FollowHandler(titles, corpus.passages, corpus.allowed)
     return handlers
 
 
@@ -310,9 +316,9 @@ def _open_index(
         decided_by.append(config.encoder.to_dict())
     if config.retriever.units == "triple":
         decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
-    folder = None if task.dataset.questions else cache_folder("vectors")
+    folder = cache_folder("vectors")
     if encoder is not None and folder is not None:
-        # A question of one's own will not be the last over these passages.
+        # Neither a question nor a method will be the last over these passages.
         encoder = CachedEncoder(encoder, folder)
     return pool.get(
         "indexes",

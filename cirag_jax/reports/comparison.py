@@ -238,6 +238,8 @@ def _draw_latency(result: Mapping[str, Any], workdir: pathlib.Path) -> bool:
             label=_plain(_shown(name, result["systems"][name])),
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("seconds a question, alone")
     axes.set_ylabel("F1, %")
     axes.grid(alpha=0.3)

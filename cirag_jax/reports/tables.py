@@ -13,7 +13,6 @@ NAMES = {
     "frozen": "iterative, frozen",
     "trained": "iterative, trained",
 }
-KS = ("recall@2", "recall@3", "recall@5", "recall@10")
 
 
 def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
@@ -26,18 +25,19 @@ def table_of(result: Mapping[str, Any]) -> str:
     """Recall in per cent, one row a system, and the trained system's lead with its 95 %
     interval; a column for each fold, where questions of several were asked.
     """
+    ks, main = _ks(result), _main(result)
     folds = result["per_fold"] if len(result["per_fold"]) > 1 else {}
     header = [
         "passages found by",
-        *(f"R@{k.partition('@')[2]}" for k in KS),
-        "trained leads R@5 by",
-        *(f"R@5, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
+        *(f"R@{k}" for k in ks),
+        f"trained leads R@{main} by",
+        *(f"R@{main}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
     for system, name in NAMES.items():
-        figures = [f"{100 * result[system][k]:.1f}" for k in KS]
-        ahead = result["differences"].get(f"trained-{system}", {}).get("recall@5")
-        of_folds = [f"{100 * recalls[system]['recall@5']:.1f}" for recalls in folds.values()]
+        figures = [f"{100 * result[system][f'recall@{k}']:.1f}" for k in ks]
+        ahead = result["differences"].get(f"trained-{system}", {}).get(f"recall@{main}")
+        of_folds = [f"{100 * recalls[system][f'recall@{main}']:.1f}" for recalls in folds.values()]
         rows.append([name, *figures, lead(ahead), *of_folds])
     settings = result["settings"]
     caption = (
@@ -46,6 +46,17 @@ def table_of(result: Mapping[str, Any]) -> str:
         f"{settings['k']} passages"
     )
     return f"{caption}\n\n{markdown([header, *rows])}"
+
+
+def _ks(result: Mapping[str, Any]) -> list[int]:
+    """The K of the result's recall@K, ascending."""
+    return sorted(int(name.partition("@")[2]) for name in result["trained"])
+
+
+def _main(result: Mapping[str, Any]) -> int:
+    """The K whose lead is shown: 5 as in the papers, else the largest."""
+    ks = _ks(result)
+    return 5 if 5 in ks else ks[-1]
 
 
 def figure(score: Mapping[str, float] | None, bounds: bool = False) -> str:
@@ -91,11 +102,13 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    ks = [int(k.partition("@")[2]) for k in KS]
+    ks = _ks(result)
     drawn, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for system, name in NAMES.items():
         style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
-        axes.plot(ks, [100 * result[system][k] for k in KS], marker="o", label=name, **style)
+        axes.plot(
+            ks, [100 * result[system][f"recall@{k}"] for k in ks], marker="o", label=name, **style
+        )
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")
     axes.set_ylabel("Recall@K, %")

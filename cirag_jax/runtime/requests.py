@@ -36,6 +36,17 @@ class Retrieved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Follow:
+    """The passages that ``texts`` name by their titles; answered by `Retrieved`.
+
+    At most ``k`` of them, as they are named; a score says how many texts name it.
+    """
+
+    texts: tuple[str, ...]
+    k: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Extract:
     """The triples of each passage; answered by `Extracted`."""
 
@@ -92,7 +103,7 @@ class Demonstrated:
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Extract | Rank | Demonstrate | Generate | Score
+Request = Retrieve | Follow | Extract | Rank | Demonstrate | Generate | Score
 Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
@@ -111,6 +122,7 @@ class Needs:
       rankers: each a block of ``config.rankers``.
       corpus: passages, by `Retrieve`.
       feedback: whether it retrieves by vectors that passages move.
+      links: from texts to the passages that they name, by `Follow`.
       triples: of passages, by `Extract`.
       demonstrations: training questions, by `Demonstrate`.
       gold: what a question's benchmark annotates, its answers too; results say so.
@@ -121,6 +133,7 @@ class Needs:
     rankers: tuple[str, ...] = ()
     corpus: bool = True
     feedback: bool = False
+    links: bool = False
     triples: bool = False
     demonstrations: bool = False
     gold: bool = False
