@@ -41,7 +41,7 @@ def described(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
     }
 
 
-def _row(spent: Spent, questions: int) -> dict[str, float]:
+def _row(spent: Spent, questions: int) -> Mapping[str, float]:
     counts = {
         "calls": spent.calls,
         "prompt_tokens": spent.usage.prompt_tokens,
