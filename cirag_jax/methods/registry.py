@@ -7,6 +7,7 @@ from typing import Any
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
+from cirag_jax.methods.dualrag import DualragConfig, dualrag
 from cirag_jax.methods.ircot import IrcotConfig, ircot
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Program
@@ -31,6 +32,7 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "cirag": Method(cirag, CiragConfig),
     "direct": Method(direct, DirectConfig),
+    "dualrag": Method(dualrag, DualragConfig),
     "ircot": Method(ircot, IrcotConfig),
     "native_rag": Method(native_rag, NativeRagConfig),
 }
