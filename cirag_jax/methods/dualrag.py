@@ -54,7 +54,7 @@ class DualragConfig:
       few_shot: show worked examples.
       min_retrievals: ours: so many rounds retrieve whatever the reasoner says.
       entities: free (any name), or named (ours, for small models): the schema allows only names
-        that question, thoughts and outline hold and that were not searched yet.
+        that question, thoughts and outline hold and that were not searched yet; each is a query.
       summarizer: model, or sentences (ours, without a language model): the sentences of D_e that
         the ranker puts first after the question and the outline.
       num_sentences: how many of these.
@@ -248,8 +248,12 @@ def _ask_for_entities(research: Research, config: DualragConfig) -> Program[Dema
     names = research.names()
     allowed: tuple[str, ...] = ()
     if config.entities == "named":
-        searched = {entity for entity, _ in research.asked}
-        names = allowed = tuple(n for n in prompts.names_in(research.told()) if n not in searched)
+        searched = [normalise(entity, "unicode") for entity, _ in research.asked]
+        names = allowed = tuple(
+            name
+            for name in prompts.names_in(research.told())
+            if not any(normalise(name, "unicode") in entity for entity in searched)
+        )
         if not allowed:
             return {}
     messages = prompts.entity_messages(
@@ -281,7 +285,8 @@ def _ask_for_entities(research: Research, config: DualragConfig) -> Program[Dema
         entity = prompts.ELSE if name.lower() == prompts.ELSE else research.link(name)
         if entity != prompts.ELSE and normalise(entity, "unicode") not in known:
             research.parse_errors["entity_never_named"] += 1
-        linked[entity] = tuple(dict.fromkeys((*linked.get(entity, ()), *queries)))
+        own = (entity,) if config.entities == "named" else ()
+        linked[entity] = tuple(dict.fromkeys((*linked.get(entity, ()), *own, *queries)))
     return linked
 
 
@@ -336,7 +341,7 @@ def aggregate(
         fragments = yield from _summarise(research, demands, new)
     else:
         fragments = yield from _best_sentences(research, new, config)
-    learnt = {entity: said for entity, said in zip(new, fragments, strict=True) if said}
+    learnt = {entity: said for entity, said in fragments.items() if said}
     for entity, said in learnt.items():
         research.outline.setdefault(entity, []).append(said)
     return learnt
@@ -351,7 +356,7 @@ def _by_title(documents: Documents) -> Documents:
     return found
 
 
-def _summarise(research: Research, demands: Demands, new: Documents) -> Program[list[str]]:
+def _summarise(research: Research, demands: Demands, new: Documents) -> Program[Mapping[str, str]]:
     """M_KS: what the documents of each entity say, in a model's words."""
     said: Sequence[Generated] = yield [
         Generate(
@@ -366,23 +371,28 @@ def _summarise(research: Research, demands: Demands, new: Documents) -> Program[
         )
         for entity, passages in new.items()
     ]
-    return [prompts.parse_summary(response.text) for response in said]
+    return {e: prompts.parse_summary(response.text) for e, response in zip(new, said, strict=True)}
 
 
 def _best_sentences(
     research: Research, new: Documents, config: DualragConfig
-) -> Program[list[str]]:
+) -> Program[Mapping[str, str]]:
     """In the summarizer's place: the sentences nearest to the question and the outline."""
-    noted = [said for fragments in research.outline.values() for said in fragments]
+    noted = [
+        line for told in research.outline.values() for said in told for line in said.split("\n")
+    ]
+    pools: dict[str, tuple[str, ...]] = {}
+    for entity, passages in new.items():
+        texts = {text: 0 for passage in passages for text in sentence_texts(passage)}
+        if pool := tuple(text for text in texts if text not in noted):
+            pools[entity] = pool
+    if not pools:
+        return {}
     query = query_text(research.question, noted, "sentence")
-    pools = [
-        tuple(dict.fromkeys(text for passage in passages for text in sentence_texts(passage)))
-        for passages in new.values()
-    ]
     ranked: Sequence[Ranked[str]] = yield [
-        Rank(query, pool, config.num_sentences, "passages") for pool in pools
+        Rank(query, pool, config.num_sentences, "passages") for pool in pools.values()
     ]
-    return ["\n".join(best.texts) for best in ranked]
+    return {e: "\n".join(best.texts) for e, best in zip(pools, ranked, strict=True)}
 
 
 # --------------------------------------------------------------------------------------- the answer
@@ -405,11 +415,13 @@ def _reading(
 ) -> tuple[tuple[Message, ...], Granularity, tuple[str, ...]]:
     """The reader's conversation, and the evidence in it."""
     lines = tuple(
-        # A sentence brings its title along.
-        line if config.summarizer == "sentences" else f"{entity}: {line}"
-        for entity, fragments in research.outline.items()
-        for fragment in fragments
-        for line in fragment.split("\n")
+        dict.fromkeys(
+            # A sentence brings its title along.
+            line if config.summarizer == "sentences" else f"{entity}: {line}"
+            for entity, fragments in research.outline.items()
+            for fragment in fragments
+            for line in fragment.split("\n")
+        )
     )
     granularity: Granularity = "sentence" if lines else "passage"
     evidence = lines or tuple(map(passage_line, research.documents.values()))

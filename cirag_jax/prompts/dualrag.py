@@ -38,8 +38,9 @@ def entities_schema(
     Args:
       max_entities: most entities.
       max_keywords: most queries of each.
-      names: what an entity may be called; empty: anything.
+      names: what an entity may be called; empty: anything. With names, as many entities as may be.
     """
+    fewest = min(max_entities, len(names)) or 1
     text = {"type": "string", "pattern": r"^[^\s].{1,99}$"}
     item = {
         "type": "object",
@@ -52,7 +53,7 @@ def entities_schema(
         "required": ["entity", "keywords"],
         "additionalProperties": False,
     }  # fmt: skip
-    listed = {"type": "array", "items": item, "minItems": 1, "maxItems": max_entities}
+    listed = {"type": "array", "items": item, "minItems": fewest, "maxItems": max_entities}
     return {
         "type": "object",
         "properties": {"entities": listed},
@@ -380,6 +381,8 @@ def names_in(text: str) -> tuple[str, ...]:
 
     for line in text.splitlines():
         for word in line.split():
+            if word[0] in _MARKS:
+                end()
             bare = word.strip(_MARKS)
             if bare[:1].isupper() or (run and (bare in _LINKS or bare.isdigit())):
                 run.append(bare)

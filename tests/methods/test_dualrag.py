@@ -219,24 +219,31 @@ def test_small_models_choose_among_names_that_were_not_searched():
     hands = hand([STOPS, STOPS], [wants(("Ada Moen", "x y")), wants(("Lund", "Lund"))])
     found = run(hands, min_retrievals=2, max_steps=2, entities="named", summarizer="sentences",
                 num_sentences=1, reader_format="chain")  # fmt: skip
-    allowed = [
-        r.json_schema["properties"]["entities"]["items"]["properties"]["entity"]["enum"]
-        for r in hands.asked(Generate, "entity_identifier")
+    listed = [
+        r.json_schema["properties"]["entities"] for r in hands.asked(Generate, "entity_identifier")
     ]
+    allowed = [one["items"]["properties"]["entity"]["enum"] for one in listed]
     assert allowed == [["Ada Moen", "Lund", "Skane"], ["Lund", "Skane"]]
-    sentences = hands.asked(Rank)[1]
-    assert sentences == Rank(QUESTION, ("Ada Moen: Ada Moen was born in Lund.",
-                                        "Ada Moen: She paints."), 1, "passages")  # fmt: skip
+    assert [one["minItems"] for one in listed] == [3, 2]
+    assert [r.query for r in hands.asked(Retrieve)] == ["Ada Moen", "x y", "Lund"]
+    own = ("Ada Moen: Ada Moen was born in Lund.", "Ada Moen: She paints.")
+    assert hands.asked(Rank)[1] == Rank(QUESTION, own, 1, "passages")
     # The next one goes on where the outline ends.
-    assert hands.asked(Rank)[3].query == (
-        f"{QUESTION}\nknowledge sentences: Ada Moen: Ada Moen was born in Lund."
-    )
-    assert found.attempts[0].evidence == (
-        "Ada Moen: Ada Moen was born in Lund.", "Lund: Lund is a town in Skane.",
-    )  # fmt: skip
+    assert hands.asked(Rank)[3].query == f"{QUESTION}\nknowledge sentences: {own[0]}"
+    assert found.attempts[0].evidence == (own[0], "Lund: Lund is a town in Skane.")
     (read,) = hands.asked(Generate, "reader")
     assert "Sentences:\nAda Moen: Ada Moen was born" in prompt(read)
     assert "summarizer" not in DualragConfig(summarizer="sentences").needs.roles
+
+
+def test_a_sentence_is_noted_once():
+    plain = Passage("a", "Ada Moen", "Ada Moen was born in Lund.")
+    hands = hand([GOES_ON, GOES_ON, STOPS], [ASKS_ADA, wants(("Lund", "Osk"))],
+                 found={None: (plain,)})  # fmt: skip
+    found = run(hands, summarizer="sentences")
+    assert [step.notes["learnt"] for step in found.steps[:2]] == [
+        {"Ada Moen": "Ada Moen: Ada Moen was born in Lund."}, {},
+    ]  # fmt: skip
 
 
 def test_where_no_name_is_left_the_thought_is_the_query():
