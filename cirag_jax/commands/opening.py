@@ -1,7 +1,6 @@
 """From a method's config to the handlers that answer its requests."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -26,12 +25,13 @@ from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
+from cirag_jax.runtime.requests import Demonstrate, Extract, Fetch, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
@@ -76,7 +76,7 @@ def check(config: Config, needs: Needs) -> None:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = needs.demonstrations or (needs.corpus and config.retriever.kind != "bm25")
+    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 
@@ -159,6 +159,7 @@ def open_handlers(
     roles = roles_of(config, needs)
     check_adapters(config, roles)
     if needs.corpus:
+        handlers[Fetch] = FetchHandler(corpus.passages)
         say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
@@ -178,7 +179,7 @@ def open_handlers(
     if needs.demonstrations:
         shown = demonstrations(task)
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
-    if needs.corpus:
+    if needs.index:
         folder = None if task.dataset.questions else cache_folder("vectors")
         if encoder is not None and folder is not None:
             # A question of one's own will not be the last over these passages.
@@ -302,7 +303,7 @@ def _open_extractions(
     """The journal of what is extracted online."""
     settings = {
         **extraction.version(),
-        **dataclasses.asdict(how),
+        **how.identity,
         "extractor": backends.fingerprint(config.extractor),
     }
     path = beside.with_name(beside.name.replace("journal", online.NAME))

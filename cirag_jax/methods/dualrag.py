@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from cirag_jax.datasets.chains import query_text, sentence_texts
+from cirag_jax.datasets.chains import query_text
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability, Message
-from cirag_jax.methods.evidence import passage_line
+from cirag_jax.methods.evidence import passage_line, places_of
 from cirag_jax.prompts import dualrag as prompts
 from cirag_jax.prompts import ircot, reading
 from cirag_jax.runtime.requests import (
@@ -383,8 +383,7 @@ def _best_sentences(
     ]
     pools: dict[str, tuple[str, ...]] = {}
     for entity, passages in new.items():
-        texts = {text: 0 for passage in passages for text in sentence_texts(passage)}
-        if pool := tuple(text for text in texts if text not in noted):
+        if pool := tuple(text for text in places_of(passages) if text not in noted):
             pools[entity] = pool
     if not pools:
         return {}

@@ -21,8 +21,8 @@ def get_config(preset: str = "") -> Any:
         method.min_retrievals, method.entities, method.summarizer = 2, "named", "sentences"
         config.entity_identifier.max_tokens = 96
         config.reasoner.max_tokens = 96
-        config = blocks.shipped(config)
-    elif preset == "medium":
+        return blocks.shipped(blocks.preset(config, preset))
+    if preset == "medium":
         method.num_retrieved, method.num_documents = 20, 5
         method.max_entities, method.max_keywords = 3, 2
         method.min_retrievals = 1

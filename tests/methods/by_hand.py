@@ -10,6 +10,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Generate,
     Generated,
     Rank,
@@ -66,6 +67,9 @@ class Hand:
             case Retrieve(query, k, _):
                 passages = tuple(self.found.get(query, self.found.get(None, ())))[:k]
                 return Retrieved(passages, tuple(1.0 / (i + 1) for i in range(len(passages))))
+            case Fetch(ids):
+                known = {p.id: p for passages in self.found.values() for p in passages}
+                return Retrieved(tuple(known[i] for i in ids), (1.0,) * len(ids))
             case Extract(passages):
                 found = (self.triples.get(passage.id) for passage in passages)
                 return Extracted(tuple(None if t is None else tuple(t) for t in found))
