@@ -57,7 +57,7 @@ class ExtractionSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings as JSON; the default dialect goes without saying, as before there were more."""
+        """The settings as JSON; the default dialect goes without saying, as it always did."""
         said = dataclasses.asdict(self)
         return {k: v for k, v in said.items() if (k, v) != ("dialect", dialects.OPENIE)}
 
