@@ -92,7 +92,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     complete = True
     jobs = [job(reference.passage, settings) for reference in references]
     for name, model in models.items():
-        bound = {**model.identity, **dataclasses.asdict(settings), **extraction.version()}
+        bound = {**model.identity, **settings.identity, **extraction.version()}
         with Journal(workdir / f"{name}.sqlite", bound) as journal:
             start = time.monotonic()
             asked = ("extractor", settings.triple_tokens)
@@ -129,7 +129,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "split": config.data.split,
             "fold": config.data.fold,
             "normalization": config.normalization,
-            **dataclasses.asdict(settings),
+            **settings.identity,
         },
         "complete": complete,
     }

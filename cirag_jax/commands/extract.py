@@ -78,7 +78,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             made_by = backends.fingerprint(config.extractor)
             identity = _identity(config, settings, made_by["model"])
-            bound = {**identity, **dataclasses.asdict(settings), "extractor": made_by}
+            bound = {**identity, **settings.identity, "extractor": made_by}
             book = stack.enter_context(Journal(paths[index], bound))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
@@ -106,7 +106,11 @@ def _settings(config: Config) -> ExtractionSettings:
     if config.retry not in _RETRIES:
         raise UserError(f"config.retry={config.retry!r} must be one of {', '.join(_RETRIES)}.")
     return ExtractionSettings(
-        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+        config.entity_tokens,
+        config.triple_tokens,
+        config.constrained,
+        config.grounded,
+        config.dialect,
     )
 
 

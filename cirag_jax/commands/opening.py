@@ -1,7 +1,6 @@
 """From a method's config to the handlers that answer its requests."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -27,13 +26,14 @@ from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
     FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Follow, Needs, Retrieve
+from cirag_jax.runtime.requests import Demonstrate, Extract, Fetch, Follow, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
@@ -78,7 +78,7 @@ def check(config: Config, needs: Needs) -> None:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = needs.demonstrations or (needs.corpus and config.retriever.kind != "bm25")
+    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 
@@ -161,6 +161,7 @@ def open_handlers(
     roles = roles_of(config, needs)
     check_adapters(config, roles)
     if needs.corpus:
+        handlers[Fetch] = FetchHandler(corpus.passages)
         say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
@@ -180,7 +181,7 @@ def open_handlers(
     if needs.demonstrations:
         shown = demonstrations(task)
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
-    if needs.corpus:
+    if needs.index:
         folder = cache_folder("vectors")
         if encoder is not None and folder is not None:
             # Neither a question nor a method will be the last over these passages.
@@ -307,7 +308,7 @@ def _open_extractions(
     """The journal of what is extracted online."""
     settings = {
         **extraction.version(),
-        **dataclasses.asdict(how),
+        **how.identity,
         "extractor": backends.fingerprint(config.extractor),
     }
     path = beside.with_name(beside.name.replace("journal", online.NAME))

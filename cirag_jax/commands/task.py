@@ -70,7 +70,7 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
     found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
-    if needs.corpus:
+    if needs.index:
         blocks["retriever"] = config.retriever
     if opening.needs_encoder(config, needs):
         blocks["encoder"] = config.encoder

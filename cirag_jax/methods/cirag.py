@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cirag_jax.datasets.chains import query_text, sentence_texts
+from cirag_jax.datasets.chains import query_text
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability, Message
 from cirag_jax.methods.evidence import (
@@ -19,6 +19,7 @@ from cirag_jax.methods.evidence import (
     Fact,
     fact_key,
     passage_line,
+    places_of,
     rank_facts,
     rank_passages,
     rank_sentences,
@@ -48,7 +49,6 @@ from cirag_jax.types import (
     Passage,
     Prediction,
     Question,
-    Sentence,
     Step,
     Triple,
 )
@@ -283,11 +283,7 @@ def construct(
 
 def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Candidates]:
     """D_t -> its sentences, the N nearest to a_t: candidates that need no extraction."""
-    places = {
-        text: Sentence(passage.id, index)
-        for passage in passages
-        for text, index in sentence_texts(passage).items()
-    }
+    places = places_of(passages)
     if not config.use_reranker or not places:
         return Candidates(tuple(places.values()), tuple(0.0 for _ in places))
     ranked: Ranked[str] = yield Rank(query, tuple(places), _num_ranked(config), "triples")

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from cirag_jax.datasets.chains import sentence_text, triple_text
+from cirag_jax.datasets.chains import sentence_text, sentence_texts, triple_text
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Passage, Sentence, Step, Triple
@@ -69,6 +69,15 @@ class Evidence:
     def sentence(self, place: tuple[str, int]) -> str:
         """A sentence as the reader sees it."""
         return sentence_line(self._seen[place[0]], place[1])
+
+
+def places_of(passages: Iterable[Passage]) -> dict[str, Sentence]:
+    """The sentences of passages by their texts as an aligner reads them, in reading order."""
+    return {
+        text: Sentence(passage.id, index)
+        for passage in passages
+        for text, index in sentence_texts(passage).items()
+    }
 
 
 def triple_line(triple: Triple, normalization: Normalization) -> str:

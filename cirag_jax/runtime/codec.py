@@ -17,6 +17,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -35,6 +36,7 @@ from cirag_jax.types import Passage, Prediction
 KINDS: Mapping[type, str] = {
     Retrieve: "retrieve",
     Follow: "follow",
+    Fetch: "fetch",
     Extract: "extract",
     Rank: "rank",
     Demonstrate: "demonstrate",
@@ -44,6 +46,7 @@ KINDS: Mapping[type, str] = {
 _ANSWERS: Mapping[type, type] = {
     Retrieve: Retrieved,
     Follow: Retrieved,
+    Fetch: Retrieved,
     Extract: Extracted,
     Rank: Ranked,
     Demonstrate: Demonstrated,
@@ -96,7 +99,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case Retrieve() | Follow(), Retrieved():
+        case Retrieve() | Fetch() | Follow(), Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
         case Rank(), Ranked():
@@ -116,12 +119,12 @@ def decode_response(
     Args:
       request: what it answers.
       data: what was written.
-      passage: finds a passage by its id; only `Retrieve` and `Follow` need it.
+      passage: finds a passage by its id, where passages are what was asked for.
     """
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case Retrieve() | Follow():
+        case Retrieve() | Fetch() | Follow():
             assert passage is not None
             return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
         case Rank():

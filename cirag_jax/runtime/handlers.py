@@ -20,6 +20,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -79,6 +80,31 @@ class RetrieveHandler:
                 found = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
                 passages = tuple(self._passages[row] for row, _ in found)
                 done(index, Retrieved(passages, tuple(score for _, score in found)))
+
+
+class FetchHandler:
+    """Passages by their ids.
+
+    Args:
+      passages: the corpus.
+    """
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, passages: Sequence[Passage]):
+        self._passages = {passage.id: passage for passage in passages}
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for index, call in enumerate(calls):
+            request: Fetch = call.request
+            missing = [name for name in request.passage_ids if name not in self._passages]
+            if missing:
+                done(index, RequestError(f"the corpus has no passage {missing[0]!r}"))
+                continue
+            found = tuple(self._passages[name] for name in request.passage_ids)
+            done(index, Retrieved(found, (1.0,) * len(found)))
 
 
 class FollowHandler:

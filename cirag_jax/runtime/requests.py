@@ -47,6 +47,16 @@ class Follow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Fetch:
+    """The passages with these ids, in their order; answered by `Retrieved`, every score 1.
+
+    It fails where the run's corpus lacks one.
+    """
+
+    passage_ids: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Extract:
     """The triples of each passage; answered by `Extracted`."""
 
@@ -103,7 +113,7 @@ class Demonstrated:
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Follow | Extract | Rank | Demonstrate | Generate | Score
+Request = Retrieve | Fetch | Follow | Extract | Rank | Demonstrate | Generate | Score
 Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
@@ -120,7 +130,8 @@ class Needs:
       roles: language models, each a block of the config.
       abilities: what a role is asked for that not every backend gives.
       rankers: each a block of ``config.rankers``.
-      corpus: passages, by `Retrieve`.
+      corpus: passages, by `Retrieve` or `Fetch`.
+      search: without it passages are only fetched by their ids, and nothing is embedded.
       feedback: whether it retrieves by vectors that passages move.
       links: from texts to the passages that they name, by `Follow`.
       triples: of passages, by `Extract`.
@@ -132,11 +143,17 @@ class Needs:
     abilities: Mapping[str, tuple[Ability, ...]] = dataclasses.field(default_factory=dict)
     rankers: tuple[str, ...] = ()
     corpus: bool = True
+    search: bool = True
     feedback: bool = False
     links: bool = False
     triples: bool = False
     demonstrations: bool = False
     gold: bool = False
+
+    @property
+    def index(self) -> bool:
+        """Whether an index over the passages is needed."""
+        return self.corpus and self.search
 
 
 class RequestError(Exception):

@@ -172,7 +172,7 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
     opening.check(config, needs)
     assert all(config[role].max_tokens > 0 for role in needs.roles)
     assert all(ranker in config.rankers for ranker in needs.rankers)
-    assert ("retriever" in config) == needs.corpus
+    assert ("retriever" in config) == needs.index
     assert "triples" in config or not needs.triples  # CIRAG has the block where it asks for none.
     if preset == "paper":
         assert all("Qwen" in config[role].model for role in needs.roles)

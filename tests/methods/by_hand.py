@@ -10,6 +10,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -73,6 +74,9 @@ class Hand:
                 named = self.named.items()
                 found = [p for name, p in named if any(name in text for text in texts)][:k]
                 return Retrieved(tuple(found), (1.0,) * len(found))
+            case Fetch(ids):
+                known = {p.id: p for passages in self.found.values() for p in passages}
+                return Retrieved(tuple(known[i] for i in ids), (1.0,) * len(ids))
             case Extract(passages):
                 found = (self.triples.get(passage.id) for passage in passages)
                 return Extracted(tuple(None if t is None else tuple(t) for t in found))

@@ -13,6 +13,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -48,7 +49,7 @@ def exchanges(draw):
     """A request and a response to it."""
     kind = draw(
         st.sampled_from(
-            ["retrieve", "follow", "extract", "rank", "demonstrate", "generate", "error"]
+            ["retrieve", "fetch", "follow", "extract", "rank", "demonstrate", "generate", "error"]
         )
     )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
@@ -61,6 +62,9 @@ def exchanges(draw):
     if kind == "follow":
         found = Retrieved(passages, tuple(draw(NUMBER) for _ in passages))
         return Follow(draw(tuples(TEXT)), draw(COUNT)), found, passages
+    if kind == "fetch":
+        ids, ones = tuple(p.id for p in passages), (1.0,) * len(passages)
+        return Fetch(ids), Retrieved(passages, ones), passages
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages

@@ -14,6 +14,7 @@ from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
     FollowHandler,
     GenerateHandler,
     RankHandler,
@@ -23,6 +24,7 @@ from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
     Demonstrate,
     Extract,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -119,6 +121,13 @@ def test_rows_that_were_not_found_are_left_out():
 
     found = ask(RetrieveHandler(search, TOWNS), Retrieve("x", 3))[0]
     assert [p.id for p in found.passages] == ["visby"] and found.scores == (0.0,)
+
+
+def test_passages_are_fetched_by_their_ids():
+    handler = FetchHandler(TOWNS)
+    found, missing = ask(handler, Fetch(("visby", "lund")), Fetch(("lund", "osk")))
+    assert [p.id for p in found.passages] == ["visby", "lund"] and found.scores == (1.0, 1.0)
+    assert isinstance(missing, RequestError) and "no passage 'osk'" in str(missing)
 
 
 class Letters:
