@@ -7,7 +7,7 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -175,6 +175,7 @@ class CiragConfig:
             roles=("integrator", "reader") if asks else ("reader",),
             abilities={"integrator": abilities} if abilities else {},
             rankers=("triples",) if rounds and self.use_reranker else (),
+            units=self.units if rounds and self.use_reranker else None,
             triples=rounds and self.units == "triple",
         )
 
@@ -449,11 +450,40 @@ def _step(
 # ---------------------------------------------------------------------------------------- cascade
 
 
+class CascadeConfig(Protocol):
+    """The fields of `CiragConfig` that the cascade reads; another method may read by it, too."""
+
+    @property
+    def pools(self) -> tuple[Granularity, ...]:
+        """See `CiragConfig.pools`."""
+        ...
+
+    @property
+    def force_answer(self) -> bool:
+        """See `CiragConfig`, as for the others."""
+        ...
+
+    @property
+    def wide_refusal(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def reader_format(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def answer_tokens(self) -> int:
+        """See above."""
+        ...
+
+
 def cascade(
     question: str,
     evidence: Evidence,
     first: Sequence[Passage],
-    config: CiragConfig,
+    config: CascadeConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[list[Attempt]]:
     """Triples, then sentences, then passages: the first granularity whose answer is no refusal.
@@ -495,7 +525,7 @@ def _read(
     question: str,
     granularity: Granularity,
     pool: tuple[str, ...],
-    config: CiragConfig,
+    config: CascadeConfig,
     parse_errors: collections.Counter[str],
     may_refuse: bool = True,
 ) -> Program[Attempt]:
@@ -519,22 +549,30 @@ def _read(
     return Attempt(granularity, pool, response.text, answer, sufficient)
 
 
+def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
+    """The answer of the last attempt, and the granularity that gave it.
+
+    Where all refuse, that output stands, in the default bucket. So do an answer that was forced
+    and, where nobody read, the empty one.
+    """
+    if not attempts:
+        return "", "default"
+    last = attempts[-1]
+    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    return last.answer, last.granularity if by_itself else "default"
+
+
 def _prediction(
     steps: Sequence[Step],
     attempts: Sequence[Attempt],
     parse_errors: collections.Counter[str],
     config: CiragConfig,
 ) -> Prediction:
-    """The last attempt's answer; where all refuse, that output stands, in the default bucket.
-
-    So do an answer that was forced and, where nobody read, the empty one.
-    """
-    last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
-    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    answer, granularity = outcome(attempts, config)
     ranked = rank_facts(steps, config.normalization)
     return Prediction(
-        answer=last.answer,
-        granularity=last.granularity if by_itself else "default",
+        answer=answer,
+        granularity=granularity,
         passages=rank_passages(ranked, steps),
         sentences=rank_sentences(ranked),
         triples=tuple(fact for fact in ranked if isinstance(fact, Triple)),

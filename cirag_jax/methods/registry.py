@@ -8,6 +8,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.methods.ircot import IrcotConfig, ircot
+from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Program
 from cirag_jax.types import Prediction, Question
@@ -32,6 +33,7 @@ METHODS: Mapping[str, Method] = {
     "cirag": Method(cirag, CiragConfig),
     "direct": Method(direct, DirectConfig),
     "ircot": Method(ircot, IrcotConfig),
+    "kirag": Method(kirag, KiragConfig),
     "native_rag": Method(native_rag, NativeRagConfig),
 }
 
