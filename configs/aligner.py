@@ -45,8 +45,7 @@ def base() -> Any:
     """What all presets share."""
     config: Any = ConfigDict()
     config.seed = 0
-    config.data = common.data(split="train")
-    config.data.dir = placeholder(object)  # A dataset folder, or a tuple of them.
+    config.data = common.data(split="train", several=True)
     # Dev questions, of each folder: another split or fold, else the last `questions` of a seeded
     # permutation of the training questions, which are then not trained on.
     config.dev = ConfigDict()
