@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.prompts.kirag import FINAL
@@ -18,6 +19,7 @@ from cirag_jax.runtime.requests import (
 )
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Passage, Prediction, Question, Sentence, Triple
+from configs.methods import kirag as kirag_config
 from tests.methods.by_hand import Hand, prompt
 
 # The paper's Kirton End (its Figures 1, 2 and 5), in our own words: the hamlet is near Boston, and
@@ -356,8 +358,11 @@ def test_cirags_cascade_may_be_the_reader():
             {"use_constructor": False},
             {"roles": ("reader",), "abilities": {}, "demonstrations": False},
         ),
-        ({"use_aligner": False}, {"rankers": ()}),
-        ({"units": "sentence"}, {"triples": False, "demonstrations": False}),
+        ({"use_aligner": False}, {"rankers": (), "units": None}),
+        (
+            {"units": "sentence"},
+            {"units": "sentence", "triples": False, "demonstrations": False},
+        ),
         ({"num_demonstrations": 0}, {"demonstrations": False}),
         ({"continues": False}, {"abilities": {}}),
         ({"reader": "nothing"}, {"roles": ("constructor",)}),
@@ -369,10 +374,29 @@ def test_a_switch_opens_what_it_names_and_nothing_else(settings, changes):
         roles=("constructor", "reader"),
         abilities={"constructor": ("continue_final",)},
         rankers=("aligner",),
+        units="triple",
         triples=True,
         demonstrations=True,
     )
     assert KiragConfig(**settings).needs == dataclasses.replace(whole, **changes)
+
+
+def test_the_presets_are_what_paper_and_code_say():
+    paper, code, small = (kirag_config.get_config(name) for name in ("paper", "code", "small"))
+    assert KiragConfig(**task.plain(paper.kirag)) == KiragConfig()
+    changed = {k: v for k, v in code.kirag.items() if v != paper.kirag[k]}
+    assert changed == {
+        "retriever_query": "last", "accumulate": True, "pool_size": 100, "list_when_empty": True,
+        "as_written": True, "stop": "empty", "boost": 0.5,
+    }  # fmt: skip
+    for config in (paper, code):
+        assert config.encoder.model == "intfloat/e5-large-v2"
+        assert (config.constructor.max_tokens, config.reader.max_tokens) == (64, 32)
+        aligner, encoder = config.rankers.aligner, config.encoder
+        assert (aligner.kind, aligner.triple_text) == ("aligner", "angle")
+        assert (aligner.query_max_length, aligner.passage_max_length) == (256, 128)
+        assert (encoder.query_max_length, encoder.passage_max_length) == (512, 512)
+    assert not KiragConfig(**task.plain(small.kirag)).needs.triples
 
 
 @pytest.mark.parametrize(

@@ -117,10 +117,10 @@ def test_training_learns_the_tiny_chains(folders, tmp_path, one_device):
     assert list(tmp_path.glob("tensorboard/*"))
 
 
-@pytest.mark.parametrize("preset", ["paper", "code"])
-def test_the_papers_presets_train(folders, tmp_path, preset):
+@pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
+def test_the_papers_presets_train(folders, tmp_path, preset, batch_size):
     """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
-    changes = {"num_steps": 2, "eval_every": 2, "batch_size": 16, "num_negatives": 10}
+    changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = cli.load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(folders, **changes)
     )
