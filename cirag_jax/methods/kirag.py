@@ -418,7 +418,7 @@ def construct(search: Search, shown: Candidates) -> Program[Link]:
     if not config.use_constructor:
         return best_new(search, shown)
     completion, response = yield from _complete(search, shown)
-    is_lost = completion.candidate is None and completion.answer is None
+    is_lost = completion.candidate is None and not _says_answer(completion)
     if config.prefilled_opening and is_lost and shown.texts and config.units == "triple":
         search.parse_errors["asked_again"] += 1
         completion, response = yield from _complete(search, shown, opening=True)
@@ -430,14 +430,19 @@ def construct(search: Search, shown: Candidates) -> Program[Link]:
     elif completion.candidate is not None:
         text, unit = shown.texts[completion.candidate], shown.units[completion.candidate]
         is_answer = False
-    elif completion.answer is None and config.append_best:
+    elif config.append_best and not _says_answer(completion):
         return best_new(search, shown)._replace(response=response)
     else:
-        text, unit, is_answer = "", None, completion.answer is not None
+        text, unit, is_answer = "", None, False
     # Without a new unit the next step would be the same as this one.
     ends = not text or (config.stop == "chain" and is_answer)
-    ends = ends or (config.stop == "text" and completion.answer is not None)
+    ends |= config.stop == "text" and completion.answer is not None
     return Link(text, unit, ends, completion.answer, response)
+
+
+def _says_answer(completion: prompts.Completion) -> bool:
+    """Whether the next step is the answer; after a unit that nobody offered, it is none."""
+    return completion.answer is not None and not completion.has_unit
 
 
 def _complete(

@@ -186,6 +186,7 @@ class Completion:
       candidate: place of the first new unit among the candidates; None where it names none.
       written: the first new unit as it stands there, candidate or not; without any, the first
         sentence. Empty where it wrote nothing.
+      has_unit: whether it wrote a new unit, candidate or not.
       answer: what follows "the answer is"; None where that is not said.
       parse_errors: ``empty``, ``truncated`` (before the first unit ended), ``not_a_candidate`` (one
         each), ``no_unit`` (neither a unit nor an answer), ``too_many_units``.
@@ -193,6 +194,7 @@ class Completion:
 
     candidate: int | None
     written: str
+    has_unit: bool
     answer: str | None
     parse_errors: tuple[str, ...]
 
@@ -221,7 +223,7 @@ def parse_completion(
         with the beginnings of the candidates.
     """
     if not text.strip():
-        return Completion(None, "", None, ("empty",))
+        return Completion(None, "", False, None, ("empty",))
     keys = [_key(candidate) for candidate in candidates]
     read = _triples if kind == "triple" else _lines
     units, answer = read(f"<{text}" if opening else text, keys)
@@ -235,13 +237,12 @@ def parse_completion(
         written = written or unit
         found = _match(_key(unit), keys, known, cutoff, is_cut)
         if found is not None:
-            return Completion(found, written, answer, tuple(parse_errors))
+            return Completion(found, written, True, answer, tuple(parse_errors))
         parse_errors.append("truncated" if is_cut else "not_a_candidate")
     if not written and answer is None:
         parse_errors.append("no_unit")
-    if not written:
-        written = next((s.strip() for s in split_sentences(text.strip()) if s.strip()), "")
-    return Completion(None, written, answer, tuple(parse_errors))
+    sentence = next((s.strip() for s in split_sentences(text.strip()) if s.strip()), "")
+    return Completion(None, written or sentence, bool(written), answer, tuple(parse_errors))
 
 
 def _triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:

@@ -138,7 +138,10 @@ def test_the_aligners_best_takes_the_place_of_nothing():
     # The decoy, the constructor's own, then the best one that is new: COUNT is 0.5, KIND 0.2.
     assert chain_of(found) == [OTHER, PLACE, COUNT]
     assert found.steps[0].response == "It lies near Boston."
-    # An answer is no failure.
+    # An answer after an invented triple is none; alone it ends the chain.
+    said = [f" <Kirton End; in; Paris>.{DONE}", DONE]
+    assert chain_of(run(said, append_best=True)[1]) == [OTHER]
+    assert chain_of(run(said[:1])[1]) == []
     assert len(run([DONE], append_best=True)[1].steps) == 1
 
 
