@@ -10,6 +10,7 @@ from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.methods.kirag import KiragConfig
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
+from cirag_jax.runtime.handlers import Search
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 # p0 answers the question, p1 extends it, p2 is near the question only, p3 has no triple.
@@ -47,9 +48,9 @@ class Aligner:
 def run(steps, *, by="passage", allowed=None, **settings):
     aligner = Aligner()
     if by == "passage":
-
-        def search(queries, k, may, feedback):
-            return INDEX.search(aligner.encode(queries, "query"), k, may)
+        search: Search = lambda queries, k, may, _: INDEX.search(  # noqa: E731
+            aligner.encode(queries, "query"), k, may
+        )
     else:
         texts = [[triple_text(t) for t in TRIPLES.get(p.id, ())] for p in PASSAGES]
         search = UnitIndex(texts, aligner).search

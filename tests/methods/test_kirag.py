@@ -172,15 +172,17 @@ def test_triples_that_say_the_same_count_for_all_their_passages():
     same = Triple(*PLACE[:3], "city", 0)
     _, found = run(
         [f" {FIRST}", DONE],
-        found={None: (HAMLET, CITY)},
-        triples={"hamlet": (PLACE,), "city": (same,)},
+        found={None: (HAMLET, DECOY, CITY)},
+        triples={"hamlet": (PLACE,), "decoy": (OTHER,), "city": (same,)},
+        scores={triple_key(PLACE): 0.6, triple_key(OTHER): 0.3},
     )
-    assert found.steps[0].candidates == (PLACE,)
-    # Were the triple the hamlet's alone, the city would have no score.
-    assert found.passages == ("hamlet", "city")
-    unscored = run([DONE], found={None: (DECOY, CITY)}, triples={"city": (same,)})[1]
-    assert unscored.passages == ("city", "decoy")
-    assert unscored.parse_errors == {"passage_not_extracted": 1}
+    assert found.steps[0].candidates == (PLACE, OTHER)
+    assert found.passages == ("hamlet", "city", "decoy")
+
+
+def test_passages_without_candidates_come_last():
+    _, found = run([DONE], found={None: (DECOY, CITY)}, triples={"city": (PORT,)})
+    assert found.passages == ("city", "decoy")
 
 
 def test_passages_without_triples_are_counted_once():
@@ -267,8 +269,8 @@ def test_the_chosen_and_the_answering_unit_may_be_raised():
     assert plain.passages == ("decoy", "hamlet", "city")
     # 0.6 + 0.5 for the hamlet; 0.5 + 0.5, and as the answer + 0.5, for the city.
     assert raised.passages == ("city", "hamlet", "decoy")
-    # Neither "yes" nor an answer that no unit has is looked for.
-    for answer in ("yes", "Rome"):
+    # Neither "yes" nor an answer that no unit has as a word is looked for.
+    for answer in ("yes", "Rome", "27"):
         ends = f" {FINAL}: {answer}."
         assert run([f" {FIRST}", ends], boost=0.5)[1].passages[0] == "hamlet"
     said = [f" {FIRST}", f"{FINAL}: 273.", ""]
