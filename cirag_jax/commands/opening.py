@@ -20,18 +20,20 @@ from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
 from cirag_jax.retrieval.index import needed, open_retriever
+from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import check_ranker, check_units, open_ranker
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     DemonstrateHandler,
     ExtractHandler,
+    FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
+from cirag_jax.runtime.requests import Demonstrate, Extract, Follow, Needs, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
@@ -173,14 +175,17 @@ def open_handlers(
             say(f"{task.dataset.name} has no training question to demonstrate with")
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
     if needs.corpus:
-        folder = None if task.dataset.questions else cache_folder("vectors")
+        folder = cache_folder("vectors")
         if encoder is not None and folder is not None:
-            # A question of one's own will not be the last over these passages.
+            # Neither a question nor a method will be the last over these passages.
             encoder = CachedEncoder(encoder, folder)
         index = open_retriever(
             config.retriever, corpus.passages, encoder, triples=task.dataset.triples
         )
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    if needs.links:
+        titles = TitleIndex(corpus.passages)
+        handlers[Follow] = FollowHandler(titles, corpus.passages, corpus.allowed)
     return handlers
 
 

@@ -45,7 +45,7 @@ def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:
         messages = reading.answer_messages(
             question, "passage", texts, may_refuse=False, reader_format=config.reader_format
         )
-        parse = lambda text: reading.parse_answer(text)[0]  # noqa: E731
+        parse = lambda text: reading.parse_answer(text, question=question)[0]  # noqa: E731
     response: Generated = yield Generate(messages, "reader")
     answer, problem = parse(response.text), ""
     if not answer:

@@ -21,6 +21,8 @@ from cirag_jax.types import Config
 Role = Literal["query", "passage"]
 Progress = Callable[[int], Any]
 
+MOST_KEPT = 1 << 30  # bytes of vectors that the cache keeps of one collection
+
 
 class Encoder(Protocol):
     """Turns texts into unit-length vectors.
@@ -91,7 +93,8 @@ class FlaxEncoder:
 class CachedEncoder:
     """An encoder that keeps the vectors of whole collections on disk, by their content.
 
-    Queries are not kept. A damaged file is computed again.
+    Neither queries are kept nor collections of more than a gigabyte of vectors, which belong in an
+    index (launch/index.py). A damaged file is computed again.
 
     Args:
       encoder: what embeds.
@@ -107,7 +110,7 @@ class CachedEncoder:
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder.encode`."""
-        if kind == "query" or not texts:
+        if kind == "query" or not 0 < 4 * len(texts) * self.dim <= MOST_KEPT:
             return self._encoder.encode(texts, kind, progress)
         described = json.dumps([self.identity, list(texts)], sort_keys=True, default=str)
         file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"

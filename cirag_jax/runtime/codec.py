@@ -17,6 +17,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -33,6 +34,7 @@ from cirag_jax.types import Passage, Prediction
 
 KINDS: Mapping[type, str] = {
     Retrieve: "retrieve",
+    Follow: "follow",
     Extract: "extract",
     Rank: "rank",
     Demonstrate: "demonstrate",
@@ -41,6 +43,7 @@ KINDS: Mapping[type, str] = {
 }
 _ANSWERS: Mapping[type, type] = {
     Retrieve: Retrieved,
+    Follow: Retrieved,
     Extract: Extracted,
     Rank: Ranked,
     Demonstrate: Demonstrated,
@@ -93,7 +96,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case Retrieve(), Retrieved():
+        case Retrieve() | Follow(), Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
         case Rank(), Ranked():
@@ -113,12 +116,12 @@ def decode_response(
     Args:
       request: what it answers.
       data: what was written.
-      passage: finds a passage by its id; only a `Retrieve` needs it.
+      passage: finds a passage by its id; only `Retrieve` and `Follow` need it.
     """
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case Retrieve():
+        case Retrieve() | Follow():
             assert passage is not None
             return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
         case Rank():

@@ -11,6 +11,7 @@ import numpy as np
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
@@ -19,6 +20,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -77,6 +79,42 @@ class RetrieveHandler:
                 found = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
                 passages = tuple(self._passages[row] for row, _ in found)
                 done(index, Retrieved(passages, tuple(score for _, score in found)))
+
+
+class FollowHandler:
+    """Passages that texts name.
+
+    Args:
+      titles: of ``passages``.
+      passages: the corpus.
+      allowed: rows that each program may find; None: all.
+    """
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(
+        self,
+        titles: TitleIndex,
+        passages: Sequence[Passage],
+        allowed: Mapping[str, np.ndarray] | None = None,
+    ):
+        self._titles = titles
+        self._passages = passages
+        self._allowed = allowed
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for index, call in enumerate(calls):
+            request: Follow = call.request
+            times = collections.Counter(r for t in request.texts for r in self._titles.named(t))
+            rows = list(times)
+            if self._allowed is not None:
+                allowed = set(self._allowed[call.key.program].tolist())
+                rows = [row for row in rows if row in allowed]
+            rows = rows[: request.k]
+            passages = tuple(self._passages[row] for row in rows)
+            done(index, Retrieved(passages, tuple(float(times[row]) for row in rows)))
 
 
 class ExtractHandler:

@@ -37,6 +37,17 @@ class Retrieved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Follow:
+    """The passages that ``texts`` name by their titles; answered by `Retrieved`.
+
+    At most ``k`` of them, as they are named; a score says how many texts name it.
+    """
+
+    texts: tuple[str, ...]
+    k: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Extract:
     """The triples of each passage; answered by `Extracted`."""
 
@@ -93,7 +104,7 @@ class Demonstrated:
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Extract | Rank | Demonstrate | Generate | Score
+Request = Retrieve | Follow | Extract | Rank | Demonstrate | Generate | Score
 Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
@@ -114,6 +125,7 @@ class Needs:
         was trained on others is refused.
       corpus: passages, by `Retrieve`.
       feedback: whether it retrieves by vectors that passages move.
+      links: from texts to the passages that they name, by `Follow`.
       triples: of passages, by `Extract`.
       demonstrations: training questions, by `Demonstrate`.
       gold: what a question's benchmark annotates, its answers too; results say so.
@@ -125,6 +137,7 @@ class Needs:
     units: UnitKind | None = None
     corpus: bool = True
     feedback: bool = False
+    links: bool = False
     triples: bool = False
     demonstrations: bool = False
     gold: bool = False

@@ -10,6 +10,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -36,6 +37,7 @@ class Hand:
       texts: role -> what its model says, call by call: a text, a Generated (why it ended too), for
         a Score the log-probabilities of its continuations.
       shown: questions that are demonstrated, the most similar first.
+      named: title -> the passage that a text with it in it names.
       requests: everything that was asked, those of a list one by one.
     """
 
@@ -44,6 +46,7 @@ class Hand:
     texts: Mapping[str, list[Any]]
     scores: Mapping[Any, float] = dataclasses.field(default_factory=dict)
     shown: Sequence[Question] = ()
+    named: Mapping[str, Passage] = dataclasses.field(default_factory=dict)
     requests: list[Any] = dataclasses.field(default_factory=list)
 
     def drive(self, program) -> Any:
@@ -66,6 +69,10 @@ class Hand:
             case Retrieve(query, k, _):
                 passages = tuple(self.found.get(query, self.found.get(None, ())))[:k]
                 return Retrieved(passages, tuple(1.0 / (i + 1) for i in range(len(passages))))
+            case Follow(texts, k):
+                named = self.named.items()
+                found = [p for name, p in named if any(name in text for text in texts)][:k]
+                return Retrieved(tuple(found), (1.0,) * len(found))
             case Extract(passages):
                 found = (self.triples.get(passage.id) for passage in passages)
                 return Extracted(tuple(None if t is None else tuple(t) for t in found))

@@ -13,6 +13,7 @@ from cirag_jax.runtime.requests import (
     Demonstrated,
     Extract,
     Extracted,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -46,7 +47,9 @@ def tuples(strategy, **sizes):
 def exchanges(draw):
     """A request and a response to it."""
     kind = draw(
-        st.sampled_from(["retrieve", "extract", "rank", "demonstrate", "generate", "error"])
+        st.sampled_from(
+            ["retrieve", "follow", "extract", "rank", "demonstrate", "generate", "error"]
+        )
     )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
     if kind in ("retrieve", "error"):
@@ -55,6 +58,9 @@ def exchanges(draw):
         moved = st.builds(Feedback, NUMBER, tuples(st.tuples(TEXT, NUMBER)))
         feedback = draw(st.one_of(st.none(), moved))
         return Retrieve(draw(TEXT), draw(COUNT), feedback), found, passages
+    if kind == "follow":
+        found = Retrieved(passages, tuple(draw(NUMBER) for _ in passages))
+        return Follow(draw(tuples(TEXT)), draw(COUNT)), found, passages
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages

@@ -9,10 +9,12 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Message
 from cirag_jax.retrieval.index import PassageIndex
+from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     DemonstrateHandler,
     ExtractHandler,
+    FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
@@ -21,6 +23,7 @@ from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
     Demonstrate,
     Extract,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -68,6 +71,18 @@ class Counting:
     def __call__(self, queries, k, allowed, feedback):
         self.calls.append((list(queries), k))
         return self.index.search(queries, k, allowed, feedback)
+
+
+def test_links_are_followed_within_what_a_program_may_find():
+    texts = ("from Visby to Lund", "Lund, not Kiruna", "a lund")
+    handler = FollowHandler(TitleIndex(TOWNS), TOWNS)
+    found, first = ask(handler, Follow(texts, 9), Follow(texts, 1))
+    assert [p.id for p in found.passages] == ["visby", "lund", "kiruna"]
+    assert found.scores == (1.0, 2.0, 1.0)
+    assert [p.id for p in first.passages] == ["visby"]
+    handler = FollowHandler(TitleIndex(TOWNS), TOWNS, {"p": np.array([0, 3])})
+    (found,) = ask(handler, Follow(texts, 1), programs=["p"])
+    assert [p.id for p in found.passages] == ["lund"]
 
 
 def test_retrieval_is_one_search_for_each_k():
