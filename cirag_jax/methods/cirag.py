@@ -19,6 +19,7 @@ from cirag_jax.methods.evidence import (
     Fact,
     fact_key,
     passage_line,
+    place_of,
     rank_facts,
     rank_passages,
     rank_sentences,
@@ -301,7 +302,7 @@ def follow(
     """The passages that the question and the facts kept so far name, but for those of the chain."""
     texts = [evidence.text(fact) for step in steps for fact in step.kept]
     named: Retrieved = yield Follow((question, *texts), 2 * config.num_passages)
-    visited = {fact.passage_id for fact in _chain(steps)}
+    visited = {place_of(fact)[0] for fact in _chain(steps)}
     return tuple(passage for passage in named.passages if passage.id not in visited)
 
 
@@ -309,7 +310,7 @@ def prefer(linked: Sequence[Passage], candidates: Candidates, config: CiragConfi
     """The N best candidates where those of linked passages have the bonus."""
     ids = {passage.id for passage in linked}
     scores = [
-        score + config.link_bonus * (fact.passage_id in ids)
+        score + config.link_bonus * (place_of(fact)[0] in ids)
         for fact, score in zip(candidates.facts, candidates.scores, strict=True)
     ]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: config.num_candidates]
