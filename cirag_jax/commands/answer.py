@@ -16,7 +16,7 @@ from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.evidence import evidence_recall
+from cirag_jax.evaluation.evidence import evidence_recall, recall_per_step
 from cirag_jax.io import write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.registry import find_method
@@ -151,6 +151,7 @@ def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -
         **{name: scores[name] for name in ("em", "f1", "acc")},
         "profile": profile,
         "recall": evidence_recall(found, [q for q, _ in ended]),
+        "recall_per_step": recall_per_step(found, [q for q, _ in ended]),
         "granularities": _granularities(found),
         "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
         "steps": _mean(len(p.steps) for p in found if p),

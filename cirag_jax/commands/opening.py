@@ -20,7 +20,7 @@ from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
 from cirag_jax.retrieval.index import needed, open_retriever
 from cirag_jax.retrieval.links import TitleIndex
-from cirag_jax.retrieval.rankers import check_ranker, open_ranker
+from cirag_jax.retrieval.rankers import check_ranker, check_units, open_ranker
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
@@ -66,6 +66,8 @@ def check(config: Config, needs: Needs) -> None:
     """Raises UserError where a block cannot give what is needed, before anything is opened."""
     for name in needs.rankers:
         check_ranker(config.rankers[name], name)
+        if needs.units is not None:
+            check_units(config, name, needs.units)
     for role, wanted in needs.abilities.items():
         backends.check_abilities(config, role, wanted)
     if needs.feedback and config.retriever.kind == "bm25":
@@ -83,14 +85,10 @@ def needs_encoder(config: Config, needs: Needs) -> bool:
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Training questions that may be shown: none that is answered or that others evaluate on.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Training questions that may be shown: none that is answered or that others evaluate on."""
     ids = {question.id for question in task.questions}
     texts = {normalise(question.question, "unicode") for question in task.questions}
-    found = tuple(
+    return tuple(
         question
         for question in task.dataset.questions
         if question.split == "train"
@@ -98,12 +96,6 @@ def demonstrations(task: Task) -> tuple[Question, ...]:
         and question.id not in ids
         and normalise(question.question, "unicode") not in texts
     )
-    if not found:
-        raise UserError(
-            f"{task.dataset.name} has no question of split train to demonstrate with that is not "
-            "answered itself."
-        )
-    return found
 
 
 def triples_settings(config: Config, task: Task) -> dict[str, Any]:
@@ -180,6 +172,8 @@ def open_handlers(
         handlers |= _open_models(config, roles, stack, rows, book.usage())
     if needs.demonstrations:
         shown = demonstrations(task)
+        if not shown:
+            say(f"{task.dataset.name} has no training question to demonstrate with")
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
     if needs.index:
         folder = cache_folder("vectors")
@@ -290,9 +284,11 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
         return ExtractHandler(store.triples)
     known = sum(passage.id in dataset.triples for passage in corpus.passages)
     if not known:
+        own = config.get("method", "")
+        name = own if "units" in config.get(own, {}) else "cirag"
         raise UserError(
             f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and name "
-            "the store with --config.triples=FOLDER, or take --config=configs/methods/cirag.py:"
+            f"the store with --config.triples=FOLDER, or take --config=configs/methods/{name}.py:"
             "small, which needs none."
         )
     say(f"{known:,} of them have triples")

@@ -85,11 +85,11 @@ class Cirag:
         """Opens a method over documents.
 
         Args:
-          preset: of configs/methods/``method``.py; "": the paper's setting. CIRAG's ``small``
-            needs no triples; the others do.
+          preset: of configs/methods/``method``.py; "": the paper's setting. ``small`` of
+            CIRAG and KiRAG needs no triples; their others do.
           documents: texts, or the path of a folder of .txt and .md files, of one such file, or of a
             dataset folder.
-          method: cirag, native_rag, ircot, direct.
+          method: cirag, kirag, native_rag, ircot, direct.
           settings: values of the config by dotted key, as ``--config.KEY=VALUE`` on the command
             line: ``{"reader.adapter": "runs/reader"}``.
 

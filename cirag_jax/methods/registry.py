@@ -12,6 +12,7 @@ from cirag_jax.methods.dualrag import DualragConfig, dualrag
 from cirag_jax.methods.genground import GengroundConfig, genground
 from cirag_jax.methods.ircot import IrcotConfig, ircot
 from cirag_jax.methods.iter_retgen import IterRetgenConfig, iter_retgen
+from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
 from cirag_jax.methods.oracle import OracleConfig, oracle
 from cirag_jax.runtime.requests import Program
@@ -41,6 +42,7 @@ METHODS: Mapping[str, Method] = {
     "genground": Method(genground, GengroundConfig),
     "ircot": Method(ircot, IrcotConfig),
     "iter_retgen": Method(iter_retgen, IterRetgenConfig),
+    "kirag": Method(kirag, KiragConfig),
     "native_rag": Method(native_rag, NativeRagConfig),
     "oracle": Method(oracle, OracleConfig),
 }

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jax.sharding import Mesh
 
-from cirag_jax.datasets.chains import passage_text, triple_text
+from cirag_jax.datasets.chains import UnitKind, passage_text, triple_text
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
@@ -23,6 +23,7 @@ from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Config, Passage, Text, Triple
 
 KINDS = ("bi_encoder", "aligner", "cross_encoder", "bm25")
+LENGTHS = ("query_max_length", "passage_max_length")
 
 Write = Callable[[Text], str]
 
@@ -89,9 +90,11 @@ def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
         return BM25Ranker(write)
     if block.kind == "cross_encoder":
         return CrossEncoderRanker.open(block.model, write=write)
-    if block.model:
+    lengths = {name: block[name] for name in LENGTHS if block[name] is not None}
+    if block.model or lengths:
         own = config.encoder.copy_and_resolve_references()
-        own.model = block.model
+        own.model = block.model or own.model
+        own.update(lengths)
         encoder = open_encoder_for(own)
     if encoder is None:
         raise UserError(f"config.rankers.{name}.kind={block.kind} needs an encoder.")
@@ -139,6 +142,26 @@ def check_ranker(block: Config, name: str) -> None:
         raise UserError(f"{field}.triple_text={block.triple_text!r} must be tuple or angle.")
     if block.kind in ("aligner", "cross_encoder") and not block.model:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
+
+
+def check_units(config: Config, name: str, units: UnitKind) -> None:
+    """Raises UserError where ``config.rankers.NAME`` is an aligner of other units than ``units``.
+
+    What does not say what it was trained on may rank anything.
+    """
+    block = config.rankers[name]
+    if block.kind not in ("bi_encoder", "aligner"):
+        return
+    from cirag_jax.models.io.workdir import trained_units
+
+    spec = str(block.model or config.encoder.model)
+    trained = trained_units(spec)
+    if trained not in (None, units):
+        raise UserError(
+            f"{spec} is an aligner of {trained}s, but config.{config.method}.units={units}: give "
+            f"--config.{config.method}.units={trained}, or --config.rankers.{name}.model= one that "
+            f"was trained with --config.data.units={units}."
+        )
 
 
 class BiEncoderRanker:

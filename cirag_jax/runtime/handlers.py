@@ -167,7 +167,7 @@ class DemonstrateHandler:
     """Training questions by the cosine of their embeddings.
 
     Args:
-      questions: those that may be shown.
+      questions: those that may be shown; there may be none.
       encoder: embeds them, all as queries.
     """
 
@@ -177,11 +177,16 @@ class DemonstrateHandler:
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
         self._questions = questions
         self._encoder = encoder
-        self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
+        if questions:
+            self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
         requests: list[Demonstrate] = [call.request for call in calls]
+        if not self._questions:
+            for index in range(len(requests)):
+                done(index, Demonstrated(()))
+            return
         query_QD = self._encoder.encode([request.query for request in requests], "query")
         row_QK, _ = self._index.search(query_QD, max(request.n for request in requests))
         for index, request in enumerate(requests):

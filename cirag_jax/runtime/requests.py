@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from cirag_jax.datasets.chains import UnitKind
 from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
 from cirag_jax.types import Feedback, Passage, Question, Text, Triple
 
@@ -97,7 +98,7 @@ class Ranked(Generic[TextT]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrate:
-    """The ``n`` training questions most similar to ``query``; answered by `Demonstrated`.
+    """At most ``n`` training questions, most similar to ``query``; answered by `Demonstrated`.
 
     Never one that is being answered, by its id or by its text.
     """
@@ -108,7 +109,7 @@ class Demonstrate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrated:
-    """Training questions with their annotations, the most similar first."""
+    """Training questions with their annotations, the most similar first; none where none is."""
 
     questions: tuple[Question, ...]
 
@@ -130,6 +131,8 @@ class Needs:
       roles: language models, each a block of the config.
       abilities: what a role is asked for that not every backend gives.
       rankers: each a block of ``config.rankers``.
+      units: what these rank, where that is triples, sentences or passages alone: an aligner that
+        was trained on others is refused.
       corpus: passages, by `Retrieve` or `Fetch`.
       search: without it passages are only fetched by their ids, and nothing is embedded.
       feedback: whether it retrieves by vectors that passages move.
@@ -142,6 +145,7 @@ class Needs:
     roles: tuple[str, ...] = ()
     abilities: Mapping[str, tuple[Ability, ...]] = dataclasses.field(default_factory=dict)
     rankers: tuple[str, ...] = ()
+    units: UnitKind | None = None
     corpus: bool = True
     search: bool = True
     feedback: bool = False

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from cirag_jax.evaluation.evidence import endpoints, evidence_recall
-from cirag_jax.types import Prediction, Question, Triple
+from cirag_jax.evaluation.evidence import endpoints, evidence_recall, recall_per_step
+from cirag_jax.types import Prediction, Question, Step, SubQuestion, Triple
 
 QUESTION = Question(
     "q1",
@@ -66,3 +66,33 @@ def test_a_triple_must_join_both_names():
     assert endpoints("Bråk", "X") != endpoints("Br k", "X")  # letters of every script are kept
     assert endpoints("東京", "日本") != endpoints("大阪", "日本")
     assert endpoints("+", "x") != endpoints("-", "x")  # nothing left: the sign itself
+
+
+def test_recall_grows_with_the_steps_and_falls_with_the_hops():
+    long = Prediction(
+        "", "default", ("p2", "p9", "p1"), steps=(Step("a", ("p9",)), Step("b", ("p1", "p2")))
+    )
+    short = Prediction("", "default", ("p1", "p3"), steps=(Step("a", ("p1", "p3")),))
+    # MuSiQue lists gold passages in no order; its sub-questions have one.
+    reordered = dataclasses.replace(
+        QUESTION,
+        supporting=("p1", "p2", "p3"),
+        decomposition=(SubQuestion("?", "x", "p3"), SubQuestion("?", "y", "p1")),
+    )
+    asked = [QUESTION, reordered, QUESTION, BARE]
+    assert recall_per_step([long, short, None, long], asked, (1, 3)) == {
+        # p9 is nobody's; then both of the first question; the second ended with two of three.
+        "found": [pytest.approx(2 / 9), pytest.approx(5 / 9)],
+        "hops": [
+            {"recall@1": 0.0, "recall@3": pytest.approx(2 / 3), "num_questions": 3},
+            {
+                "recall@1": pytest.approx(2 / 3),
+                "recall@3": pytest.approx(2 / 3),
+                "num_questions": 3,
+            },
+            {"recall@1": 0.0, "recall@3": 0.0, "num_questions": 1},
+        ],
+        "num_questions": 3,
+    }
+    assert recall_per_step([long], [BARE]) is None
+    assert recall_per_step([None, FOUND], [QUESTION] * 2) is None
