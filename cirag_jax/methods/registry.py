@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cirag_jax.errors import UserError
+from cirag_jax.methods.c2rag import c2rag
+from cirag_jax.methods.c2rag_config import C2ragConfig
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.methods.ircot import IrcotConfig, ircot
@@ -29,6 +31,7 @@ class Method:
 
 
 METHODS: Mapping[str, Method] = {
+    "c2rag": Method(c2rag, C2ragConfig),
     "cirag": Method(cirag, CiragConfig),
     "direct": Method(direct, DirectConfig),
     "ircot": Method(ircot, IrcotConfig),

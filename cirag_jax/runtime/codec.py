@@ -13,10 +13,13 @@ from typing import Any
 import msgspec
 
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Generate,
     Generated,
     Rank,
@@ -34,6 +37,8 @@ from cirag_jax.types import Passage, Prediction
 KINDS: Mapping[type, str] = {
     Retrieve: "retrieve",
     Extract: "extract",
+    Anchor: "anchor",
+    Fetch: "fetch",
     Rank: "rank",
     Demonstrate: "demonstrate",
     Generate: "generate",
@@ -42,6 +47,8 @@ KINDS: Mapping[type, str] = {
 _ANSWERS: Mapping[type, type] = {
     Retrieve: Retrieved,
     Extract: Extracted,
+    Anchor: Anchored,
+    Fetch: Retrieved,
     Rank: Ranked,
     Demonstrate: Demonstrated,
     Generate: Generated,
@@ -93,7 +100,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case Retrieve(), Retrieved():
+        case Retrieve() | Fetch(), Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
         case Rank(), Ranked():
@@ -113,12 +120,12 @@ def decode_response(
     Args:
       request: what it answers.
       data: what was written.
-      passage: finds a passage by its id; only a `Retrieve` needs it.
+      passage: finds a passage by its id; only a `Retrieve` and a `Fetch` need it.
     """
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case Retrieve():
+        case Retrieve() | Fetch():
             assert passage is not None
             return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
         case Rank():

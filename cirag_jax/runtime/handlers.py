@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,13 @@ from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Generate,
     Generated,
     Rank,
@@ -30,6 +33,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 
 # Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
@@ -97,6 +101,40 @@ class ExtractHandler:
         found = self._source(list(wanted))
         for index, call in enumerate(calls):
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
+
+
+class AnchorHandler:
+    """Entities and the triples around them."""
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, index: EntityIndex):
+        self._index = index
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for place, call in enumerate(calls):
+            request: Anchor = call.request
+            entities = self._index.anchors(request.surface, request.n, request.match)
+            done(place, Anchored(entities, self._index.neighbours(entities)))
+
+
+class FetchHandler:
+    """Passages by their ids."""
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, passages: Iterable[Passage]):
+        self._passages = {passage.id: passage for passage in passages}
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`; ids that are none are left out."""
+        for place, call in enumerate(calls):
+            request: Fetch = call.request
+            known = [self._passages[i] for i in request.ids if i in self._passages]
+            done(place, Retrieved(tuple(known), (0.0,) * len(known)))
 
 
 class DemonstrateHandler:

@@ -10,6 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
+from cirag_jax.triples.entity_index import Match
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Feedback, Passage, Question, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
@@ -47,6 +49,33 @@ class Extracted:
     """For every passage asked for, its triples, or None where extraction failed or never ran."""
 
     triples: tuple[tuple[Triple, ...] | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Anchor:
+    """The ``n`` entities of all triples nearest to a name, and what is said of them.
+
+    Answered by `Anchored`; ``match`` as in `EntityIndex.anchors`.
+    """
+
+    surface: str
+    n: int
+    match: Match = "coverage"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Anchored:
+    """Entities, best first, and the triples with one of them at either end, by passage."""
+
+    entities: tuple[str, ...]
+    triples: tuple[Triple, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fetch:
+    """Passages by their ids; answered by `Retrieved`, without scores."""
+
+    ids: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,8 +121,8 @@ class Demonstrated:
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Extract | Rank | Demonstrate | Generate | Score
-Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
+Request = Retrieve | Extract | Anchor | Fetch | Rank | Demonstrate | Generate | Score
+Response = Retrieved | Extracted | Anchored | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -112,6 +141,8 @@ class Needs:
       corpus: passages, by `Retrieve`.
       feedback: whether it retrieves by vectors that passages move.
       triples: of passages, by `Extract`.
+      entities: of the triples of the whole corpus, by `Anchor`, with their passages, by `Fetch`;
+        the normal form of their names. None: not needed.
       demonstrations: training questions, by `Demonstrate`.
       gold: what a question's benchmark annotates, its answers too; results say so.
     """
@@ -122,6 +153,7 @@ class Needs:
     corpus: bool = True
     feedback: bool = False
     triples: bool = False
+    entities: Normalization | None = None
     demonstrations: bool = False
     gold: bool = False
 
