@@ -77,7 +77,7 @@ def look_up(run: Run, places: Sequence[int], bindings: Bindings) -> Program[dict
     """The refined pools C_i^top of constraints with a named end, all looked up together."""
     config = run.config
     asked = [(i, c) for i in places for c in instances(run.plan[i], bindings)]
-    anchors = yield from _anchor(run, [c for _, c in asked])
+    anchors = yield from _anchor(run, asked)
     aligned = yield from _align(run, asked, [triples for _, triples in anchors])
     ranked = yield from _rerank(run, asked, aligned)
     pools = {}
