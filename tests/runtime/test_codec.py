@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Generate,
     Generated,
     Rank,
@@ -46,7 +49,12 @@ def tuples(strategy, **sizes):
 def exchanges(draw):
     """A request and a response to it."""
     kind = draw(
-        st.sampled_from(["retrieve", "extract", "rank", "demonstrate", "generate", "error"])
+        st.sampled_from(
+            [
+                *("retrieve", "extract", "anchor", "fetch", "rank", "demonstrate", "generate"),
+                "error",
+            ]
+        )
     )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
     if kind in ("retrieve", "error"):
@@ -58,6 +66,12 @@ def exchanges(draw):
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages
+    if kind == "anchor":
+        request = Anchor(draw(TEXT), draw(COUNT), draw(st.sampled_from(["coverage", "ratio"])))
+        return request, Anchored(draw(tuples(TEXT)), draw(tuples(TRIPLE))), passages
+    if kind == "fetch":
+        found = Retrieved(passages, tuple(0.0 for _ in passages))
+        return Fetch(draw(tuples(TEXT))), found, passages
     if kind == "demonstrate":
         return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":

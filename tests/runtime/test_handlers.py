@@ -11,23 +11,30 @@ from cirag_jax.llm.types import Message
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Extract,
+    Fetch,
     Generate,
     Generated,
     Rank,
     RequestError,
     Retrieve,
+    Retrieved,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
@@ -145,6 +152,18 @@ def test_every_passage_is_looked_up_once():
     found = ask(ExtractHandler(source), Extract((q, p)), Extract((p, r, s)), Extract(()))
     assert asked == [["q", "p", "r", "s"]]
     assert [f.triples for f in found] == [(None, (triple,)), ((triple,), (), None), ()]
+
+
+def test_entities_come_with_their_triples_and_passages_by_their_ids():
+    lives = Triple("Ada Moen", "lives in", "Lund", "lund", 0)
+    dug = Triple("Kiruna", "known for", "iron", "kiruna", 0)
+    handler = AnchorHandler(EntityIndex([lives, dug]))
+    found = ask(handler, Anchor("moen", 3), Anchor("Paris", 3), Anchor("iron ore", 1, "ratio"))
+    assert found == [
+        Anchored(("Ada Moen",), (lives,)), Anchored((), ()), Anchored(("iron",), (dug,))
+    ]  # fmt: skip
+    asked = ask(FetchHandler(TOWNS), Fetch(("visby", "nowhere", "lund")), Fetch(()))
+    assert asked == [Retrieved((TOWNS[2], TOWNS[0]), (0.0, 0.0)), Retrieved((), ())]
 
 
 class Scores:
