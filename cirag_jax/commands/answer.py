@@ -78,10 +78,6 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if not needs.corpus:
         result["recall"] = None
     result["sees_gold"] = needs.gold
-    result["tokens_by_role"] = {
-        role: {"prompt": usage.prompt_tokens, "generated": usage.generated_tokens}
-        for role, usage in run.usage.items()
-    }
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 

@@ -16,7 +16,6 @@ from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Usage
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
@@ -126,14 +125,12 @@ class Run(NamedTuple):
       complete: whether this run ended everything that was left.
       load_seconds: until its first request.
       seconds: wall time of all runs on this workdir.
-      usage: tokens of all runs on this workdir, by role.
     """
 
     records: Mapping[str, Record]
     complete: bool
     load_seconds: float
     seconds: float
-    usage: Mapping[str, Usage]
 
 
 def run(
@@ -183,9 +180,9 @@ def run(
         parts = [journal.share(workdir, number, count) for number in range(count)]
         journal.merge(parts, workdir / journal.FILE)
     wanted, records = {job.id for job in jobs}, journal.read_records(workdir / journal.FILE)
-    totals, seconds = journal.read_totals(workdir / journal.FILE)
+    _, seconds = journal.read_totals(workdir / journal.FILE)
     known = {record.id: record for record in records if record.id in wanted}
-    return Run(known, complete, load_seconds, seconds, totals.usage)
+    return Run(known, complete, load_seconds, seconds)
 
 
 def deadline(config: Config) -> float | None:

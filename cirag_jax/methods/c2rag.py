@@ -69,7 +69,7 @@ def make_plan(run: Run) -> Program[str]:
     """P: the planner's constraints; where they cannot be used, q as a textual one."""
     config, limits = run.config, _limits(run.config)
     messages = prompts.plan_messages(run.question, num_examples=config.num_examples, **limits)
-    schema = prompts.plan_schema(**limits) if config.plan_schema else None
+    schema = prompts.plan_schema(run.question, **limits) if config.plan_schema else None
     asked, text, plan = messages, "", prompts.Plan((), "", ())
     for _ in range(config.plan_retries + 1):
         said: Generated = yield Generate(asked, "planner", json_schema=schema)

@@ -6,6 +6,7 @@ whatever is wrong with it is named, so that it can be counted.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,18 @@ from cirag_jax.prompts.reading import EXAMPLE_QUERY
 from cirag_jax.prompts.refusals import refuses
 from cirag_jax.prompts.tolerant_json import find_json
 from cirag_jax.triples.normalization import name_key
+
+# A word of a name, and what may stand between two of them. Possessives end a name.
+_WORD = r"(?:[A-Z0-9][\w.&/-]*(?:'(?!s\b)\w+)?)"
+_NAME = re.compile(rf"\b{_WORD}(?:,? (?:(?:of|the|and|for|de|la|van|von) ){{0,2}}{_WORD})*")
+# Questions begin with these; none of them is a name for that.
+_FIRST_WORDS = frozenset(
+    {
+        "who", "whom", "whose", "what", "which", "where", "when", "why", "how", "in", "on", "at",
+        "of", "to", "by", "from", "for", "until", "since", "after", "before", "during", "the", "a",
+        "an", "is", "are", "was", "were", "did", "does", "do", "has", "have", "had", "can", "name"
+    }
+)  # fmt: skip
 
 MAX_ITEMS = 100  # of one response that are looked at
 MAX_CHARS = 200  # of a name or a relation
@@ -174,16 +187,39 @@ def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
     return json.dumps({"constraints": rows}, ensure_ascii=False)
 
 
-def plan_schema(num_variants: int, max_constraints: int) -> Mapping[str, Any]:
-    """The JSON schema of a plan, for a model that does not keep the format by itself."""
-    text = {"type": "string", "minLength": 1, "maxLength": 80}
-    fields: dict[str, Any] = dict.fromkeys(("head", "relation", "tail"), text)
+def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Mapping[str, Any]:
+    """The JSON schema of a plan, for a model that does not keep the format by itself.
+
+    Every constraint has an unknown, and its names are the question's (`names_in`; where nothing in
+    it looks like one, any text).
+    """
+    text = {"type": "string", "minLength": 1, "maxLength": 60}
+    unknown = {"type": "string", "pattern": r"^\?[a-z]{2,14}$"}
+    names = names_in(question)
+    name = {"type": "string", "enum": list(names)} if names else text
+    more: dict[str, Any] = {}
     if num_variants > 1:
-        fields["variants"] = {"type": "array", "items": text, "maxItems": num_variants - 1}
-    row = _object(fields)
-    return _object(
-        {"constraints": {"type": "array", "items": row, "minItems": 1, "maxItems": max_constraints}}
+        more["variants"] = {"type": "array", "items": text, "maxItems": num_variants - 1}
+    ends = ((name, unknown), (unknown, name), (unknown, unknown))
+    rows = [_object({"head": head, "relation": text, "tail": tail, **more}) for head, tail in ends]
+    listed = {"type": "array", "items": {"anyOf": rows}, "minItems": 1, "maxItems": max_constraints}
+    return _object({"constraints": listed})
+
+
+def names_in(question: str) -> tuple[str, ...]:
+    """What looks like a name: runs of capitalised words and numbers, small words within them.
+
+    The first word counts where it is none of those that questions begin with.
+    """
+    found = (match.group().removesuffix("'s").strip() for match in _NAME.finditer(question))
+    first = (question.split(maxsplit=1) or [""])[0].rstrip(",.?")
+    names = (
+        name.removeprefix(first).strip()
+        if first.lower() in _FIRST_WORDS and question.lstrip().startswith(name)
+        else name
+        for name in found
     )
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _object(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -203,9 +203,7 @@ def test_c2rag_answers_whatever_its_planner_writes(folders, tmp_path, capsys):
     assert (result["answered"], result["failures"]) == (3, 0)
     assert result["parse_errors"]["plan_invalid"] == 6  # a random model, asked twice
     assert result["calls"]["retrieve"] == 6 and result["recall"]["passage"]["num_questions"] == 3
-    assert set(result["tokens_by_role"]) == {"planner", "reader"}
-    generated = sum(tokens["generated"] for tokens in result["tokens_by_role"].values())
-    assert generated == result["generated_tokens"] > 0
+    assert result["calls"]["generate"] == 9
 
 
 def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_path, capsys):

@@ -268,11 +268,7 @@ def test_the_plan_is_forced_into_its_schema_on_request():
     hand, _ = run(plan_schema=True, num_variants=1, max_constraints=2)
     schema = hand.asked(Generate, "planner")[0].json_schema
     rows = schema["properties"]["constraints"]
-    assert rows["maxItems"] == 2 and list(rows["items"]["properties"]) == [
-        "head",
-        "relation",
-        "tail",
-    ]
+    assert rows["maxItems"] == 2 and "Silent Road" in json.dumps(rows)
     assert C2ragConfig(plan_schema=True).needs.abilities == {"planner": ("json_schema",)}
     assert not C2ragConfig().needs.abilities
 

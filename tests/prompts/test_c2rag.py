@@ -110,11 +110,31 @@ def test_what_the_planner_is_asked():
 
 @pytest.mark.parametrize("num_variants", [1, 3])
 def test_the_schema_can_be_enforced_and_fits_the_examples(num_variants):
-    schema = prompts.plan_schema(num_variants, 4)
+    schema = prompts.plan_schema(QUESTION, num_variants=num_variants, max_constraints=4)
     check_schema(schema)
-    row = schema["properties"]["constraints"]["items"]
+    rows = schema["properties"]["constraints"]["items"]["anyOf"]
     shown = json.loads(prompts.render_plan([BORN], num_variants))["constraints"][0]
-    assert list(shown) == row["required"]
+    assert all(list(shown) == row["required"] for row in rows)
+    heads = [row["properties"]["head"].get("enum", "?") for row in rows]
+    assert heads == [["Ada Moen"], "?", "?"]
+    check_schema(prompts.plan_schema("who is it?", num_variants=1, max_constraints=1))
+
+
+@pytest.mark.parametrize(
+    ("question", "names"),
+    [
+        (QUESTION, ["Ada Moen"]),
+        ("Who sang The Salt, Sea and the Moon in 1978?", ["The Salt, Sea and the Moon", "1978"]),
+        ("Where do Hello Love's singers live?", ["Hello Love"]),
+        ("In Lund, West Skane, who wrote O'Brien?", ["Lund, West Skane", "O'Brien"]),
+        ("Brother was sung by whom?", ["Brother"]),
+        ("which courts are in it?", []),
+        ("", []),
+        ("What?", []),
+    ],
+)
+def test_names_in_a_question(question, names):
+    assert list(prompts.names_in(question)) == names
 
 
 def test_a_constraint_as_one_line():
