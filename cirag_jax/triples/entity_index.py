@@ -6,6 +6,7 @@ looks at the entities that share a word with what is sought, not at all of them.
 
 import collections
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -19,6 +20,7 @@ MATCHES: tuple[Match, ...] = ("coverage", "ratio")
 
 # One integer orders candidates: shared words, then the shorter name, then the earlier entity.
 _ID_BITS, _LENGTH_BITS = 26, 16
+_BINS = 32  # of letters, by their code
 
 
 class EntityIndex:
@@ -92,20 +94,25 @@ class EntityIndex:
 
     def _by_coverage(self, lists: Sequence[np.ndarray], n: int) -> np.ndarray:
         """``lists``: entities of each word, the rarest word first."""
-        shared_E, found, closed = self._shared_E, np.zeros(0, np.int32), False
+        shared_E, found = self._shared_E, np.zeros(0, np.int32)
         for place, entities in enumerate(lists):
-            left = len(lists) - place
-            # Nobody new can pass n entities that have more words than are left to share.
-            if not closed and len(found) >= n:
-                closed = np.count_nonzero(shared_E[found] > left) >= n
-            if closed:
-                shared_E[found[_among(found, entities)]] += 1
-            else:
-                new = entities[shared_E[entities] == 0]
-                shared_E[entities] += 1
-                found = np.concatenate([found, new])
-        shared = shared_E[found].astype(np.int64)
+            rest = lists[place:]
+            # Few were found and many could be added: nobody new shares more words than are left.
+            if n <= len(found) < len(entities) // 4:
+                shared = shared_E[found] + sum(_among(found, other) for other in rest)
+                if np.count_nonzero(shared > len(rest)) >= n:
+                    break
+            new = entities[shared_E[entities] == 0]
+            shared_E[entities] += 1
+            found = np.concatenate([found, new])
+        else:
+            shared = shared_E[found]
         shared_E[found] = 0
+        least = len(lists)
+        while least > 1 and np.count_nonzero(shared >= least) < n:
+            least -= 1
+        near = shared >= least
+        found, shared = found[near], shared[near].astype(np.int64)
         length = np.minimum(self._length_E[found], (1 << _LENGTH_BITS) - 1)
         order = (((-shared << _LENGTH_BITS) + length) << _ID_BITS) + found
         if len(order) > n:
@@ -114,17 +121,24 @@ class EntityIndex:
         return found[np.argsort(order)]
 
     def _by_ratio(self, surface: str, found: np.ndarray, n: int) -> list[int]:
-        # No two texts of such lengths are more alike than the bound: few are compared in full.
-        names = [self._names[entity].lower() for entity in found]
-        length = np.array([len(name) for name in names])
-        bound = 2 * np.minimum(length, len(surface)) / (length + len(surface))
+        # No two texts are more alike than the letters that they share; few are compared in full.
+        letters_EL = self._letters_EL
+        sought_L = _letters([surface])[0]
+        in_common = np.minimum(letters_EL[found], sought_L).sum(1, dtype=np.int64)
+        length = letters_EL[found].sum(1, dtype=np.int64) + sought_L.sum(dtype=np.int64)
+        bound = 2 * in_common / length
         best: list[tuple[float, int]] = []
         for place in np.argsort(-bound, kind="stable"):
             if len(best) == n and bound[place] < best[-1][0]:
                 break
-            ratio = difflib.SequenceMatcher(None, surface, names[place]).ratio()
+            name = self._names[found[place]].lower()
+            ratio = difflib.SequenceMatcher(None, surface, name).ratio()
             best = sorted([*best, (ratio, int(found[place]))], key=lambda b: (-b[0], b[1]))[:n]
         return [entity for _, entity in best]
+
+    @functools.cached_property
+    def _letters_EL(self) -> np.ndarray:
+        return _letters([name.lower() for name in self._names])
 
 
 def _invert(keys: Iterable[str]) -> dict[str, np.ndarray]:
@@ -141,3 +155,12 @@ def _among(values: np.ndarray, rising: np.ndarray) -> np.ndarray:
     place = np.searchsorted(rising, values)
     place[place == len(rising)] = 0
     return rising[place] == values
+
+
+def _letters(names: Sequence[str]) -> np.ndarray:
+    """How often each name has the characters of each of `_BINS` bins, uint16 ``[names, bins]``."""
+    length = np.array([len(name) for name in names])
+    code = np.frombuffer("".join(names).encode("utf-32-le", "surrogatepass"), np.uint32)
+    cell = np.repeat(np.arange(len(names)), length) * _BINS + code % _BINS
+    count = np.bincount(cell.astype(np.int64), minlength=len(names) * _BINS)
+    return count.reshape(len(names), _BINS).astype(np.uint16)
