@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from cirag_jax.retrieval.rankers import check_ranker, check_units, open_ranker
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
     FetchHandler,
@@ -31,10 +33,20 @@ from cirag_jax.runtime.handlers import (
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
+    TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Fetch, Follow, Needs, Retrieve
+from cirag_jax.runtime.requests import (
+    Anchor,
+    Demonstrate,
+    Extract,
+    Fetch,
+    Follow,
+    Needs,
+    Retrieve,
+)
 from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question
@@ -70,6 +82,11 @@ def check(config: Config, needs: Needs) -> None:
             check_units(config, name, needs.units)
     for role, wanted in needs.abilities.items():
         backends.check_abilities(config, role, wanted)
+    if needs.entities is not None and config.triples == ONLINE:
+        raise UserError(
+            f"config.triples={ONLINE} extracts passages when they are found, and {config.method} "
+            "looks for entities in all of them; extract them first (launch/extract.py)."
+        )
     if needs.feedback and config.retriever.kind == "bm25":
         raise UserError(
             f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "
@@ -158,7 +175,13 @@ def open_handlers(
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
-        handlers[Extract] = _open_triples(config, task.dataset, corpus)
+        source = _open_triples(config, task.dataset, corpus)
+        handlers[Extract] = ExtractHandler(source)
+        if needs.entities is not None:
+            found = source([passage.id for passage in corpus.passages]).values()
+            index = EntityIndex(itertools.chain(*(f for f in found if f)), needs.entities)
+            say(", ".join(f"{count:,} {name}" for name, count in index.statistics().items()))
+            handlers[Anchor] = AnchorHandler(index)
     for name in needs.rankers:
         handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
     if "extractor" in roles:
@@ -277,11 +300,11 @@ def _open_models(
     return handlers
 
 
-def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
+def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> TripleSource:
     if config.triples is not None:
         store = TripleStore.open(config.triples)
         store.check_corpus(corpus.passages)
-        return ExtractHandler(store.triples)
+        return store.triples
     known = sum(passage.id in dataset.triples for passage in corpus.passages)
     if not known:
         own = config.get("method", "")
@@ -292,7 +315,7 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
             "small, which needs none."
         )
     say(f"{known:,} of them have triples")
-    return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
+    return lambda ids: {i: dataset.triples.get(i) for i in ids}
 
 
 def _open_extractions(

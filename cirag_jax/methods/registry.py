@@ -6,6 +6,8 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.beam_retrieval import BeamRetrievalConfig, beam_retrieval
+from cirag_jax.methods.c2rag import c2rag
+from cirag_jax.methods.c2rag_config import C2ragConfig
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.methods.dualrag import DualragConfig, dualrag
@@ -36,6 +38,7 @@ class Method:
 
 METHODS: Mapping[str, Method] = {
     "beam_retrieval": Method(beam_retrieval, BeamRetrievalConfig),
+    "c2rag": Method(c2rag, C2ragConfig),
     "cirag": Method(cirag, CiragConfig),
     "direct": Method(direct, DirectConfig),
     "dualrag": Method(dualrag, DualragConfig),

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
@@ -38,6 +40,7 @@ KINDS: Mapping[type, str] = {
     Follow: "follow",
     Fetch: "fetch",
     Extract: "extract",
+    Anchor: "anchor",
     Rank: "rank",
     Demonstrate: "demonstrate",
     Generate: "generate",
@@ -48,6 +51,7 @@ _ANSWERS: Mapping[type, type] = {
     Follow: Retrieved,
     Fetch: Retrieved,
     Extract: Extracted,
+    Anchor: Anchored,
     Rank: Ranked,
     Demonstrate: Demonstrated,
     Generate: Generated,

@@ -16,6 +16,8 @@ from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
@@ -33,6 +35,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 
 # Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
@@ -161,6 +164,23 @@ class ExtractHandler:
         found = self._source(list(wanted))
         for index, call in enumerate(calls):
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
+
+
+class AnchorHandler:
+    """Entities and the triples around them."""
+
+    is_slow = False
+    is_exhausted = False
+
+    def __init__(self, index: EntityIndex):
+        self._index = index
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for place, call in enumerate(calls):
+            request: Anchor = call.request
+            entities = self._index.anchors(request.surface, request.n, request.match)
+            done(place, Anchored(entities, self._index.neighbours(entities)))
 
 
 class DemonstrateHandler:

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from cirag_jax.datasets.chains import UnitKind
 from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
+from cirag_jax.triples.entity_index import Match
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Feedback, Passage, Question, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
@@ -72,6 +74,26 @@ class Extracted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Anchor:
+    """The ``n`` entities of all triples nearest to a name, and what is said of them.
+
+    Answered by `Anchored`; ``match`` as in `EntityIndex.anchors`.
+    """
+
+    surface: str
+    n: int
+    match: Match = "coverage"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Anchored:
+    """Entities, best first, and the triples with one of them at either end, by passage."""
+
+    entities: tuple[str, ...]
+    triples: tuple[Triple, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Rank:
     """The ``n`` texts that fit ``query`` best; answered by `Ranked`.
 
@@ -114,8 +136,8 @@ class Demonstrated:
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Fetch | Follow | Extract | Rank | Demonstrate | Generate | Score
-Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
+Request = Retrieve | Fetch | Follow | Extract | Anchor | Rank | Demonstrate | Generate | Score
+Response = Retrieved | Extracted | Anchored | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -138,6 +160,8 @@ class Needs:
       feedback: whether it retrieves by vectors that passages move.
       links: from texts to the passages that they name, by `Follow`.
       triples: of passages, by `Extract`.
+      entities: of the triples of the whole corpus, by `Anchor`, with their passages, by `Fetch`;
+        the normal form of their names. None: not needed.
       demonstrations: training questions, by `Demonstrate`.
       gold: what a question's benchmark annotates, its answers too; results say so.
     """
@@ -151,6 +175,7 @@ class Needs:
     feedback: bool = False
     links: bool = False
     triples: bool = False
+    entities: Normalization | None = None
     demonstrations: bool = False
     gold: bool = False
 

@@ -15,7 +15,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
-from cirag_jax.runtime.requests import Demonstrate, Needs, Rank, Retrieve
+from cirag_jax.runtime.requests import Anchor, Demonstrate, Fetch, Needs, Rank, Retrieve
 from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step
 from configs.methods import cirag as cirag_config
 from tests import tiny
@@ -169,6 +169,67 @@ def test_a_method_has_several_rankers_and_moves_its_query(folders, tmp_path, cap
     assert result["calls"] == {"retrieve": 8, "rank": 8} and result["answered"] == 4
     # Nothing is asked again, and what was recorded reads back.
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchors:
+    needs = Needs(triples=True, entities="unicode")
+
+
+def anchors(question, config):
+    """The name in the question, and the passages that say something about it."""
+    found = yield Anchor(question.question, 1)
+    sources = tuple(dict.fromkeys(triple.passage_id for triple in found.triples))
+    fetched = yield Fetch(sources)
+    return Prediction(found.entities[0], "default", tuple(p.id for p in fetched.passages))
+
+
+def test_a_method_finds_names_in_the_triples_of_the_corpus(folders, tmp_path, capsys, monkeypatch):
+    config = config_of(tmp_path, "anchors", anchors, Anchors, monkeypatch)
+    values = {
+        "data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev",
+    }  # fmt: skip
+    argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
+    result = run(capsys, [*argv, f"--workdir={tmp_path}"])
+    assert result["calls"] == {"anchor": 4, "fetch": 4} and result["answered"] == 4
+    first, *_ = rows = lines(tmp_path / "predictions.jsonl")
+    assert first["answer"] in tiny.dataset().questions[8].question
+    assert set(first["passages"]) == {"p8"}
+    (tmp_path / "predictions.jsonl").unlink()
+    assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
+    assert lines(tmp_path / "predictions.jsonl") == rows
+    with pytest.raises(UserError, match="config.triples=online extracts passages when they are"):
+        online = cli.load_config(config.removeprefix("--config="), ["--config.triples=online"])
+        opening.check(online, Anchors.needs)
+
+
+def test_c2rag_answers_whatever_its_planner_writes(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path / "w", method="c2rag")
+    more = ["--config.data.limit=3", "--config.planner.max_tokens=24"]
+    result = run(capsys, [*argv, *more, "--config.c2rag.kg_scope=corpus"])
+    assert (result["answered"], result["failures"]) == (3, 0)
+    assert result["parse_errors"]["plan_invalid"] == 6  # a random model, asked twice
+    assert result["calls"]["retrieve"] == 6 and result["recall"]["passage"]["num_questions"] == 3
+    assert result["calls"]["generate"] == 9
+
+
+def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_path, capsys):
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "openie.jsonl").unlink()
+    argv = arguments({**folders, "data": data}, tmp_path / "w", method="c2rag")
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/c2rag.py", ["answer.py", *argv])
+    assert end.value.code == 2 and "has triples; extract them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", ["code", "code_defaults"])
+def test_c2rag_has_the_released_code_as_a_preset(preset):
+    config = cli.load_config(str(_ROOT / f"configs/methods/c2rag.py:{preset}"))
+    settings = registry.find_method("c2rag").config(**task.plain(config.c2rag))
+    opening.check(config, settings.needs)
+    assert settings.needs.entities and settings.neff_unit == "variable"
+    assert settings.gamma == (1.0 if preset == "code" else 1.5)
+    assert config.rankers.triples.kind == config.rankers.passages.kind == "cross_encoder"
 
 
 @pytest.mark.parametrize("name", registry.METHODS)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
@@ -49,7 +51,10 @@ def exchanges(draw):
     """A request and a response to it."""
     kind = draw(
         st.sampled_from(
-            ["retrieve", "fetch", "follow", "extract", "rank", "demonstrate", "generate", "error"]
+            [
+                *("retrieve", "fetch", "follow", "extract", "anchor", "rank", "demonstrate"),
+                *("generate", "error"),
+            ]
         )
     )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
@@ -68,6 +73,9 @@ def exchanges(draw):
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages
+    if kind == "anchor":
+        request = Anchor(draw(TEXT), draw(COUNT), draw(st.sampled_from(["coverage", "ratio"])))
+        return request, Anchored(draw(tuples(TEXT)), draw(tuples(TRIPLE))), passages
     if kind == "demonstrate":
         return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":

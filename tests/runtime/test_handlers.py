@@ -12,6 +12,7 @@ from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
     FetchHandler,
@@ -22,6 +23,8 @@ from cirag_jax.runtime.handlers import (
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Extract,
     Fetch,
@@ -33,6 +36,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
@@ -169,6 +173,16 @@ def test_every_passage_is_looked_up_once():
     found = ask(ExtractHandler(source), Extract((q, p)), Extract((p, r, s)), Extract(()))
     assert asked == [["q", "p", "r", "s"]]
     assert [f.triples for f in found] == [(None, (triple,)), ((triple,), (), None), ()]
+
+
+def test_entities_come_with_their_triples_and_passages_by_their_ids():
+    lives = Triple("Ada Moen", "lives in", "Lund", "lund", 0)
+    dug = Triple("Kiruna", "known for", "iron", "kiruna", 0)
+    handler = AnchorHandler(EntityIndex([lives, dug]))
+    found = ask(handler, Anchor("moen", 3), Anchor("Paris", 3), Anchor("iron ore", 1, "ratio"))
+    assert found == [
+        Anchored(("Ada Moen",), (lives,)), Anchored((), ()), Anchored(("iron",), (dug,))
+    ]  # fmt: skip
 
 
 class Scores:
