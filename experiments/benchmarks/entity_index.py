@@ -3,8 +3,8 @@
 Names have two to five words. A word's frequency falls with its rank as in text (Zipf, exponent 1),
 over 200,000 words, so that the most frequent stand in many names, as "the" and "of" do. A query is
 an entity's name, one that lost a word, or one with a word of another; the three nearest are found.
-``coverage`` is the paper's similarity (Eq. 3). ``ratio`` is the released code's (difflib); it has no
-limit here, for it compares letters, which these made-up names have nearly all in common.
+``coverage`` is the paper's similarity (Eq. 3). ``ratio`` is the released code's (difflib); it has
+no limit here, for it compares letters, which these made-up names have nearly all in common.
 
 Results
   One core of a shared virtual machine at load 5, 2026-11-24, Python 3.11, processor time, ms:
