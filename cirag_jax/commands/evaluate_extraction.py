@@ -11,7 +11,8 @@ from typing import Any, get_args
 from cirag_jax.commands import side_by_side, task
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation.overlap import Ratio, differences, intervals, overlap_ratios
+from cirag_jax.evaluation.overlap import Ratio, overlap_ratios
+from cirag_jax.evaluation.significance import differences, intervals
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
 from cirag_jax.io import write_lines
 from cirag_jax.methods import extraction

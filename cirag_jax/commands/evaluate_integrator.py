@@ -17,7 +17,8 @@ from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Search, Similarity
-from cirag_jax.evaluation.overlap import Ratio, differences, intervals
+from cirag_jax.evaluation.overlap import Ratio
+from cirag_jax.evaluation.significance import differences, intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import figure, lead, markdown, write_table

@@ -13,7 +13,8 @@ from cirag_jax.commands import side_by_side, task
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.calibration import calibration
-from cirag_jax.evaluation.overlap import Ratio, differences, intervals, ratio
+from cirag_jax.evaluation.overlap import Ratio, ratio
+from cirag_jax.evaluation.significance import differences, intervals
 from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
 from cirag_jax.reports.tables import figure, lead, markdown, write_table

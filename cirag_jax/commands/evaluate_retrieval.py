@@ -18,8 +18,9 @@ from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
-from cirag_jax.evaluation.overlap import mean_of, paired_interval
+from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import write_lines
 from cirag_jax.methods.evidence import Evidence
 from cirag_jax.methods.kirag import KiragConfig, kirag

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends, online
+from cirag_jax.commands.pool import Pool
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.io import cache_folder, say
@@ -18,10 +19,11 @@ from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
-from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
-from cirag_jax.retrieval.index import needed, open_retriever
+from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
+from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
 from cirag_jax.retrieval.links import TitleIndex
-from cirag_jax.retrieval.rankers import check_ranker, check_units, open_ranker
+from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
+from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
@@ -151,6 +153,7 @@ def open_handlers(
     book: Journal,
     stack: contextlib.ExitStack,
     rows: int,
+    pool: Pool | None = None,
 ) -> dict[type | str, Handler]:
     """Opens whatever a run needs.
 
@@ -161,19 +164,22 @@ def open_handlers(
         online is kept beside it.
       stack: closes what was opened.
       rows: questions that advance together at most; a model's batch need not be larger.
+      pool: what other runs have opened already is taken from it, the rest left there; None: this
+        run is alone.
 
     Raises:
       UserError: something cannot be opened, or does not fit the rest.
     """
+    pool = stack.enter_context(Pool()) if pool is None else pool
     handlers: dict[type | str, Handler] = {}
     needs, corpus = task.needs, task.corpus
     roles = roles_of(config, needs)
-    check_adapters(config, roles)
+    check_task(config, task)
     if needs.corpus:
         handlers[Fetch] = FetchHandler(corpus.passages)
         say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
-    encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
+    encoder = pool.encoder(config.encoder) if needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
         source = _open_triples(config, task.dataset, corpus)
         handlers[Extract] = ExtractHandler(source)
@@ -183,34 +189,49 @@ def open_handlers(
             say(", ".join(f"{count:,} {name}" for name, count in index.statistics().items()))
             handlers[Anchor] = AnchorHandler(index)
     for name in needs.rankers:
-        handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
+        handlers[f"rankers.{name}"] = RankHandler(_open_ranker(config, name, pool))
     if "extractor" in roles:
         how = extraction.ExtractionSettings(triple_tokens=config.extractor.max_tokens)
         extractions = _open_extractions(config, how, book.path, stack)
         spent = {**book.usage(), **extractions.usage()}
-        handlers |= _open_models(config, roles, stack, rows, spent)
+        handlers |= _open_models(config, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
         handlers[Extract] = online.OnlineExtractHandler(extractor, extractions, how)
     else:
-        handlers |= _open_models(config, roles, stack, rows, book.usage())
+        handlers |= _open_models(config, roles, stack, rows, book.usage(), pool)
     if needs.demonstrations:
         shown = demonstrations(task)
         if not shown:
             say(f"{task.dataset.name} has no training question to demonstrate with")
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
     if needs.index:
-        folder = cache_folder("vectors")
-        if encoder is not None and folder is not None:
-            # Neither a question nor a method will be the last over these passages.
-            encoder = CachedEncoder(encoder, folder)
-        index = open_retriever(
-            config.retriever, corpus.passages, encoder, triples=task.dataset.triples
-        )
+        index = _open_index(config, task, encoder, pool)
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     if needs.links:
         titles = TitleIndex(corpus.passages)
         handlers[Follow] = FollowHandler(titles, corpus.passages, corpus.allowed)
     return handlers
+
+
+def check_task(config: Config, task: Task) -> None:
+    """Raises UserError where a run cannot begin, whatever is opened: see `check_adapters`; no
+    passage has triples, or a role may not write.
+    """
+    roles = roles_of(config, task.needs)
+    check_adapters(config, roles)
+    for role in roles:
+        if config[role].max_tokens < 1:
+            raise UserError(f"config.{role}.max_tokens must be at least 1.")
+    if not task.needs.triples or config.triples is not None:
+        return
+    if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
+        own = config.get("method", "")
+        name = own if "units" in config.get(own, {}) else "cirag"
+        raise UserError(
+            f"no passage of {task.dataset.name} has triples; extract them (launch/extract.py) and "
+            "name the store with --config.triples=FOLDER, or take --config=configs/methods/"
+            f"{name}.py:small, which needs none."
+        )
 
 
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
@@ -270,6 +291,7 @@ def _open_models(
     stack: contextlib.ExitStack,
     rows: int,
     spent: Mapping[str, Usage],
+    pool: Pool,
 ) -> dict[type | str, Handler]:
     """One handler a model: roles with equal configs share it, and its budget."""
     cache = None
@@ -278,8 +300,7 @@ def _open_models(
     shared: dict[str, list[str]] = {}
     for role in roles:
         block = config[role].to_dict()
-        if block.pop("max_tokens") < 1:
-            raise UserError(f"config.{role}.max_tokens must be at least 1.")
+        del block["max_tokens"]
         shared.setdefault(json.dumps(block, sort_keys=True, default=str), []).append(role)
     handlers: dict[type | str, Handler] = {}
     for names in shared.values():
@@ -288,9 +309,8 @@ def _open_models(
             # A batch is computed whole: one question must not pay for sixteen.
             block.batch_size = min(rows, EngineConfig.for_platform().batch_size)
         used = sum((spent[role] for role in names if role in spent), start=Usage())
-        backend = stack.enter_context(contextlib.closing(backends.open_backend(block, spent=used)))
         handler = GenerateHandler(
-            backend,
+            pool.language_model(block, used),
             {role: config[role].max_tokens for role in names},
             seed=config.seed,
             cache=cache,
@@ -300,20 +320,38 @@ def _open_models(
     return handlers
 
 
+def _open_ranker(config: Config, name: str, pool: Pool) -> Ranker:
+    decided_by = [config.rankers[name].to_dict(), config.encoder.to_dict()]
+    return pool.get("rankers", decided_by, lambda: open_ranker(config, name, pool.encoder))
+
+
+def _open_index(
+    config: Config, task: Task, encoder: Encoder | None, pool: Pool
+) -> PassageIndex | UnitIndex:
+    """The index over the task's passages."""
+    passages, triples = task.corpus.passages, task.dataset.triples
+    decided_by: list[Any] = [config.retriever.to_dict(), hash_corpus(passages)]
+    if encoder is not None:
+        decided_by.append(config.encoder.to_dict())
+    if config.retriever.units == "triple":
+        decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
+    folder = cache_folder("vectors")
+    if encoder is not None and folder is not None:
+        # Neither a question nor a run will be the last over these passages.
+        encoder = CachedEncoder(encoder, folder)
+    return pool.get(
+        "indexes",
+        decided_by,
+        lambda: open_retriever(config.retriever, passages, encoder, triples=triples),
+    )
+
+
 def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> TripleSource:
     if config.triples is not None:
         store = TripleStore.open(config.triples)
         store.check_corpus(corpus.passages)
         return store.triples
     known = sum(passage.id in dataset.triples for passage in corpus.passages)
-    if not known:
-        own = config.get("method", "")
-        name = own if "units" in config.get(own, {}) else "cirag"
-        raise UserError(
-            f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and name "
-            f"the store with --config.triples=FOLDER, or take --config=configs/methods/{name}.py:"
-            "small, which needs none."
-        )
     say(f"{known:,} of them have triples")
     return lambda ids: {i: dataset.triples.get(i) for i in ids}
 

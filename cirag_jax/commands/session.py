@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cirag_jax import cli
 from cirag_jax.commands import opening, task
 from cirag_jax.datasets import documents as documents_lib
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
@@ -17,8 +16,6 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.types import Passage, Prediction, Question, Step
-
-_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "methods"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +93,8 @@ class Cirag:
         Raises:
           UserError: a setting, the documents or a model cannot be used.
         """
-        file = _CONFIGS / f"{method}.py"
-        if not file.is_file():
-            known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
-            raise UserError(f"method={method!r} is unknown; there are {known}.")
-        values = [f"--config.{key}={value}" for key, value in (settings or {}).items()]
-        config = cli.load_config(f"{file}:{preset}" if preset else str(file), values)
-        return cls(config, documents)
+        values = [f"{key}={value}" for key, value in (settings or {}).items()]
+        return cls(task.method_config(method, preset, values), documents)
 
     def answer(self, question: str) -> Answer:
         """Answers one question.

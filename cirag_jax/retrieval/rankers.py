@@ -66,13 +66,16 @@ def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) ->
     return text
 
 
-def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
+def open_ranker(
+    config: Config, name: str, open_encoder: Callable[[Config], Encoder] = open_encoder_for
+) -> Ranker:
     """The ranker ``config.rankers.NAME`` (a `configs.retrievers.ranker` block).
 
     Args:
       config: with ``rankers`` and ``encoder``.
       name: which of the rankers.
-      encoder: the one of ``config.encoder``, for a bi-encoder that names no model of its own.
+      open_encoder: opens the encoder of a bi-encoder: that of ``config.encoder``, or one like it
+        with a model of its own.
 
     Raises:
       UserError: its model cannot be opened, or is missing.
@@ -90,15 +93,10 @@ def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
         return BM25Ranker(write)
     if block.kind == "cross_encoder":
         return CrossEncoderRanker.open(block.model, write=write)
-    lengths = {name: block[name] for name in LENGTHS if block[name] is not None}
-    if block.model or lengths:
-        own = config.encoder.copy_and_resolve_references()
-        own.model = block.model or own.model
-        own.update(lengths)
-        encoder = open_encoder_for(own)
-    if encoder is None:
-        raise UserError(f"config.rankers.{name}.kind={block.kind} needs an encoder.")
-    return BiEncoderRanker(encoder, write)
+    own = config.encoder.copy_and_resolve_references()
+    own.model = block.model or own.model
+    own.update({name: block[name] for name in LENGTHS if block[name] is not None})
+    return BiEncoderRanker(open_encoder(own), write)
 
 
 def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
@@ -165,45 +163,30 @@ def check_units(config: Config, name: str, units: UnitKind) -> None:
 
 
 class BiEncoderRanker:
-    """Inner products of embeddings; every distinct text is embedded once and remembered.
+    """Inner products of embeddings.
 
     Args:
-      encoder: embeds queries and texts.
+      encoder: embeds queries and texts; a `RememberingEncoder` does so once.
       write: a text as the encoder reads it.
-      max_texts: embeddings kept; above it, all are forgotten and needed ones embedded again. At 384
-        dimensions a million take 1.5 GB.
     """
 
-    def __init__(self, encoder: Encoder, write: Write = text_of, max_texts: int = 1_000_000):
+    def __init__(self, encoder: Encoder, write: Write = text_of):
         self._encoder = encoder
         self._write = write
-        self._max_texts = max_texts
-        self._row: dict[str, int] = {}
-        self._vectors_ND = np.zeros((0, encoder.dim), np.float32)
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Cosine similarities: for each query, float32 scores in the order of its texts."""
         written = [[self._write(text) for text in group] for group in texts]
-        self._remember(list(dict.fromkeys(text for group in written for text in group)))
+        row: dict[str, int] = {}
+        for group in written:
+            for text in group:
+                row.setdefault(text, len(row))
+        vectors_ND = self._encoder.encode(list(row), "passage")
         query_QD = self._encoder.encode(list(queries), "query")
         return [
-            self._vectors_ND[[self._row[text] for text in group]] @ query_D
+            vectors_ND[[row[text] for text in group]] @ query_D
             for query_D, group in zip(query_QD, written, strict=True)
         ]
-
-    def _remember(self, texts: Sequence[str]) -> None:
-        new = [text for text in texts if text not in self._row]
-        if not new:
-            return
-        if len(self._row) + len(new) > self._max_texts:
-            self._row, new = {}, list(texts)
-        used = len(self._row)
-        if used + len(new) > len(self._vectors_ND):  # Doubling: growth costs one copy in all.
-            grown = np.zeros((max(2 * used, used + len(new)), self._encoder.dim), np.float32)
-            grown[:used] = self._vectors_ND[:used]
-            self._vectors_ND = grown
-        self._vectors_ND[used : used + len(new)] = self._encoder.encode(new, "passage")
-        self._row.update((text, used + offset) for offset, text in enumerate(new))
 
 
 class CrossEncoderRanker:

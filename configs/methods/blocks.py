@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cirag_jax.evaluation.scoring import NAMES
 from cirag_jax.methods.registry import find_method
 from configs import common, retrievers
 
@@ -43,6 +44,8 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     config.data.split = placeholder(str)  # null: all; of the built-in dataset: test.
     config.data.corpus = "selected_questions"
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
+    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.
+    config.recall_at = (3, 5)  # The K of recall@K and hit@K.
 
     needs = dataclasses.replace(settings, **(switches or {})).needs
     if needs.index:

@@ -9,7 +9,7 @@ import runpy
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import opening, task
+from cirag_jax.commands import opening, pool, task
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
@@ -45,7 +45,7 @@ def refuse_to_open(*_, **__):
 def test_questions_alone_are_enough_for_a_method_without_a_corpus(
     folders, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(opening, "open_encoder_for", refuse_to_open)
+    monkeypatch.setattr(pool, "open_encoder_for", refuse_to_open)
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "corpus.jsonl").unlink()
     (data / "openie.jsonl").unlink()

@@ -148,7 +148,7 @@ def test_the_corpus_graph_is_asked_for_and_its_passages_fetched():
     anchors = hand.asked(Anchor)
     assert [(a.surface, a.n, a.match) for a in anchors[:1]] == [("Silent Road", 2, "coverage")]
     assert not hand.asked(Extract) and "graph" not in found.steps[0].notes
-    assert [r.ids for r in hand.asked(Fetch)] == [("road", "keep")]
+    assert [r.passage_ids for r in hand.asked(Fetch)] == [("road", "keep")]
     assert states(found) == ["resolved", "resolved"] and found.passages == ("road", "keep")
     local, other = run()
     assert [s.kept for s in other.steps] == [s.kept for s in found.steps]

@@ -216,9 +216,7 @@ def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
     config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
     assert triple_text_of(config, "triples") == (TripleText(form), False)
     text = {"angle": "<ÅS; IS; ost>", "tuple": "('s', 'is', 'ost')"}[form]
-    (scores,) = open_ranker(config, "triples", None).score(
-        ["q"], [[Triple("ÅS", "IS", "ost"), text]]
-    )
+    (scores,) = open_ranker(config, "triples").score(["q"], [[Triple("ÅS", "IS", "ost"), text]])
     assert scores[0] == scores[1]
 
 
