@@ -102,7 +102,7 @@ def base() -> Any:
     # How much a token counts that names what is kept, and one that says that nothing is missing; a
     # token of a next query counts 1, but there are more of them.
     config.kept_weight = config.stop_weight = 1.0
-    # Share of the trajectories whose candidates are shown in random order: numbers then say nothing.
+    # Share of the trajectories whose candidates are in random order: numbers then say nothing.
     config.shuffled = 0.0
     config.keep = "parsed"  # all | parsed (every step was well-formed) | correct_only
     config.num_trajectories = 0  # So many of them, drawn by the seed; 0: all (the paper's Table 8).

@@ -173,9 +173,7 @@ def without_vain_rounds(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(steps[: vain[1]] if len(vain) > 1 else steps)
 
 
-def shuffled(
-    trajectories: Sequence[Trajectory], share: float, seed: int
-) -> tuple[Trajectory, ...]:
+def shuffled(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[Trajectory, ...]:
     """The trajectories, a ``share`` of them with the candidates of every round in random order.
 
     Where retrieval is easy, the best candidate is nearly always the right one, and a student learns

@@ -1,4 +1,4 @@
-"""Conversations that teach to write queries: a question and known facts in, the next sub-question out.
+"""Conversations that teach query writing: question and known facts in, next sub-question out.
 
 Decomposed questions need neither triples nor retrieval for it. Each becomes a conversation like
 those of the annotation teacher: nothing is known at first; then every round shows the one fact that

@@ -114,7 +114,5 @@ def test_the_loss_is_on_the_queries_and_the_stop(data, tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path / "again")
     (example,) = [e for e in data.train if e.source == "m1"]
     said = tokenizer.decode(example.tokens_T[example.weight_T == 1], True)
-    assert said.replace("\n", "") == (
-        "Next: Who performed Hill Song?Next: Where did Ann Lee live?"
-    )
+    assert said.replace("\n", "") == ("Next: Who performed Hill Song?Next: Where did Ann Lee live?")
     assert tokenizer.decode(example.tokens_T[example.weight_T == 3], True) == "Next: done"
