@@ -1,6 +1,7 @@
 """Query writing: decomposed questions as conversations, of which only the next queries count."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -12,6 +13,7 @@ from cirag_jax.training.data.query_examples import written_queries
 from cirag_jax.types import Passage, Question, SubQuestion
 from tests.distill import by_hand
 
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 CORPUS = {
     "song": Passage("song", "Hill Song", "Hill Song is by Ann Lee."),
     "ann": Passage("ann", "Ann Lee", "Ann Lee lived in Oslo."),
@@ -71,7 +73,7 @@ def test_annotated_triples_are_the_facts():
 
 @pytest.fixture
 def data(tmp_path):
-    """Two trajectories, one of them of a decomposed question, beside a folder of such."""
+    """Two trajectories, one held out, beside a folder that has their questions and others."""
     folder = tmp_path / "musique"
     folder.mkdir()
     steps = [{"question": s.question, "answer": s.answer, "supporting": s.supporting}
@@ -80,7 +82,8 @@ def data(tmp_path):
         {"id": name, "question": DECOMPOSED.question, "answers": ["Oslo"], "split": split,
          "fold": fold, "supporting": ["song", "ann"], "decomposition": steps}
         for name, split, fold in (
-            ("m1", "train", None), ("m2", "train", "train"), ("q0", "train", None),
+            ("m1", "train", None), ("m2", "train", "train"),
+            ("q0", "train", None), ("q1", "train", None),
             ("m3", "train", "test"), ("m4", "train", "tune"), ("m5", "dev", "dev_tune"),
         )
     ]  # fmt: skip
@@ -90,7 +93,7 @@ def data(tmp_path):
     made = [by_hand.trajectory(number) for number in range(2)]
     trajectories_lib.write_trajectories(tmp_path / "t.jsonl", made)
     config = cli.load_config(
-        "configs/integrator.py",
+        str(_ROOT / "configs/integrator.py"),
         [
             f"--config.trajectories={tmp_path / 't.jsonl'}",
             f"--config.query_folders={folder}",
@@ -107,7 +110,7 @@ def test_only_training_questions_that_are_not_held_out(data):
     assert len(held_out) == 1
     expected = {"m1", "m2", "q0", "q1"} - held_out
     assert set(data.trained_on) == expected
-    assert data.counts["num_query_writing"] == len(expected & {"m1", "m2", "q0"})
+    assert data.counts["num_query_writing"] == len(expected)
 
 
 def test_the_loss_is_on_the_queries_and_the_stop(data, tmp_path):
