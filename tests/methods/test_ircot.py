@@ -49,9 +49,9 @@ def test_no_thought_ends_the_reasoning():
 def test_the_ranked_list_is_best_first():
     """A passage counts with its best score of all retrievals, and recall looks from the best."""
     late = PASSAGES[5]
-    found = {QUESTION: PASSAGES[:3], BORN: [late, PASSAGES[2]], None: PASSAGES}
+    found = {QUESTION: PASSAGES[:3], BORN: [late, PASSAGES[2], PASSAGES[0]], None: PASSAGES}
     hand, answered = run([BORN, ENDS], found, num_read=2)
-    # p0: 1; p5: 1, later; p1: 1/2; p2: 1/3, then 1/2.
+    # p0: 1, then 1/3; p5: 1, later; p1: 1/2; p2: 1/3, then 1/2.
     assert answered.passages == ("p0", "p5", "p1", "p2")
     read = prompt(hand.asked(Generate, "reader")[0])
     assert "Text 5." in read and "Text 1." not in read

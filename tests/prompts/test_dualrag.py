@@ -92,6 +92,7 @@ def test_worked_examples_are_answers_in_the_right_shape():
 def test_names_are_runs_of_capitals():
     text = "Which film is later, El Extraño Viaje or Ada's Sky? The Isle of Osk. It is"
     assert dualrag.names_in(text) == ("El Extraño Viaje", "Ada's Sky", "Isle of Osk")
+    assert dualrag.names_in("Queen Ada (Osk) reigned\nLund") == ("Queen Ada", "Osk", "Lund")
     assert dualrag.names_in("who was it?") == ()
 
 
