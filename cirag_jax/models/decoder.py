@@ -501,12 +501,6 @@ Cache = dict[str, tuple[jax.Array, ...]]
 CACHE_LENGTH_AXIS = {"k": 3, "v": 2}
 
 
-def cache_shapes(config: DecoderConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
-    """Shape of each layer's keys and values."""
-    k, h = config.num_kv_heads, config.head_dim
-    return {"k": (batch, k, h, length), "v": (batch, k, length, h)}
-
-
 def empty_cache(
     config: DecoderConfig, batch: int, length: int, batch_axis: str | None = "batch"
 ) -> Cache:
@@ -516,7 +510,8 @@ def empty_cache(
         array = jnp.zeros(shape, config.dtype)
         return sharding.constrain(array, batch_axis, "kv_heads", None, None)
 
-    shapes = cache_shapes(config, batch, length)
+    k, h = config.num_kv_heads, config.head_dim
+    shapes = {"k": (batch, k, h, length), "v": (batch, k, length, h)}
 
     def build():
         layers = range(config.num_layers)

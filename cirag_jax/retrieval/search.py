@@ -246,15 +246,10 @@ def _products(query_QD, block_RD):
 def score_candidates(
     query_QD: np.ndarray, unit_ND: np.ndarray, candidates: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Inner products of each query with its own candidates.
+    """Inner products of each query with its own candidates, float32, in their order.
 
-    Args:
-      query_QD: float32 queries.
-      unit_ND: float32 matrix on the host; only the rows asked for travel to the device.
-      candidates: for each query, int rows of ``unit_ND``.
-
-    Returns:
-      For each query, float32 scores in the order of its candidates.
+    ``query_QD`` and ``unit_ND`` are float32; the latter stays on the host, and only the rows asked
+    for travel to the device. ``candidates`` are, for each query, int rows of ``unit_ND``.
     """
     result: list[np.ndarray] = []
     for start in range(0, len(candidates), _QUERIES):

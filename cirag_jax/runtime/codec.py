@@ -12,41 +12,19 @@ from typing import Any
 
 import msgspec
 
-from cirag_jax.runtime.requests import (
-    Demonstrate,
-    Demonstrated,
-    Extract,
-    Extracted,
-    Generate,
-    Generated,
-    Rank,
-    Ranked,
-    Request,
-    RequestError,
-    Response,
-    Retrieve,
-    Retrieved,
-    Score,
-    Scored,
-)
+from cirag_jax.runtime import requests
+from cirag_jax.runtime.requests import Request, RequestError, Response
 from cirag_jax.types import Passage, Prediction
 
-KINDS: Mapping[type, str] = {
-    Retrieve: "retrieve",
-    Extract: "extract",
-    Rank: "rank",
-    Demonstrate: "demonstrate",
-    Generate: "generate",
-    Score: "score",
-}
 _ANSWERS: Mapping[type, type] = {
-    Retrieve: Retrieved,
-    Extract: Extracted,
-    Rank: Ranked,
-    Demonstrate: Demonstrated,
-    Generate: Generated,
-    Score: Scored,
+    requests.Retrieve: requests.Retrieved,
+    requests.Extract: requests.Extracted,
+    requests.Rank: requests.Ranked,
+    requests.Demonstrate: requests.Demonstrated,
+    requests.Generate: requests.Generated,
+    requests.Score: requests.Scored,
 }
+KINDS = {request: request.__name__.lower() for request in _ANSWERS}
 
 
 def dump(value: Any) -> str:
@@ -93,10 +71,10 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case Retrieve(), Retrieved():
+        case requests.Retrieve(), requests.Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
-        case Rank(), Ranked():
+        case requests.Rank(), requests.Ranked():
             place = {text: index for index, text in enumerate(request.texts)}
             order = [place[text] for text in response.texts]
             return {"order": order, "scores": list(response.scores)}
@@ -110,20 +88,17 @@ def decode_response(
 ) -> Any:
     """The response that `encode_response` wrote: one to ``request``, or a `RequestError`.
 
-    Args:
-      request: what it answers.
-      data: what was written.
-      passage: finds a passage by its id; only a `Retrieve` needs it.
+    ``passage`` finds a passage by its id; only a `Retrieve` needs it.
     """
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case Retrieve():
+        case requests.Retrieve():
             assert passage is not None
-            return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
-        case Rank():
+            return requests.Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
+        case requests.Rank():
             texts = tuple(request.texts[index] for index in data["order"])
-            return Ranked(texts, tuple(data["scores"]))
+            return requests.Ranked(texts, tuple(data["scores"]))
     return msgspec.convert(data, _ANSWERS[type(request)])
 
 

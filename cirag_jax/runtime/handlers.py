@@ -39,12 +39,9 @@ TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]
 
 
 class RetrieveHandler:
-    """Passages by one search for all queries of the same k.
+    """Passages by one search over the corpus for all queries of the same k.
 
-    Args:
-      search: over the rows of ``passages``.
-      passages: the corpus.
-      allowed: rows that each program may find; None: all.
+    ``allowed`` are the rows that each program may find; None: all.
     """
 
     is_slow = False
@@ -100,12 +97,7 @@ class ExtractHandler:
 
 
 class DemonstrateHandler:
-    """Training questions by the cosine of their embeddings.
-
-    Args:
-      questions: those that may be shown.
-      encoder: embeds them, all as queries.
-    """
+    """Training questions by the cosine of their embeddings, all embedded as queries."""
 
     is_slow = False
     is_exhausted = False

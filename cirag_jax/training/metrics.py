@@ -15,6 +15,7 @@ from typing import Any, TextIO, TypeVar
 import tqdm
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import write_text
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
@@ -211,8 +212,7 @@ class MetricWriter:
 def truncate(path: pathlib.Path, step: int) -> float:
     """Drops the lines beyond ``step`` and a half-written last one.
 
-    Returns:
-      The ``seconds`` of the last line kept, 0 where there is none.
+    Returns the ``seconds`` of the last line kept, 0 where there is none.
     """
     if not path.exists():
         return 0.0
@@ -227,7 +227,5 @@ def truncate(path: pathlib.Path, step: int) -> float:
             except (ValueError, KeyError, TypeError):
                 continue  # The process died while it wrote this line.
             kept.append(line if line.endswith("\n") else line + "\n")
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.replace(path)
+    write_text(path, kept)
     return seconds
