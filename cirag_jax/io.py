@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tqdm
 
@@ -57,6 +57,20 @@ def replacing(path: Path) -> Iterator[Path]:
         if aside.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
         aside.unlink(missing_ok=True)
+
+
+class Closing:
+    """Something open; as a context manager it is closed at the block's end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of what it holds."""
+        raise NotImplementedError
 
 
 def is_training_workdir(spec: str | None) -> bool:

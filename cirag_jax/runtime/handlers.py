@@ -38,14 +38,18 @@ Search = Callable[..., tuple[np.ndarray, np.ndarray]]
 TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
 
 
-class RetrieveHandler:
+class _Quick:
+    """A handler that has no budget, and that pays to be asked before language models are."""
+
+    is_slow = False
+    is_exhausted = False
+
+
+class RetrieveHandler(_Quick):
     """Passages by one search over the corpus for all queries of the same k.
 
     ``allowed`` are the rows that each program may find; None: all.
     """
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(
         self,
@@ -76,11 +80,8 @@ class RetrieveHandler:
                 done(index, Retrieved(passages, tuple(score for _, score in found)))
 
 
-class ExtractHandler:
+class ExtractHandler(_Quick):
     """Triples that were extracted before: a triple store's, or a dataset's."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, source: TripleSource):
         self._source = source
@@ -96,11 +97,8 @@ class ExtractHandler:
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
-class DemonstrateHandler:
+class DemonstrateHandler(_Quick):
     """Training questions by the cosine of their embeddings, all embedded as queries."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
         self._questions = questions
@@ -117,11 +115,8 @@ class DemonstrateHandler:
             done(index, Demonstrated(tuple(self._questions[row] for row in rows)))
 
 
-class RankHandler:
+class RankHandler(_Quick):
     """Texts by a ranker's score, best first; ties keep the order they came in."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, ranker: Ranker):
         self._ranker = ranker

@@ -21,7 +21,7 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing
+from cirag_jax.io import Closing, replacing
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import codec
@@ -88,7 +88,7 @@ class Totals:
         return Totals(self.programs + other.programs, self.calls + other.calls, usage)
 
 
-class Journal:
+class Journal(Closing):
     """An open journal; a context manager. One process writes it at a time."""
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
@@ -109,12 +109,6 @@ class Journal:
             stack.enter_context(contextlib.closing(self._db))  # what is refused: others may use it
             self._begin(settings)
             stack.pop_all()
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the file; it is then a single one again, which a read-only folder may hold."""

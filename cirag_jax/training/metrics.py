@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeVar
 import tqdm
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import write_text
+from cirag_jax.io import Closing, write_text
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
@@ -52,7 +52,7 @@ class StepClock:
         return max(now - began, 1e-9)
 
 
-class MetricWriter:
+class MetricWriter(Closing):
     """Writes scalars by step, and shows progress on standard error.
 
     Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (of training, summed
@@ -120,12 +120,6 @@ class MetricWriter:
                 # Rate and time left are ours: tqdm's take evaluations for steps.
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
-
-    def __enter__(self) -> MetricWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Records scalars of a step; arrays of one element are fetched, which waits for them."""

@@ -20,7 +20,7 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing
+from cirag_jax.io import Closing, replacing
 from cirag_jax.types import Passage, Triple
 
 FILE = "triples.sqlite"  # within a workdir of launch/extract.py
@@ -80,7 +80,7 @@ def content_hash(passage: Passage) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
-class TripleStore:
+class TripleStore(Closing):
     """An open store; a context manager. One process writes it at a time, others may read."""
 
     def __init__(self, path: Path, db: sqlite3.Connection):
@@ -121,12 +121,6 @@ class TripleStore:
         refuse_earlier(path.parent)
         with sqlite.named_errors(path):
             return cls(path, _create(path))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the file."""

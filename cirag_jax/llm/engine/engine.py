@@ -14,6 +14,7 @@ is computed once, and a conversation that goes on computes only what is new in i
 import collections
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -105,7 +106,6 @@ class Engine:
         self._lengths = cache_lengths(self.options, config.max_positions)
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
         self._caches: dict[int, Cache] = {}
-        self._grammar: JsonGrammar | None = None
         self._prefix = None
         if self.options.prefix_tokens:
             self._prefix = PrefixCache(config, self.options.prefix_tokens)
@@ -225,7 +225,7 @@ class Engine:
         prompt, truncated = self._fit(request.messages, request.continue_final)
         grammar = None
         if request.json_schema is not None:
-            grammar = self._json_grammar().start(request.json_schema)
+            grammar = self._grammar.start(request.json_schema)
         length = self._length_for(len(prompt) + request.max_tokens)
         asked = request.top_logprobs
         details = Details(
@@ -246,10 +246,9 @@ class Engine:
     def _length_for(self, tokens: int) -> int:
         return next((length for length in self._lengths if length >= tokens), self.context)
 
-    def _json_grammar(self) -> JsonGrammar:
-        if self._grammar is None:
-            self._grammar = JsonGrammar(self.tokenizer, self.config.vocab_size)
-        return self._grammar
+    @functools.cached_property
+    def _grammar(self) -> JsonGrammar:
+        return JsonGrammar(self.tokenizer, self.config.vocab_size)
 
     def _run(
         self, lane: _Lane, rows: list[Row]

@@ -22,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing
 
 PyTree = Any
 
@@ -42,7 +43,7 @@ class Restored:
     metrics: dict[str, float] | None
 
 
-class Checkpoints:
+class Checkpoints(Closing):
     """The checkpoints of one run, in one folder.
 
     Keeps the ``keep`` latest steps and, whatever their age, the best by ``best_metric``.
@@ -115,12 +116,6 @@ class Checkpoints:
         if read_only and self.latest_step() is None:
             self.close()
             raise UserError(f"{directory} holds no complete checkpoint")
-
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def save(
         self,
