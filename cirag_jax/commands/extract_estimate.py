@@ -21,18 +21,11 @@ _BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # a parameter, in a file of a usua
 def estimate(
     passages: Iterable[Passage], config: Config, settings: ExtractionSettings, rate: float | None
 ) -> dict[str, Any]:
-    """Says what the extraction of passages takes, counted on the high side.
+    """Says, and returns, what the extraction of ``passages`` takes, counted on the high side.
 
-    Args:
-        passages: What is left to extract.
-        config: Of configs/extract.py.
-        settings: How they are extracted.
-        rate: Passages per second, measured before; None: guessed from the model's size (every
-            decoding step reads all parameters once, for all rows of the batch) or, for a server,
-            from 40 tokens per second and request.
-
-    Returns:
-        ``passages``, ``prompt_tokens``, ``generated_tokens`` and ``seconds``.
+    ``rate`` is passages per second, measured before; None: guessed from the model's size (every
+    decoding step reads all parameters once, for all rows of the batch) or, for a server, from 40
+    tokens per second and request.
     """
     count = text_tokens = 0
     for passage in passages:

@@ -56,9 +56,7 @@ class Hop:
 def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
     """The hops of a question, in reading order; empty where nothing is annotated.
 
-    Args:
-      question: with its annotations.
-      corpus: with its gold passages; those that it lacks give no hop.
+    ``corpus`` has its gold passages; those that it lacks give no hop.
     """
     if question.evidences and question.supporting:
         return _hops_of_evidences(question)

@@ -44,17 +44,18 @@ Search = Callable[..., tuple[np.ndarray, np.ndarray]]
 TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
 
 
-class RetrieveHandler:
-    """Passages by one search for all queries of the same k.
-
-    Args:
-      search: over the rows of ``passages``.
-      passages: the corpus.
-      allowed: rows that each program may find; None: all.
-    """
+class _Quick:
+    """A handler that has no budget, and that pays to be asked before language models are."""
 
     is_slow = False
     is_exhausted = False
+
+
+class RetrieveHandler(_Quick):
+    """Passages by one search over the corpus for all queries of the same k.
+
+    ``allowed`` are the rows that each program may find; None: all.
+    """
 
     def __init__(
         self,
@@ -85,15 +86,12 @@ class RetrieveHandler:
                 done(index, Retrieved(passages, tuple(score for _, score in found)))
 
 
-class FetchHandler:
+class FetchHandler(_Quick):
     """Passages by their ids.
 
     Args:
       passages: the corpus.
     """
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, passages: Sequence[Passage]):
         self._passages = {passage.id: passage for passage in passages}
@@ -110,7 +108,7 @@ class FetchHandler:
             done(index, Retrieved(found, (1.0,) * len(found)))
 
 
-class FollowHandler:
+class FollowHandler(_Quick):
     """Passages that texts name.
 
     Args:
@@ -118,9 +116,6 @@ class FollowHandler:
       passages: the corpus.
       allowed: rows that each program may find; None: all.
     """
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(
         self,
@@ -146,11 +141,8 @@ class FollowHandler:
             done(index, Retrieved(passages, tuple(float(times[row]) for row in rows)))
 
 
-class ExtractHandler:
+class ExtractHandler(_Quick):
     """Triples that were extracted before: a triple store's, or a dataset's."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, source: TripleSource):
         self._source = source
@@ -166,11 +158,8 @@ class ExtractHandler:
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
-class AnchorHandler:
+class AnchorHandler(_Quick):
     """Entities and the triples around them."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, index: EntityIndex):
         self._index = index
@@ -183,16 +172,13 @@ class AnchorHandler:
             done(place, Anchored(entities, self._index.neighbours(entities)))
 
 
-class DemonstrateHandler:
+class DemonstrateHandler(_Quick):
     """Training questions by the cosine of their embeddings.
 
     Args:
       questions: those that may be shown; there may be none.
       encoder: embeds them, all as queries.
     """
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
         self._questions = questions
@@ -214,11 +200,8 @@ class DemonstrateHandler:
             done(index, Demonstrated(tuple(self._questions[row] for row in rows)))
 
 
-class RankHandler:
+class RankHandler(_Quick):
     """Texts by a ranker's score, best first; ties keep the order they came in."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, ranker: Ranker):
         self._ranker = ranker

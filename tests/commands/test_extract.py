@@ -368,7 +368,10 @@ def test_the_contexts_of_selected_questions_alone(server, tmp_path):
     ("fields", "words"),
     [
         ({"data.limit": 2}, "config.data.limit selects questions; .*corpus=selected_questions"),
-        ({"data.corpus": "all"}, "is not a corpus policy"),
+        (
+            {"data.corpus": "all"},
+            "config.data.corpus='all' must be one of ircot_full",
+        ),
         ({"data.corpus": "selected_questions", "import_openie": "x"}, "takes the whole file"),
     ],
 )

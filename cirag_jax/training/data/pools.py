@@ -24,7 +24,7 @@ from cirag_jax.datasets.chains import (
     silver_chains,
     units_of,
 )
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Question
 
 NEGATIVES = ("own", "in_batch", "cross_device")
@@ -119,7 +119,11 @@ def chains_and_pools(
     usable = list(zip(chains, pools, strict=True))
     reasons = []
     if kind == "triple":
-        extracted = [pair for pair in usable if _is_extracted(dataset, pair[0])]
+        extracted = [
+            (chain, pool)
+            for chain, pool in usable
+            if all(step in units_of(dataset, step.passage_id, "triple") for step in chain.steps)
+        ]
         if len(extracted) < len(usable):
             reasons.append(
                 f"{len(usable) - len(extracted)} have triples that were not extracted from their "
@@ -139,10 +143,6 @@ def chains_and_pools(
         left_out = len(chains) - len(usable)
         io.say(f"{left_out} of {len(chains)} chains left out: {'; '.join(reasons)}")
     return [chain for chain, _ in usable], [pool for _, pool in usable]
-
-
-def _is_extracted(dataset: Dataset, chain: Chain) -> bool:
-    return all(step in units_of(dataset, step.passage_id, "triple") for step in chain.steps)
 
 
 def sample_examples(
@@ -231,10 +231,7 @@ class Layout:
     row_multiple: int = 1
 
     def __post_init__(self) -> None:
-        if self.negatives not in NEGATIVES:
-            raise UserError(
-                f"config.negatives is {self.negatives!r}; it must be one of {', '.join(NEGATIVES)}"
-            )
+        check_choice("config.negatives", self.negatives, NEGATIVES)
         groups = self.micro_batches * self.device_groups
         if self.num_queries % groups:
             raise UserError(
