@@ -81,7 +81,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         )
         if records is None:
             continue
-        said = [_read(made, records[one.id]) for made, one in zip(found, jobs, strict=True)]
+        said = [_read(records[one.id]) for one in jobs]
         scores[name] = score(found, said, config.profile)
         told = intervals(scores[name], config.bootstrap_samples, config.seed)
         calibrated = _calibration(found, said, config.profile)
@@ -148,13 +148,12 @@ def _confidence(said: Generated) -> float | None:
     return math.exp(sum(logprobs)) if logprobs else None
 
 
-def _read(made: Reading, record: Record) -> Read:
+def _read(record: Record) -> Read:
     """A request that failed neither answers nor refuses."""
     if record.outcome is None:
         return Read("", False)
     answer, sufficient, _ = reading.parse_answer(
         record.outcome["text"],
-        question=made.question.question,
         truncated=record.outcome["truncated"],
     )
     return Read(answer, not sufficient, record.outcome["confidence"])

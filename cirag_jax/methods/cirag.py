@@ -594,7 +594,6 @@ def _read(
     )
     answer, sufficient, problem = reading.parse_answer(
         response.text,
-        question=question,
         wide=config.wide_refusal,
         truncated=response.finish_reason == "length",
     )

@@ -509,7 +509,7 @@ def read(search: Search, ranked: Sequence[str]) -> Program[list[Attempt]]:
     answer = (
         prompts.parse_answer(response.text)
         if config.reader_format == DOCUMENTS
-        else reading.parse_answer(response.text, question=search.question)[0]
+        else reading.parse_answer(response.text)[0]
     )
     if not answer:
         search.parse_errors["answer_empty"] += 1

@@ -68,7 +68,7 @@ def read(
         messages = reading.answer_messages(
             question, granularity, lines, may_refuse=False, reader_format=reader_format
         )
-        parse = lambda text: reading.parse_answer(text, question=question)[0]  # noqa: E731
+        parse = lambda text: reading.parse_answer(text)[0]  # noqa: E731
     response: Generated = yield Generate(messages, "reader")
     answer = parse(response.text)
     if not answer:
