@@ -9,6 +9,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods.evidence import (
     Evidence,
     Fact,
+    place_of,
     places_of,
     rank_passages,
     rank_sentences,
@@ -111,4 +112,6 @@ def _line(fact: Fact, pool: Evidence) -> str:
     """A unit as the reader sees it."""
     if isinstance(fact, Triple):
         return triple_line(fact, pool.normalization)
-    return pool.sentence((fact.passage_id, fact.index))
+    passage_id, index = place_of(fact)
+    assert passage_id is not None and index is not None  # of a sentence
+    return pool.sentence((passage_id, index))

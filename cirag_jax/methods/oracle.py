@@ -103,7 +103,8 @@ def _triples(asked: Question) -> tuple[Triple, ...]:
     if asked.evidences:
         return tuple(Triple(*parts) for parts in asked.evidences)
     answers = {index: step.answer for index, step in enumerate(asked.decomposition or ())}
-    return tuple(
-        Triple(*fill(step.question, answers).partition(" >> ")[::2], step.answer)
-        for step in asked.decomposition or ()
-    )
+    found = []
+    for step in asked.decomposition or ():
+        head, _, relation = fill(step.question, answers).partition(" >> ")
+        found.append(Triple(head, relation, step.answer))
+    return tuple(found)

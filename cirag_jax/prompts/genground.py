@@ -98,7 +98,8 @@ def parse_deduction(text: str, *, truncated: bool = False) -> Deduction:
     parts = [_inert(f)[:MAX_CHARS] if isinstance(f, str) else "" for f in fields] or ["", ""]
     if value is not None and not all(parts):
         problem = "wrong_shape"
-    return Deduction(*parts, None if problem == "loose_json" else problem)
+    asked, answer = parts
+    return Deduction(asked, answer, None if problem == "loose_json" else problem)
 
 
 class Grounding(NamedTuple):

@@ -76,12 +76,12 @@ def main() -> None:
         ours = seconds(lambda ratios=ratios: pairwise(ratios, options.samples))
         processor = time.process_time() - processor
         part = max(options.samples // 100, 1)
-        pair = list(values.values())
-        theirs = seconds(lambda pair=pair, part=part: by_question(*pair, part))
+        one, other = values.values()
+        theirs = seconds(lambda one=one, other=other, part=part: by_question(one, other, part))
         theirs *= options.samples / part
         total += ours
         result[name] = {
-            "kinds": len(np.unique(np.stack(pair), axis=1).T),
+            "kinds": len(np.unique(np.stack([one, other]), axis=1).T),
             "ours_seconds": round(ours, 2),
             "ours_processor_seconds": round(processor, 2),
             "theirs_seconds": round(theirs, 1),

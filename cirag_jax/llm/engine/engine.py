@@ -107,7 +107,6 @@ class Engine:
         self._lengths = cache_lengths(self.options, config.max_positions)
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
         self._caches: dict[int, Cache] = {}
-        self._grammar: JsonGrammar | None = None
         self._prefix = _prefix_cache(config, self.options)
 
     @classmethod
