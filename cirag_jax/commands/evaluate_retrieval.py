@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import pathlib
 import sys
 import time
@@ -29,7 +28,7 @@ from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.encoders import Encoder, Progress, Role
+from cirag_jax.retrieval.encoders import Encoder, Progress, RememberingEncoder, Role
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -83,8 +82,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---------------------------------------------
     limits = (config.query_max_length, config.unit_max_length)
     embeds: dict[str, Encoder] = {
-        "trained": _Embedder(trained, mesh, *limits),
-        "frozen": _Embedder(frozen, mesh, *limits),
+        # Search, ranking and next-unit ranking share what is embedded.
+        "trained": RememberingEncoder(_Embedder(trained, mesh, *limits)),
+        "frozen": RememberingEncoder(_Embedder(frozen, mesh, *limits)),
     }
     indexes = {}
     for name, encoder in (("frozen", frozen), ("trained", trained)):
@@ -175,7 +175,7 @@ def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
 
 
 class _Embedder:
-    """An encoder that embeds every text once: search, ranking and next-unit ranking share them."""
+    """An encoder of queries and units, with a progress bar."""
 
     identity: Mapping[str, Any] = {}
 
@@ -185,23 +185,12 @@ class _Embedder:
         self.dim = encoder.dim
         self._encoder, self._mesh = encoder, mesh
         self._limits = {"query": query_max_length, "passage": unit_max_length}
-        self._row: dict[str, dict[str, int]] = {"query": {}, "passage": {}}
-        self._vector_ND = {role: np.zeros((0, encoder.dim), np.float32) for role in self._row}
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder`; a passage is a unit."""
         del progress  # It has its own.
-        row = self._row[kind]
-        new = [text for text in dict.fromkeys(texts) if text not in row]
-        if new:
-            row.update(zip(new, itertools.count(len(row)), strict=False))
-            found_ND = self._encode(new, kind)
-            self._vector_ND[kind] = np.concatenate([self._vector_ND[kind], found_ND])
-        return self._vector_ND[kind][[row[text] for text in texts]]
-
-    def _encode(self, texts: Sequence[str], kind: Role) -> np.ndarray:
         with _bar(f"as {kind}", len(texts), "text") as progress:
             return encode(
                 self._encoder,
@@ -276,7 +265,7 @@ def iterate(
       dataset: whose triples are the units, where these are triples.
       corpus: the passages that are found.
       search: finds their rows.
-      aligner: embeds queries and units.
+      aligner: embeds queries and units; a `RememberingEncoder` does so once.
       settings: of a run that needs no role.
     """
     write = functools.partial(text_of, write_triple=TripleText("angle"))

@@ -8,6 +8,7 @@ from cirag_jax.commands.evaluate_retrieval import iterate
 from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.methods.kirag import KiragConfig
+from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import Search
@@ -46,7 +47,8 @@ class Aligner:
 
 
 def run(steps, *, by="passage", allowed=None, **settings):
-    aligner = Aligner()
+    embedder = Aligner()
+    aligner = RememberingEncoder(embedder)
     if by == "passage":
         search: Search = lambda queries, k, may, _: INDEX.search(  # noqa: E731
             aligner.encode(queries, "query"), k, may
@@ -59,7 +61,7 @@ def run(steps, *, by="passage", allowed=None, **settings):
     settings = dataclasses.replace(SETTINGS, max_steps=steps, **settings)
     questions = [Question("id", "q", ())]
     (found,) = iterate(questions, dataset, Corpus("made", PASSAGES, may), search, aligner, settings)
-    return found.passages, [unit for step in found.steps for unit in step.kept], aligner.units
+    return found.passages, [unit for step in found.steps for unit in step.kept], embedder.units
 
 
 def test_one_step_ranks_by_the_question():
