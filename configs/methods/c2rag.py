@@ -11,10 +11,10 @@ paper's MiniLM and bge-reranker-v2-m3; ``code`` is that with the values of the r
 ``code_defaults`` with those its files default to: all three for a GPU, not yet run.
 
 Record (--config.data.dir=musique --config.data.only_with_triples=true, 2026-11-24, two CPU cores
-shared with much other work, jax 0.10.2, commit 476cee2). ``small``, --config.data.limit=10: 126 s; EM
-10.0, F1 10.0, passage R@3 and R@5 45.8; 20 generations; parse errors: one answer cut short.
-``medium`` with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), --config.data.limit=4: 838 s; EM and F1 0.0, R@3
-and R@5 62.5; 5.3 constraints a question; one plan had a cycle, one was cut short. Four and ten
+shared with much other work, jax 0.10.2, commit 476cee2). ``small``, --config.data.limit=10: 126 s;
+EM 10.0, F1 10.0, passage R@3 and R@5 45.8; 20 generations; parse errors: one answer cut short.
+``medium`` with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), --config.data.limit=4: 838 s; EM and F1 0.0,
+R@3 and R@5 62.5; 5.3 constraints a question; one plan had a cycle, one was cut short. Four and ten
 questions show that it works, and no more.
 """
 
