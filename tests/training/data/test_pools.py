@@ -246,7 +246,7 @@ def test_every_text_goes_once_to_its_own_row():
 def test_indivisible_batch_and_unknown_negatives_are_refused():
     with pytest.raises(UserError, match="does not divide into 3 micro-batches"):
         dataclasses.replace(LAYOUT, micro_batches=3)
-    with pytest.raises(UserError, match="config.negatives is 'all'"):
+    with pytest.raises(UserError, match="config.negatives='all' must be one of own"):
         dataclasses.replace(LAYOUT, negatives="all")
 
 
