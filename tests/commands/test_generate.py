@@ -234,7 +234,7 @@ def test_a_bad_line_is_named(tmp_path, record, words):
     ("fields", "words"),
     [
         ({"backend": "vllm"}, "backend='vllm' must be one of jax, openai, transformers"),
-        ({"overflow": "drop"}, "error or truncate"),
+        ({"overflow": "drop"}, "error, truncate"),
         ({"base_url": "http://localhost/v1"}, "base_url belongs to backend=openai"),
         ({"temperature": -1.0}, "config: field 'temperature'"),
         ({"top_logprobs": 21}, "at most 20"),

@@ -33,7 +33,8 @@ def _hf_names(architecture: str, layers: int) -> dict[str, str]:
     for entry in FAMILIES[architecture]:
         for layer in range(layers if "{layer}" in entry.source else 1):
             own = entry.source.format(layer=layer)
-            found[names.get_name(own, (".weight", ".bias"))] = own
+            if theirs := names.get_name(own, (".weight", ".bias")):
+                found[theirs] = own
     return found
 
 
