@@ -141,6 +141,28 @@ def _run(
     return 0
 
 
+def run_inside(workdir: pathlib.Path, config: Any, work: Callable[[], Mapping[str, Any]]) -> Any:
+    """A part of a command that leaves its folder as a command of its own would.
+
+    Args:
+      workdir: locked while it runs; gets ``config.json``, ``environment.json``, ``result.json``.
+      config: of the part.
+      work: returns its result.
+
+    Returns:
+      The result as JSON holds it.
+
+    Raises:
+      UserError: another command works in ``workdir``, or ``work`` raised one.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    program = pathlib.Path(sys.argv[0]).name
+    with _lock(workdir, program), _recorded(workdir, config, sys.argv, True):
+        result = _jsonable(work())
+        write_json(workdir / "result.json", result)
+    return result
+
+
 @contextlib.contextmanager
 def _recorded(
     workdir: pathlib.Path, config: Any, argv: list[str], writes: bool
@@ -244,7 +266,7 @@ def _check_overrides(
             continue
         name, equals, value = argument.lstrip("-").partition("=")
         key = name.partition("config.")[2]
-        if not _has_key(config, key):
+        if not has_key(config, key):
             raise UserError(
                 f"unknown config key {key!r} (of {source})"
                 f"{_did_you_mean(key, _leaf_keys(config), '')}"
@@ -288,7 +310,8 @@ def _holder(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
     return holder, last
 
 
-def _has_key(config: ConfigDict, key: str) -> bool:
+def has_key(config: ConfigDict, key: str) -> bool:
+    """Whether ``--config.KEY=...`` names a field of ``config``."""
     try:
         holder, last = _holder(config, key.partition("[")[0])
         return isinstance(holder, ConfigDict) and last in holder

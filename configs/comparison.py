@@ -3,8 +3,8 @@ r"""Compares several runs of launch/answer.py on the same questions.
 python launch/evaluate.py --config=configs/comparison.py --workdir=C \
     --config.runs="('student=A1', 'frozen base=A2', 'top-k=A3')" --config.allow_different=true
 
-Each is a workdir, with a name in front of it or called by its folder's. The first run's lead over
-each other one is reported with its interval.
+Each is a workdir, with a name in front of it or called by its folder's. Every pair's difference is
+reported with its interval and a test. configs/compare.py also runs the methods.
 
 Record (2026-11-22, two CPU cores, jax 0.10.2, commit 9604270): MuSiQue's test fold, 30 questions,
 answered by configs/methods/cirag.py:llm with --config.cirag.max_steps=4
@@ -38,6 +38,8 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cirag_jax.evaluation.scoring import NAMES
+
 
 def get_config() -> Any:
     """Which runs, and how answers are scored."""
@@ -47,6 +49,8 @@ def get_config() -> Any:
     # Compare runs of other models, K, limits and so on, too; the table says what differs.
     config.allow_different = False
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
-    config.bootstrap_samples = 10_000
+    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.
+    config.recall_at = (3, 5)  # The K of recall@K and hit@K.
+    config.bootstrap_samples = 10_000  # Resamples, and permutations of the tests.
     config.seed = 0
     return config

@@ -30,6 +30,7 @@ def get_config() -> Any:
     config.evaluate = retrieval.get_config()
     config.cirag = cirag.get_config("small")
     config.cirag.cirag.units = "triple"  # The dataset has triples, and the aligner learnt them.
+    config.cirag.cirag.granularities = ("triple", "sentence", "passage")
     config.one_shot = native_rag.get_config("small")
     for method in (config.cirag, config.one_shot):
         method.retriever.units = "triple"

@@ -18,7 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from cirag_jax import cli
 from cirag_jax.datasets import annotations, chains, load
-from cirag_jax.evaluation.overlap import mean_of, paired_interval
+from cirag_jax.evaluation.overlap import mean_of
+from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.types import Dataset, Question, Triple

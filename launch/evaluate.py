@@ -35,9 +35,9 @@ def main(config, workdir):
 
         return evaluate_reader.evaluate(config, workdir)
     if component == "answers":
-        from cirag_jax.commands import compare
+        from cirag_jax.commands import comparison
 
-        return compare.compare(config, workdir)
+        return comparison.compare(config, workdir)
     if component is None:
         from cirag_jax.commands import evaluate_retrieval
 

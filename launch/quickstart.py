@@ -11,7 +11,7 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Runs the jobs one after the other; a second run goes on where the first stopped."""
-    from cirag_jax.commands import answer, compare, evaluate_retrieval
+    from cirag_jax.commands import answer, comparison, evaluate_retrieval
     from cirag_jax.io import say
     from cirag_jax.models.io.export import export_sentence_transformers
     from cirag_jax.models.io.workdir import open_encoder
@@ -33,7 +33,7 @@ def main(config, workdir):
     config.compare.runs = tuple(f"{name}={folder}" for name, folder in folders.items())
     answers = workdir / "answers"
     answers.mkdir(exist_ok=True)
-    compared = compare.compare(config.compare, answers)
+    compared = comparison.compare(config.compare, answers)
     trace.write_trace(folders["CIRAG"], workdir / "trace.html", title="CIRAG, built-in dataset")
     say((answers / "table.md").read_text("utf-8"))
     return {

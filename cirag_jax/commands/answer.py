@@ -6,25 +6,29 @@ import logging
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cirag_jax.commands import online, opening, task
+from cirag_jax.commands.pool import Pool
 from cirag_jax.commands.session import own_question
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.evidence import evidence_recall
+from cirag_jax.evaluation import cost, metrics
+from cirag_jax.evaluation.evidence import recall_per_step
+from cirag_jax.evaluation.metrics import recall
+from cirag_jax.evaluation.overlap import Ratio
+from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.io import write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs
-from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
+from cirag_jax.runtime.scheduler import Handler, Job
+from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
 
 log = logging.getLogger(__name__)
 
@@ -32,65 +36,115 @@ PREDICTIONS = "predictions.jsonl"
 TIMINGS = "timings.jsonl"
 
 
+class Plan(NamedTuple):
+    """A run that may begin: whatever can be wrong with it before anything is opened is not.
+
+    Attributes:
+      config: of configs/methods.
+      task: what is asked, and over what.
+      jobs: a program a question.
+      settings: what decides the answers; binds a workdir.
+    """
+
+    config: Config
+    task: opening.Task
+    jobs: Sequence[Job]
+    settings: Mapping[str, Any]
+
+
 def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Answers the questions that ``config`` selects; resumes what ``workdir`` holds.
-
-    Writes ``predictions.jsonl`` and ``timings.jsonl``, in the order of the questions, and while it
-    runs ``journal.sqlite``. Several processes answer a share each; the first writes for all.
 
     Args:
       config: of configs/methods.
       workdir: an existing folder.
 
     Returns:
-      ``em``, ``f1``, ``acc``, ``recall`` (None without a corpus), ``granularities``, ``calls``,
-      tokens, ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
-      command's contract.
+      As `carry_out`.
 
     Raises:
       UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
         other settings.
     """
     started = time.monotonic()
+    with Pool() as pool:
+        return carry_out(plan(config, pool), workdir, pool, started, task.deadline(config))
+
+
+def plan(config: Config, pool: Pool) -> Plan:
+    """What ``config`` asks for; ``pool`` keeps the data set.
+
+    Raises:
+      UserError: the config or the data cannot be used.
+    """
     method = find_method(config.method)
     settings = method.config(**task.plain(config[config.method]))
-    answers.check_profile(config.profile)
-    needs = settings.needs
-    opening.check(config, needs)
-    asked = _task(config, needs)
-    questions = asked.questions
-    jobs = [task.job(question, method.program, settings) for question in questions]
-    bound = task.settings(config, method.program.__module__, asked)
+    _scoring(config)
+    metrics.check(config.metrics)
+    opening.check(config, settings.needs)
+    asked = _task(config, settings.needs, pool)
+    jobs = [task.job(question, method.program, settings) for question in asked.questions]
+    return Plan(config, asked, jobs, task.settings(config, method.program.__module__, asked))
+
+
+def carry_out(
+    plan: Plan, workdir: pathlib.Path, pool: Pool, started: float, until: float | None
+) -> dict[str, Any]:
+    """Answers the questions of a plan; resumes what ``workdir`` holds.
+
+    Writes ``predictions.jsonl`` and ``timings.jsonl``, in the order of the questions, and while it
+    runs ``journal.sqlite``. Several processes answer a share each; the first writes for all.
+
+    Args:
+      plan: the run.
+      workdir: an existing folder.
+      pool: what is open already, and what this run opens.
+      started: `time.monotonic()` at its start.
+      until: `time.monotonic()` after which no batch is begun; None: never.
+
+    Returns:
+      ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
+      corpus), ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of
+      each), ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
+      command's contract.
+
+    Raises:
+      UserError: a model cannot be used, or ``workdir`` was started with other settings.
+    """
+    config, asked = plan.config, plan.task
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
-        at_once = min(config.in_flight, len(jobs))
-        return opening.open_handlers(config, asked, book, stack, rows=at_once)
+        at_once = min(config.in_flight, len(plan.jobs))
+        return opening.open_handlers(config, asked, book, stack, rows=at_once, pool=pool)
 
-    run = task.run(config, open_all, jobs, workdir, bound, started)
+    run = task.run(config, open_all, plan.jobs, workdir, plan.settings, started, until)
     if run is None:
         return {}
-    rows = [(question, run.records.get(question.id)) for question in questions]
+    rows = [(question, run.records.get(question.id)) for question in asked.questions]
     write_lines(workdir / PREDICTIONS, (_prediction_row(q, record) for q, record in rows))
     write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
     if config.question is not None:
         _show(rows[0][1], journal.read_passages(workdir / journal.FILE))
-    result = _result(rows, config.profile, run.complete, run.seconds)
-    if not needs.corpus:
-        result["recall"] = None
-    result["sees_gold"] = needs.gold
+    result = _result(plan, rows, workdir, run)
+    result["sees_gold"] = asked.needs.gold
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
 # ------------------------------------------------------------------------------------- the task
 
 
-def _task(config: Config, needs: Needs) -> opening.Task:
+def _task(config: Config, needs: Needs, pool: Pool) -> opening.Task:
     """Data set, selected questions and the passages they may find."""
     own = config.question is not None
     if config.get("documents"):
         return _task_of_documents(config, needs)
     questions = not own or needs.demonstrations
-    dataset = load.load_dataset(config.data, corpus=needs.corpus, questions=questions)
+    wanted = {"corpus": needs.corpus, "questions": questions}
+    dataset = pool.get(
+        "data sets",
+        [config.data.dir, wanted],
+        lambda: load.load_dataset(config.data, **wanted),
+    )
     if own:
         question = own_question(config.question)
         return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
@@ -112,7 +166,7 @@ Row = tuple[Question, Record | None]
 def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
     """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
     outcome = record.outcome if record else None
-    error = record.error if record and (record.outcome or record.error) else "not answered yet"
+    error = record.error if record and record.has_ended else "not answered yet"
     return {
         "id": question.id,
         "answer": outcome["answer"] if outcome else "",
@@ -138,19 +192,21 @@ def _timing_row(question: Question, record: Record | None) -> dict[str, Any]:
     }
 
 
-def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -> dict[str, Any]:
+def _result(
+    plan: Plan, rows: Sequence[Row], workdir: pathlib.Path, run: task.Run
+) -> dict[str, Any]:
     """The command's result, over the questions that ended; a failed one answers nothing."""
-    ended = [(q, r) for q, r in rows if r is not None and (r.outcome or r.error)]
+    ended = [(q, r) for q, r in rows if r is not None and r.has_ended]
     found = [codec.decode_prediction(r.outcome) if r.outcome else None for _, r in ended]
-    scored = [(q, p) for (q, _), p in zip(ended, found, strict=True) if q.answers]
-    scores = answers.score_answers(
-        [p.answer if p else "" for _, p in scored], [q.answers for q, _ in scored], profile
-    )
+    answered = [Answered(q, p) for (q, _), p in zip(ended, found, strict=True)]
+    config, corpus = plan.config, plan.task.needs.corpus
+    scoring = _scoring(config, lambda: journal.read_passages(workdir / journal.FILE))
+    measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
     usages = [record.usage for _, record in ended]
     return {
-        **{name: scores[name] for name in ("em", "f1", "acc")},
-        "profile": profile,
-        "recall": evidence_recall(found, [q for q, _ in ended]),
+        **_scores(measured, corpus),
+        "profile": config.profile,
+        "recall_per_step": recall_per_step(found, [q for q, _ in ended], config.recall_at),
         "granularities": _granularities(found),
         "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
         "steps": _mean(len(p.steps) for p in found if p),
@@ -161,14 +217,38 @@ def _result(rows: Sequence[Row], profile: str, complete: bool, seconds: float) -
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "generated_tokens": sum(usage.generated_tokens for usage in usages),
-        "seconds": seconds,
-        "seconds_per_question": seconds / len(ended) if ended else None,
+        **cost.described(cost.by_role(record for _, record in ended)),
+        "seconds": run.seconds,
+        "seconds_per_question": run.seconds / len(ended) if ended else None,
         "num_questions": len(rows),
         "answered": sum(p is not None for p in found),
         "failures": sum(p is None for p in found),
         "errors": _most_common(r.error for _, r in ended if r.error),
-        "complete": complete and len(ended) == len(rows),
+        "complete": run.complete and len(ended) == len(rows),
     }
+
+
+def _scoring(config: Config, passages: Callable[[], Mapping[str, Passage]] = dict) -> Scoring:
+    return Scoring(config.profile, tuple(config.recall_at), passages)
+
+
+def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
+    """The scores as the result has them: recall by granularity, with how many were averaged; None
+    without a corpus.
+    """
+    granularity_of = {name: granularity for granularity, name in recall.SCORES.items()}
+    found: dict[str, Any] = {}
+    of_evidence: dict[str, Any] = dict.fromkeys(recall.SCORES)
+    for name, ratio in measured.items():
+        kind, _, k = name.partition("@")
+        count = int(ratio.bottom_Q.sum())
+        if kind not in granularity_of:
+            found[name] = ratio.value
+        elif count:
+            granularity = granularity_of[kind]
+            scores = of_evidence[granularity] or {"num_questions": count}
+            of_evidence[granularity] = {f"recall@{k}": ratio.value, **scores}
+    return {**found, "recall": of_evidence if corpus else None}
 
 
 _EMPTY: collections.Counter[str] = collections.Counter()
@@ -181,7 +261,7 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
         return {}
     records = [record for path in paths for record in journal.read_records(path)]
     usage = sum((record.usage for record in records), start=Usage())
-    ended = [record for record in records if record.outcome or record.error]
+    ended = [record for record in records if record.has_ended]
     extraction = {
         "passages": len(ended),
         "failures": sum(r.error is not None or r.outcome["status"] == "failed" for r in ended),

@@ -99,13 +99,18 @@ def fingerprint(config: Any) -> dict[str, Any]:
     return {**fields, "packages": of_packages("tokenizers", *readers)}
 
 
-def _open_engine(config: Any) -> Backend:
+def engine_options(config: Any) -> EngineConfig:
+    """The sizes that ``config`` asks of the JAX engine."""
     names = ("overflow", "context", "no_repeat_ngram_size")
     sizes: dict[str, Any] = {name: config[name] for name in names}
     if config.batch_size:
         sizes["batch_size"] = config.batch_size
     if config.prefix_tokens >= 0:
         sizes["prefix_tokens"] = config.prefix_tokens
+    return EngineConfig.for_platform(**sizes)
+
+
+def _open_engine(config: Any) -> Backend:
     mesh = None
     shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     if shape != (1, 1, 1):
@@ -122,7 +127,7 @@ def _open_engine(config: Any) -> Backend:
         merge_adapter=config.merge_adapter,
         dtype=config.dtype,
         mesh=mesh,
-        options=EngineConfig.for_platform(**sizes),
+        options=engine_options(config),
     )
 
 

@@ -1,265 +1,227 @@
-"""Methods side by side: the answers of several runs of launch/answer.py to the same questions."""
+"""Methods answer the same questions, everything opened once, and are compared: launch/compare.py.
 
-import json
+Each run is one of launch/answer.py in a folder of its own (`commands.answer`), and the tables are
+those of configs/comparison.py (`commands.comparison`).
+"""
+
+import collections
 import pathlib
+import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from cirag_jax import cli
+from cirag_jax.commands import alone, comparison, opening, task
+from cirag_jax.commands.answer import Plan, carry_out, plan
+from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.overlap import Ratio, differences, intervals
-from cirag_jax.evaluation.recall import recall_at
-from cirag_jax.llm.types import Usage
-from cirag_jax.models.io import fingerprint
-from cirag_jax.reports.tables import figure, lead, markdown, write_table
-from cirag_jax.runtime import codec, journal
-from cirag_jax.runtime.journal import Record
-from cirag_jax.types import GRANULARITIES, Config
+from cirag_jax.io import say
+from cirag_jax.runtime import journal
+from cirag_jax.types import Config
 
-KS = (3, 5)
-GRANULARITIES_FIGURE = "granularities.png"
+# ``[NAME=]METHOD[:PRESET]``; a name is a folder's.
+_ENTRY = re.compile(r"(?:(?P<name>\w[\w.-]*)=)?(?P<method>\w+)(?::(?P<preset>\w*))?")
+# ``[NAME:]KEY=VALUE``
+_VALUE = re.compile(r"(?:(?P<name>\w[\w.-]*):)?(?P<key>[\w.]+)=.*", re.DOTALL)
+# What all runs have of the comparison's own config.
+_SHARED = ("data", "profile", "metrics", "recall_at", "seed", "cache")
 
 
-class Run(NamedTuple):
-    """What a workdir of launch/answer.py holds.
-
-    Attributes:
-      name: how tables call it.
-      folder: the workdir.
-      settings: what decided its answers; of the method's own as ``method.FIELD``.
-      records: of its questions, by id; all have ended.
-    """
+class Entry(NamedTuple):
+    """A method that takes part, under a name of its own."""
 
     name: str
-    folder: str
-    settings: Mapping[str, Any]
-    records: Mapping[str, Record]
+    method: str
+    preset: str
 
 
 def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Scores every run and the lead of the first over each other one.
-
-    Leaves ``table.md`` and ``granularities.png``, the share of questions answered at each one
-    (CIRAG's Figures 3 and 5), in ``workdir``.
+    """Runs ``config.methods`` in ``workdir/NAME`` and compares them; resumes what is there.
 
     Args:
-      config: of configs/comparison.py.
+      config: of configs/compare.py.
       workdir: an existing folder.
 
     Returns:
-      ``systems``: of each run ``em``, ``f1``, ``acc``, ``recall@3``, ``recall@5`` (of gold
-      passages) with intervals (questions resampled), ``granularities``, ``failures``, ``calls`` and
-      ``generated_tokens`` a question; ``differences``: the first run less each other;
-      ``num_questions``, ``num_annotated`` (with gold passages), ``settings``.
+      ``methods``: of each run its result; ``opened``: how many things of each kind were opened, and
+      ``texts``: how many were ``requested`` of encoders and ``embedded``, by this command;
+      ``complete``; and once all have ended what `comparison.compare_runs` returns, which also
+      writes the tables.
 
     Raises:
-      UserError: a run cannot be read, has not ended, is of other questions or passages, or differs
-        in another setting from the first without ``config.allow_different``.
+      UserError: a method cannot run with these settings on these data, which is found out of all
+        before any is begun; or a model cannot be used.
     """
-    if config.bootstrap_samples < 1:
-        raise UserError("config.bootstrap_samples must be at least 1.")
-    answers.check_profile(config.profile)
-    runs = _runs(config.runs)
-    different = {run.name: _different(runs[0], run) for run in runs[1:]}
-    for run in runs[1:]:
-        if different[run.name] and not config.allow_different:
-            field, (first, own) = next(iter(different[run.name].items()))
-            raise UserError(
-                f"{run.folder} has {field}={json.dumps(own)} where {runs[0].folder} has "
-                f"{json.dumps(first)}, and {len(different[run.name]) - 1} other settings that "
-                "differ; --config.allow_different=true compares them and prints what differs."
-            )
-    ids = list(runs[0].records)
-    how_often = (config.bootstrap_samples, config.seed)
-    scores = {run.name: _scores(run, ids, config.profile) for run in runs}
-    first = runs[0].name
-    result: dict[str, Any] = {
-        "systems": {
-            run.name: {**intervals(scores[run.name], *how_often), **_described(run, ids)}
-            for run in runs
-        },
-        "differences": {
-            f"{first}-{run.name}": differences(scores[first], scores[run.name], *how_often)
-            for run in runs[1:]
-        },
-        "num_questions": len(ids),
-        "num_annotated": int(scores[first]["recall@5"].bottom_Q.sum()),
-        "settings": {"runs": {run.name: run.folder for run in runs}, "profile": config.profile},
-        "different": different,
-    }
-    write_table(table_of(result), workdir)
-    _draw(result, workdir / GRANULARITIES_FIGURE)
-    return result
-
-
-# --------------------------------------------------------------------------------------- the runs
-
-
-def _runs(specs: Any) -> list[Run]:
-    """The runs as the config names them, all of the same questions and passages."""
-    specs = [specs] if isinstance(specs, str) else list(specs or ())
-    if not specs:
-        raise UserError(
-            "config.runs is required: workdirs of launch/answer.py, \"('NAME=W1', 'NAME=W2')\"."
+    for name, least in (("repeats", 1), ("latency_questions", 0)):
+        if config[name] < least:
+            raise UserError(f"config.{name} must be at least {least}.")
+    until = task.deadline(config)
+    entries = _entries(config)
+    with Pool() as pool:
+        configs = _configs(config, entries)
+        plans = {name: plan(own, pool) for name, own in configs.items()}
+        for name, planned in plans.items():
+            _check(name, planned, workdir / name)
+        methods = _answer_all(plans, workdir, pool, until)
+        complete = all(result["complete"] for result in methods.values()) and (
+            _repeat_all(config, plans, workdir, pool, until)
         )
-    runs = [_run(str(spec)) for spec in specs]
-    first = runs[0]
-    for run in runs[1:]:
-        if run.name in {other.name for other in runs if other is not run}:
-            raise UserError(f"config.runs has two runs of the name {run.name}; name them NAME=W.")
-        other = set(first.records) ^ set(run.records)
-        if other:
-            raise UserError(
-                f"{run.folder} is a run of other questions than {first.folder}: {len(other)} are "
-                f"in one alone, {min(other)} for one."
-            )
-        changed = [i for i, record in run.records.items() if record.input != first.records[i].input]
-        if changed:
-            raise UserError(
-                f"{run.folder} and {first.folder} have other texts or annotations of question "
-                f"{changed[0]}."
-            )
-        hashes = {r.settings["passages"] for r in (run, first) if "passages" in r.settings}
-        if len(hashes) > 1:
-            raise UserError(f"{run.folder} searched other passages than {first.folder}.")
-    return runs
+        encoders = pool.encoders()
+        texts = {
+            "requested": sum(encoder.requested for encoder in encoders),
+            "embedded": sum(encoder.embedded for encoder in encoders),
+        }
+        say(f"{texts['requested']:,} texts were looked up, {texts['embedded']:,} embedded")
+        complete = complete and _time_all(config, plans, workdir, pool, until)
+        opened = {kind: count for kind, count in pool.opened.items() if kind != "data sets"}
+    say("opened: " + ", ".join(f"{count} {kind}" for kind, count in opened.items()))
+    result = {"methods": methods, "opened": opened, "texts": texts, "complete": complete}
+    if not complete:
+        say("stopped before the end; the same command goes on from here")
+        return result
+    folders = [(name, workdir / name) for name in plans]
+    return {**result, **comparison.compare_runs(config, folders, workdir, allow_different=True)}
 
 
-def _run(spec: str) -> Run:
-    # A folder may have an equals sign in its own name.
-    name, _, folder = ("", "", spec) if pathlib.Path(spec).is_dir() else spec.partition("=")
-    folder = folder or name
-    path = pathlib.Path(folder).expanduser()
-    file = path / journal.FILE
-    if not file.is_file():
-        raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {journal.FILE}.")
-    settings = journal.read_settings(file)
-    records = {record.id: record for record in journal.read_records(file)}
-    if "method" not in settings or not records:
-        raise UserError(f"{folder} holds no answers.")
-    left = sum(record.outcome is None and record.error is None for record in records.values())
-    if left:
+# ---------------------------------------------------------------------------------- what takes part
+
+
+def _strings(value: Any, separator: str | None = None) -> list[str]:
+    """A tuple of texts, or one text, in which ``separator`` may stand between several."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(separator)] if separator else [value]
+    return [str(part) for part in value or ()]
+
+
+def _entries(config: Config) -> list[Entry]:
+    found = []
+    for text in _strings(config.methods, ","):
+        match = _ENTRY.fullmatch(text)
+        if match is None:
+            raise UserError(
+                f"config.methods: {text!r} is no method; write METHOD, METHOD:PRESET or "
+                "NAME=METHOD:PRESET, with commas between."
+            )
+        preset = config.preset if match["preset"] is None else match["preset"]
+        found.append(Entry(match["name"] or match["method"], match["method"], preset or ""))
+    if not found:
+        raise UserError("config.methods is required: --config.methods=direct,native_rag,cirag")
+    twice = [n for n, count in collections.Counter(e.name for e in found).items() if count > 1]
+    if twice:
         raise UserError(
-            f"{folder} has not ended: {left} of {len(records)} questions are left; run its command "
-            "again first."
+            f"config.methods has {twice[0]!r} twice; name one of them: other={twice[0]}."
         )
-    own = f"{settings['method']}."
-    settings = {
-        f"method.{name.removeprefix(own)}" if name.startswith(own) else name: value
-        for name, value in settings.items()
-    }
-    return Run(name or path.name, folder, settings, records)
-
-
-def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """Setting -> (first's value, the other's), of settings that both have.
-
-    Two methods differ in name, code and in what only one of them has; that they do is the point.
-    """
-    free = {"code", "method"} if first.settings["method"] != other.settings["method"] else set()
-    shared = (first.settings.keys() & other.settings.keys()) - free
-    old, new = ({k: r.settings[k] for k in r.settings if k in shared} for r in (first, other))
-    return dict(fingerprint.differences(old, new))
-
-
-# ------------------------------------------------------------------------------------- the scores
-
-
-def _scores(run: Run, ids: Sequence[str], profile: str) -> dict[str, Ratio]:
-    """Sums over questions; a failed one has answered and found nothing."""
-    records = [run.records[i] for i in ids]
-    outcomes = [record.outcome or {} for record in records]
-    texts = [outcome.get("answer", "") for outcome in outcomes]
-    golds = [record.input.get("answers") or () for record in records]
-    asked_Q = np.array([bool(gold) for gold in golds], np.float64)
-    pairs = list(zip(texts, golds, strict=True))
-    metrics = {"em": answers.exact_match, "f1": answers.f1, "acc": answers.accuracy}
-    found = {}
-    for name, metric in metrics.items():
-        values = [metric(text, gold, profile) if gold else 0.0 for text, gold in pairs]
-        found[name] = Ratio(np.array(values), asked_Q)
-    supports = [tuple(record.input.get("supporting") or ()) for record in records]
-    annotated_Q = np.array([bool(gold) for gold in supports], np.float64)
-    for k in KS:
-        recalls = [
-            recall_at(list(outcome.get("passages", ())), gold, k) if gold else 0.0
-            for outcome, gold in zip(outcomes, supports, strict=True)
-        ]
-        found[f"recall@{k}"] = Ratio(np.array(recalls), annotated_Q)
     return found
 
 
-def _described(run: Run, ids: Sequence[str]) -> dict[str, Any]:
-    """What is counted and not resampled."""
-    records = [run.records[i] for i in ids]
-    found = [codec.decode_prediction(r.outcome) for r in records if r.outcome is not None]
-    usage = sum((record.usage for record in records), start=Usage())
-    return {
-        "granularities": {
-            granularity: sum(p.granularity == granularity for p in found)
-            for granularity in GRANULARITIES
-        },
-        "failures": len(records) - len(found),
-        "calls": sum(sum(r.calls.values()) for r in records) / len(records),
-        "generated_tokens": usage.generated_tokens / len(records),
-    }
+def _configs(config: Config, entries: Sequence[Entry]) -> dict[str, Config]:
+    """Of every entry its method's config with what all share, and what ``config.set`` says."""
+    found = {entry.name: task.method_config(entry.method, entry.preset) for entry in entries}
+    values = _values(config, found)
+    for entry in entries:
+        own = task.method_config(entry.method, entry.preset, values[entry.name])
+        with own.unlocked():
+            for field in _SHARED:
+                own[field] = config[field]
+            if config.in_flight is not None:
+                own.in_flight = config.in_flight
+            if config.model is not None and "model" in own:
+                own.model = config.model
+        found[entry.name] = own
+    return found
 
 
-# ------------------------------------------------------------------------------------- the results
+def _values(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:
+    """``KEY=VALUE`` of every entry: what is said of it by name, and of all that have the key."""
+    found: dict[str, list[str]] = {name: [] for name in configs}
+    for text in _strings(config.set):
+        match = _VALUE.fullmatch(text)
+        if match is None:
+            raise UserError(f"config.set: {text!r} must be KEY=VALUE or NAME:KEY=VALUE.")
+        key, name = match["key"], match["name"]
+        if key.partition(".")[0] in (*_SHARED, "stop_after_minutes"):
+            raise UserError(f"config.set: {key} is one for all; give --config.{key}=...")
+        if name is not None and name not in configs:
+            known = ", ".join(configs)
+            raise UserError(f"config.set: {text!r} names none of config.methods, {known}.")
+        chosen = [name] if name else [n for n, own in configs.items() if cli.has_key(own, key)]
+        if not chosen:
+            raise UserError(f"config.set: none of config.methods has a key {key!r}.")
+        for one in chosen:
+            found[one].append(text[match.end("name") + 1 :] if name else text)
+    return found
 
 
-def table_of(result: Mapping[str, Any]) -> str:
-    """The figures in per cent, one row a run, then the first run's leads in points."""
-    names = ("f1", "em", "acc", "recall@3", "recall@5")
-    header = ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]", *GRANULARITIES, "tokens"]
-    rows = []
-    for name, system in result["systems"].items():
-        row = [figure(system[n], bounds=n in ("f1", "recall@5")) for n in names]
-        total = max(sum(system["granularities"].values()), 1)
-        shares = [
-            f"{100 * system['granularities'][granularity] / total:.0f} %"
-            for granularity in GRANULARITIES
-        ]
-        rows.append([name, *row, *shares, f"{system['generated_tokens']:,.0f}"])
-    for name, scores in result["differences"].items():
-        leads = [lead(scores[n]) for n in names]
-        rows.append([name, *leads, *[""] * (len(GRANULARITIES) + 1)])
-    caption = (
-        f"{result['num_questions']} questions, {result['num_annotated']} with gold passages; share "
-        "of the answers read from triples, sentences, passages and by default; tokens written a "
-        "question"
+def _check(name: str, planned: Plan, folder: pathlib.Path) -> None:
+    try:
+        opening.check_task(planned.config, planned.task)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    journal.check_settings(folder / journal.FILE, planned.settings)
+
+
+# -------------------------------------------------------------------------------------- the runs
+
+
+def _answer_all(
+    plans: Mapping[str, Plan], workdir: pathlib.Path, pool: Pool, until: float | None
+) -> dict[str, Any]:
+    """The result of every run that there was time for; the others have ``complete`` alone."""
+    found: dict[str, Any] = {}
+    for number, (name, planned) in enumerate(plans.items(), start=1):
+        if until is not None and time.monotonic() >= until:
+            found[name] = {"complete": False}
+            continue
+        say(f"{name} ({number} of {len(plans)})")
+        found[name] = _answer(planned, workdir / name, pool, until)
+    return found
+
+
+def _answer(planned: Plan, folder: pathlib.Path, pool: Pool, until: float | None) -> Any:
+    started = time.monotonic()
+    return cli.run_inside(
+        folder, planned.config, lambda: carry_out(planned, folder, pool, started, until)
     )
-    first = next(iter(result["systems"]))
-    for name, fields in result["different"].items():
-        told = (f"{field} {json.dumps(a)} / {json.dumps(b)}" for field, (a, b) in fields.items())
-        if fields:
-            caption += f"\n\nSettings of {first} / {name}: " + "; ".join(told)
-    return f"{caption}\n\n{markdown([header, *rows])}"
 
 
-def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
-    """One stacked bar a run."""
-    import matplotlib
+def _repeat_all(
+    config: Config,
+    plans: Mapping[str, Plan],
+    workdir: pathlib.Path,
+    pool: Pool,
+    until: float | None,
+) -> bool:
+    """Runs with further seeds, of methods that sample; whether all have ended."""
+    for name, planned in plans.items():
+        if config.repeats > 1 and not journal.read_sampled(workdir / name / journal.FILE):
+            say(f"{name} decodes greedily: its repeats would be equal, and it runs once")
+            continue
+        for number in range(2, config.repeats + 1):
+            say(f"{name}, repeat {number} of {config.repeats}")
+            own = planned.config.copy_and_resolve_references()
+            with own.unlocked():
+                own.seed = config.seed + number - 1
+            folder = workdir / name / f"{comparison.REPEAT}{number}"
+            if not _answer(plan(own, pool), folder, pool, until)["complete"]:
+                return False
+    return True
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    systems = result["systems"]
-    drawn, axes = plt.subplots(figsize=(7, 0.6 * len(systems) + 1.4), layout="constrained")
-    left = np.zeros(len(systems))
-    for granularity in GRANULARITIES:
-        totals = [max(sum(s["granularities"].values()), 1) for s in systems.values()]
-        shares = [s["granularities"][granularity] for s in systems.values()]
-        width = 100 * np.array(shares) / np.array(totals)
-        axes.barh(list(systems), width, left=left, label=granularity)
-        left += width
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("questions answered from, %")
-    axes.legend(
-        ncols=len(GRANULARITIES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
-    )
-    drawn.savefig(path, dpi=150)
-    plt.close(drawn)
+def _time_all(
+    config: Config,
+    plans: Mapping[str, Plan],
+    workdir: pathlib.Path,
+    pool: Pool,
+    until: float | None,
+) -> bool:
+    """Asks the same sample of questions of every method one by one; whether all have ended."""
+    for name, planned in plans.items():
+        if not config.latency_questions:
+            return True
+        ids = alone.sample(planned.task.questions, config.latency_questions, config.seed)
+        say(f"{name}, {len(ids)} questions alone")
+        folder = workdir / name / comparison.ALONE
+        if not alone.ask_alone(planned, ids, folder, pool, until):
+            return False
+    return True

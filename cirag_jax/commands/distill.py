@@ -87,7 +87,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], missing)}
         return _with_teachers(config, handlers, golds, teacher_of)
 
-    run = task.run(config, open_all, jobs, workdir, bound, started)
+    run = task.run(config, open_all, jobs, workdir, bound, started, task.deadline(config))
     if run is None:
         return {}
     records = list(run.records.values())
@@ -110,7 +110,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_usage(records),
         "seconds": run.seconds,
-        "complete": run.complete and all(r.outcome or r.error for r in records),
+        "complete": run.complete and all(r.has_ended for r in records),
     }
     print(trajectories.table(result), file=sys.stderr)
     return result

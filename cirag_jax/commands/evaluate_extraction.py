@@ -10,7 +10,8 @@ from typing import Any, get_args
 from cirag_jax.commands import side_by_side, task
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import check_at_least, check_choice
-from cirag_jax.evaluation.overlap import Ratio, intervals, overlap_ratios
+from cirag_jax.evaluation.overlap import Ratio, overlap_ratios
+from cirag_jax.evaluation.significance import intervals
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
 from cirag_jax.io import write_lines
 from cirag_jax.methods import extraction
@@ -76,7 +77,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     jobs = [job(reference.passage, settings) for reference in references]
     for name, model in models.items():
-        bound = {**dataclasses.asdict(settings), **extraction.version()}
+        bound = {**settings.identity, **extraction.version()}
         asked = ("extractor", settings.triple_tokens)
         journal = workdir / f"{name}.sqlite"
         records, usage = side_by_side.ask(
@@ -108,7 +109,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "split": config.data.split,
             "fold": config.data.fold,
             "normalization": config.normalization,
-            **dataclasses.asdict(settings),
+            **settings.identity,
         },
         "complete": len(scores) == len(models),
     }

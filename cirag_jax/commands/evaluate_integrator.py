@@ -16,7 +16,8 @@ from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Search, Similarity
-from cirag_jax.evaluation.overlap import Ratio, intervals
+from cirag_jax.evaluation.overlap import Ratio
+from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
@@ -28,8 +29,8 @@ from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
-TOP_K, TOP_K_CHAIN, NOTHING = "top_k", "top_k_chain", "nothing"
-BASELINES = (TOP_K, TOP_K_CHAIN, NOTHING)  # which write no text
+TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING = "top_k", "top_k_chain", "aligner", "nothing"
+BASELINES = (TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING)  # which write no text
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     stopped goes on from there. ``config`` is of configs/integrator_eval.py.
 
     Returns:
-      ``systems``: of each model, of the top-k baseline and of keeping nothing at all the scores of
+      ``systems``: of each model, the top-k baselines, the aligner and keeping nothing the scores of
       `decisions.score` with their intervals (questions resampled), ``parse_errors``, tokens and
       seconds; ``differences``: the student less each other system; ``num_questions``,
       ``num_trained_on`` (of them, by the student; None: not known), ``num_steps``,
@@ -51,7 +52,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     _check(config)
     found, described = _trajectories(config)
-    models = side_by_side.models_of(config, "integrator")
+    asks = config.checkpoint is not None or config.base.run
+    models = side_by_side.models_of(config, "integrator") if asks else {}
     questions = {trajectory.question_id for trajectory in found}
     num_trained_on = side_by_side.count_seen(models, questions, "questions")
     normalization: Normalization = _prompt(config, described, {})["normalization"]
@@ -82,6 +84,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         }
     complete = len(decided) == len(models)
     decided[TOP_K], decided[TOP_K_CHAIN] = decisions.top_k(found), decisions.top_k(found, True)
+    plain_chain = CiragConfig(normalization=normalization, stop_below=config.stop_below)
+    decided[ALIGNER] = decisions.aligner(found, plain_chain)
     decided[NOTHING] = decisions.nothing(found)
 
     # ---- Figures ---------------------------------------------------------------------------------
@@ -121,6 +125,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "checkpoint": config.checkpoint,
             "trajectories": config.trajectories,
             "keep": config.keep,
+            "stop_below": config.stop_below,
             **settings,
         },
         "complete": complete,

@@ -12,7 +12,8 @@ from cirag_jax.commands import side_by_side, task
 from cirag_jax.errors import check_at_least
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.calibration import calibration
-from cirag_jax.evaluation.overlap import Ratio, intervals, ratio
+from cirag_jax.evaluation.overlap import Ratio, ratio
+from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
@@ -152,7 +153,8 @@ def _read(record: Record) -> Read:
     if record.outcome is None:
         return Read("", False)
     answer, sufficient, _ = reading.parse_answer(
-        record.outcome["text"], truncated=record.outcome["truncated"]
+        record.outcome["text"],
+        truncated=record.outcome["truncated"],
     )
     return Read(answer, not sufficient, record.outcome["confidence"])
 

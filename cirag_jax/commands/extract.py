@@ -73,7 +73,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             made_by = backends.fingerprint(config.extractor)
             identity = _identity(config, settings, made_by["model"])
-            bound = {**identity, **dataclasses.asdict(settings), "extractor": made_by}
+            bound = {**identity, **settings.identity, "extractor": made_by}
             book = stack.enter_context(Journal(paths[index], bound))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
@@ -96,7 +96,11 @@ def _settings(config: Config) -> ExtractionSettings:
         raise UserError("config.max_empty_share must be between 0 and 1.")
     check_choice("config.retry", config.retry, ("never", "errors", "all"))
     return ExtractionSettings(
-        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+        config.entity_tokens,
+        config.triple_tokens,
+        config.constrained,
+        config.grounded,
+        config.dialect,
     )
 
 

@@ -7,6 +7,7 @@ from cirag_jax.commands import backends
 from cirag_jax.io import say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.methods.extraction import ExtractionSettings, weight_files
+from cirag_jax.prompts import dialects
 from cirag_jax.prompts.extraction import entity_messages, triple_messages
 from cirag_jax.types import Config, Passage
 
@@ -31,10 +32,14 @@ def estimate(
         size = sum(len(text.encode("utf-8", "replace")) for text in (passage.title, passage.text))
         count, text_tokens = count + 1, text_tokens + size // 3 + 1
     nothing = Passage("", "", "")
-    shared = estimate_tokens((*entity_messages(nothing), *triple_messages(nothing, ())))
-    new = 2 * text_tokens + count * settings.entity_tokens // 2  # texts twice, entities once
+    if settings.dialect == dialects.OPENIE:
+        shared = estimate_tokens((*entity_messages(nothing), *triple_messages(nothing, ())))
+        new = 2 * text_tokens + count * settings.entity_tokens // 2  # texts twice, entities once
+        generated = count * (settings.entity_tokens + settings.triple_tokens)
+    else:
+        shared, new = estimate_tokens(dialects.messages(nothing, settings.dialect)), text_tokens
+        generated = count * settings.triple_tokens
     prompt = count * shared + new
-    generated = count * (settings.entity_tokens + settings.triple_tokens)
     seconds = count / rate if rate else _guess(config.extractor, count, new, generated)
     if count:
         say(

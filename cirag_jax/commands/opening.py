@@ -1,14 +1,15 @@
 """From a method's config to the handlers that answer its requests."""
 
 import contextlib
-import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends, online
+from cirag_jax.commands.pool import Pool
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.io import cache_folder, say
@@ -18,21 +19,36 @@ from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
-from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
-from cirag_jax.retrieval.index import needed, open_retriever
-from cirag_jax.retrieval.rankers import check_ranker, open_ranker
+from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
+from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
+from cirag_jax.retrieval.links import TitleIndex
+from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
+from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
+    FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
+    TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Needs, Retrieve
+from cirag_jax.runtime.requests import (
+    Anchor,
+    Demonstrate,
+    Extract,
+    Fetch,
+    Follow,
+    Needs,
+    Retrieve,
+)
 from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question
@@ -64,8 +80,15 @@ def check(config: Config, needs: Needs) -> None:
     """Raises UserError where a block cannot give what is needed, before anything is opened."""
     for name in needs.rankers:
         check_ranker(config.rankers[name], name)
+        if needs.units is not None:
+            check_units(config, name, needs.units)
     for role, wanted in needs.abilities.items():
         backends.check_abilities(config, role, wanted)
+    if needs.entities is not None and config.triples == ONLINE:
+        raise UserError(
+            f"config.triples={ONLINE} extracts passages when they are found, and {config.method} "
+            "looks for entities in all of them; extract them first (launch/extract.py)."
+        )
     if needs.feedback and config.retriever.kind == "bm25":
         raise UserError(
             f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "
@@ -76,19 +99,15 @@ def check(config: Config, needs: Needs) -> None:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = needs.demonstrations or (needs.corpus and config.retriever.kind != "bm25")
+    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Training questions that may be shown: none that is answered or that others evaluate on.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Training questions that may be shown: none that is answered or that others evaluate on."""
     ids = {question.id for question in task.questions}
     texts = {normalise(question.question, "unicode") for question in task.questions}
-    found = tuple(
+    return tuple(
         question
         for question in task.dataset.questions
         if question.split == "train"
@@ -96,12 +115,6 @@ def demonstrations(task: Task) -> tuple[Question, ...]:
         and question.id not in ids
         and normalise(question.question, "unicode") not in texts
     )
-    if not found:
-        raise UserError(
-            f"{task.dataset.name} has no question of split train to demonstrate with that is not "
-            "answered itself."
-        )
-    return found
 
 
 def triples_settings(config: Config, task: Task) -> dict[str, Any]:
@@ -140,6 +153,7 @@ def open_handlers(
     book: Journal,
     stack: contextlib.ExitStack,
     rows: int,
+    pool: Pool | None = None,
 ) -> dict[type | str, Handler]:
     """Opens whatever a run needs.
 
@@ -150,44 +164,74 @@ def open_handlers(
         online is kept beside it.
       stack: closes what was opened.
       rows: questions that advance together at most; a model's batch need not be larger.
+      pool: what other runs have opened already is taken from it, the rest left there; None: this
+        run is alone.
 
     Raises:
       UserError: something cannot be opened, or does not fit the rest.
     """
+    pool = stack.enter_context(Pool()) if pool is None else pool
     handlers: dict[type | str, Handler] = {}
     needs, corpus = task.needs, task.corpus
     roles = roles_of(config, needs)
-    check_adapters(config, roles)
+    check_task(config, task)
     if needs.corpus:
+        handlers[Fetch] = FetchHandler(corpus.passages)
         say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
-    encoder = open_encoder_for(config.encoder) if needs_encoder(config, needs) else None
+    encoder = pool.encoder(config.encoder) if needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
-        handlers[Extract] = _open_triples(config, task.dataset, corpus)
+        source = _open_triples(config, task.dataset, corpus)
+        handlers[Extract] = ExtractHandler(source)
+        if needs.entities is not None:
+            found = source([passage.id for passage in corpus.passages]).values()
+            index = EntityIndex(itertools.chain(*(f for f in found if f)), needs.entities)
+            say(", ".join(f"{count:,} {name}" for name, count in index.statistics().items()))
+            handlers[Anchor] = AnchorHandler(index)
     for name in needs.rankers:
-        handlers[f"rankers.{name}"] = RankHandler(open_ranker(config, name, encoder))
+        handlers[f"rankers.{name}"] = RankHandler(_open_ranker(config, name, pool))
     if "extractor" in roles:
         how = extraction.ExtractionSettings(triple_tokens=config.extractor.max_tokens)
         extractions = _open_extractions(config, how, book.path, stack)
         spent = {**book.usage(), **extractions.usage()}
-        handlers |= _open_models(config, roles, stack, rows, spent)
+        handlers |= _open_models(config, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
         handlers[Extract] = online.OnlineExtractHandler(extractor, extractions, how)
     else:
-        handlers |= _open_models(config, roles, stack, rows, book.usage())
+        handlers |= _open_models(config, roles, stack, rows, book.usage(), pool)
     if needs.demonstrations:
         shown = demonstrations(task)
+        if not shown:
+            say(f"{task.dataset.name} has no training question to demonstrate with")
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
-    if needs.corpus:
-        folder = None if task.dataset.questions else cache_folder("vectors")
-        if encoder is not None and folder is not None:
-            # A question of one's own will not be the last over these passages.
-            encoder = CachedEncoder(encoder, folder)
-        index = open_retriever(
-            config.retriever, corpus.passages, encoder, triples=task.dataset.triples
-        )
+    if needs.index:
+        index = _open_index(config, task, encoder, pool)
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
+    if needs.links:
+        titles = TitleIndex(corpus.passages)
+        handlers[Follow] = FollowHandler(titles, corpus.passages, corpus.allowed)
     return handlers
+
+
+def check_task(config: Config, task: Task) -> None:
+    """Raises UserError where a run cannot begin, whatever is opened: see `check_adapters`; no
+    passage has triples, or a role may not write.
+    """
+    roles = roles_of(config, task.needs)
+    check_adapters(config, roles)
+    for role in roles:
+        if config[role].max_tokens < 1:
+            raise UserError(f"config.{role}.max_tokens must be at least 1.")
+    if not task.needs.triples or config.triples is not None:
+        return
+    if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
+        own = config.get("method", "")
+        name = own if "units" in config.get(own, {}) else "cirag"
+        raise UserError(
+            f"no passage of {task.dataset.name} has triples; extract them (launch/extract.py) and "
+            "name the store with --config.triples=FOLDER, or take --config=configs/methods/"
+            f"{name}.py:small, which needs none."
+        )
 
 
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
@@ -247,6 +291,7 @@ def _open_models(
     stack: contextlib.ExitStack,
     rows: int,
     spent: Mapping[str, Usage],
+    pool: Pool,
 ) -> dict[type | str, Handler]:
     """One handler a model: roles with equal configs share it, and its budget."""
     cache = None
@@ -255,8 +300,7 @@ def _open_models(
     shared: dict[str, list[str]] = {}
     for role in roles:
         block = config[role].to_dict()
-        if block.pop("max_tokens") < 1:
-            raise UserError(f"config.{role}.max_tokens must be at least 1.")
+        del block["max_tokens"]
         shared.setdefault(json.dumps(block, sort_keys=True, default=str), []).append(role)
     handlers: dict[type | str, Handler] = {}
     for names in shared.values():
@@ -265,9 +309,8 @@ def _open_models(
             # A batch is computed whole: one question must not pay for sixteen.
             block.batch_size = min(rows, EngineConfig.for_platform().batch_size)
         used = sum((spent[role] for role in names if role in spent), start=Usage())
-        backend = stack.enter_context(contextlib.closing(backends.open_backend(block, spent=used)))
         handler = GenerateHandler(
-            backend,
+            pool.language_model(block, used),
             {role: config[role].max_tokens for role in names},
             seed=config.seed,
             cache=cache,
@@ -277,20 +320,40 @@ def _open_models(
     return handlers
 
 
-def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
+def _open_ranker(config: Config, name: str, pool: Pool) -> Ranker:
+    decided_by = [config.rankers[name].to_dict(), config.encoder.to_dict()]
+    return pool.get("rankers", decided_by, lambda: open_ranker(config, name, pool.encoder))
+
+
+def _open_index(
+    config: Config, task: Task, encoder: Encoder | None, pool: Pool
+) -> PassageIndex | UnitIndex:
+    """The index over the task's passages."""
+    passages, triples = task.corpus.passages, task.dataset.triples
+    decided_by: list[Any] = [config.retriever.to_dict(), hash_corpus(passages)]
+    if encoder is not None:
+        decided_by.append(config.encoder.to_dict())
+    if config.retriever.units == "triple":
+        decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
+    folder = cache_folder("vectors")
+    if encoder is not None and folder is not None:
+        # Neither a question nor a run will be the last over these passages.
+        encoder = CachedEncoder(encoder, folder)
+    return pool.get(
+        "indexes",
+        decided_by,
+        lambda: open_retriever(config.retriever, passages, encoder, triples=triples),
+    )
+
+
+def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> TripleSource:
     if config.triples is not None:
         store = TripleStore.open(config.triples)
         store.check_corpus(corpus.passages)
-        return ExtractHandler(store.triples)
+        return store.triples
     known = sum(passage.id in dataset.triples for passage in corpus.passages)
-    if not known:
-        raise UserError(
-            f"no passage of {dataset.name} has triples; extract them (launch/extract.py) and name "
-            "the store with --config.triples=FOLDER, or take --config=configs/methods/cirag.py:"
-            "small, which needs none."
-        )
     say(f"{known:,} of them have triples")
-    return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
+    return lambda ids: {i: dataset.triples.get(i) for i in ids}
 
 
 def _open_extractions(
@@ -302,7 +365,7 @@ def _open_extractions(
     """The journal of what is extracted online."""
     settings = {
         **extraction.version(),
-        **dataclasses.asdict(how),
+        **how.identity,
         "extractor": backends.fingerprint(config.extractor),
     }
     path = beside.with_name(beside.name.replace("journal", online.NAME))

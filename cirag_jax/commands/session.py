@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cirag_jax import cli
 from cirag_jax.commands import opening, task
 from cirag_jax.datasets import documents as documents_lib
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
@@ -18,8 +17,6 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.types import Passage, Prediction, Question, Step
-
-_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "methods"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +83,19 @@ class Cirag(Closing):
         """Opens a method over documents.
 
         Args:
-          preset: of configs/methods/``method``.py; "": the paper's setting. CIRAG's ``small``
-            needs no triples; the others do.
+          preset: of configs/methods/``method``.py; "": the paper's setting. ``small`` of
+            CIRAG and KiRAG needs no triples; their others do.
           documents: texts, or the path of a folder of .txt and .md files, of one such file, or of a
             dataset folder.
-          method: cirag, native_rag, ircot, direct.
+          method: cirag, kirag, native_rag, ircot, direct.
           settings: values of the config by dotted key, as ``--config.KEY=VALUE`` on the command
             line: ``{"reader.adapter": "runs/reader"}``.
 
         Raises:
           UserError: a setting, the documents or a model cannot be used.
         """
-        file = _CONFIGS / f"{method}.py"
-        if not file.is_file():
-            known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
-            raise UserError(f"method={method!r} is unknown; there are {known}.")
-        values = [f"--config.{key}={value}" for key, value in (settings or {}).items()]
-        config = cli.load_config(f"{file}:{preset}" if preset else str(file), values)
-        return cls(config, documents)
+        values = [f"{key}={value}" for key, value in (settings or {}).items()]
+        return cls(task.method_config(method, preset, values), documents)
 
     def answer(self, question: str) -> Answer:
         """Answers one question.

@@ -10,7 +10,8 @@ from typing import Any
 from cirag_jax.commands import backends
 from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation.overlap import Ratio, differences
+from cirag_jax.evaluation.overlap import Ratio
+from cirag_jax.evaluation.significance import differences
 from cirag_jax.io import is_training_workdir, local_path, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.peft_format import CONFIG_FILE

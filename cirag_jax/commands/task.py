@@ -22,10 +22,32 @@ from cirag_jax.retrieval.rankers import TripleText, triple_text_of
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs, Program
-from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
+from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
+_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "methods"
+_NOTE_SECONDS = 5.0  # Between two notes of the time.
+
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
+
+
+def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> Config:
+    """``configs/methods/METHOD.py:PRESET``, locked.
+
+    Args:
+      method: its name.
+      preset: "": the paper's setting.
+      values: ``KEY=VALUE`` each, as ``--config.KEY=VALUE`` on the command line.
+
+    Raises:
+      UserError: there is no such method, preset or key.
+    """
+    file = _CONFIGS / f"{method}.py"
+    if method == "blocks" or not file.is_file():
+        known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
+        raise UserError(f"method={method!r} is unknown; there are {known}.")
+    overrides = [f"--config.{value}" for value in values]
+    return cli.load_config(f"{file}:{preset}" if preset else str(file), overrides)
 
 
 def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
@@ -65,7 +87,7 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
     found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
-    if needs.corpus:
+    if needs.index:
         blocks["retriever"] = config.retriever
     if opening.needs_encoder(config, needs):
         blocks["encoder"] = config.encoder
@@ -135,6 +157,7 @@ def run(
     workdir: pathlib.Path,
     settings: Mapping[str, Any],
     started: float,
+    until: float | None,
 ) -> Run | None:
     """Runs what is left of ``jobs``, recorded in ``workdir/journal.sqlite``.
 
@@ -142,12 +165,13 @@ def run(
     first merges once all have ended.
 
     Args:
-      config: with ``stop_after_minutes`` and ``in_flight``.
+      config: with ``in_flight``.
       open_handlers: opens what answers; given a stack that closes it, and the journal.
       jobs: programs whose result is a `Prediction`.
       workdir: where the journals lie.
       settings: what decides the results, see `Journal`.
       started: `time.monotonic()` at the command's start.
+      until: `time.monotonic()` after which no batch is begun, see `deadline`; None: never.
 
     Returns:
       None in all processes but the first.
@@ -162,10 +186,10 @@ def run(
     def work() -> tuple[bool, float]:
         own, ended = jobs[index::count], (True, 0.0)
         with Journal(journal.share(workdir, index, count), settings) as book:
-            known = book.outcomes()
+            known, clock = book.outcomes(), _Clock(book, started)
             if any(job.id not in known for job in own):
-                ended = _run(config, open_handlers, own, book)
-            book.add_seconds(time.monotonic() - started)
+                ended = _run(config, open_handlers, own, book, clock, until)
+            clock.note()
         return ended
 
     complete, load_seconds = cli.together(work)
@@ -195,24 +219,49 @@ def refuse_budgets(config: Config) -> None:
             raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
 
 
+class _Clock:
+    """Notes the wall time of a run in its journal, now and then, so that a kill loses little."""
+
+    def __init__(self, book: Journal, started: float):
+        self._book, self._noted = book, started
+
+    def note(self, every: float = 0.0) -> None:
+        """Adds what has passed, if that is as many seconds."""
+        now = time.monotonic()
+        if now - self._noted >= every:
+            self._book.add_seconds(now - self._noted)
+            self._noted = now
+
+
 def _run(
-    config: Config, open_handlers: OpenHandlers, jobs: Sequence[Job], book: Journal
+    config: Config,
+    open_handlers: OpenHandlers,
+    jobs: Sequence[Job],
+    book: Journal,
+    clock: _Clock,
+    until: float | None,
 ) -> tuple[bool, float]:
     """Whether everything ended, and the seconds until the first request."""
-    start, until = time.monotonic(), deadline(config)
+    start = time.monotonic()
     check_at_least(1, config, "in_flight")
     with contextlib.ExitStack() as stack:
         handlers = open_handlers(stack, book)
         with progress_bar(len(jobs)) as show:
+
+            def go_on(progress: Progress, new_tokens: int = 0) -> None:
+                clock.note(_NOTE_SECONDS)
+                show(progress, new_tokens)
+
             scheduler = Scheduler(
                 handlers,
                 book,
                 in_flight=config.in_flight,
                 encode=codec.encode,
-                on_progress=show,
+                on_progress=go_on,
             )
             for handler in set(handlers.values()):
                 if isinstance(handler, opening.GenerateHandler):
-                    handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
+                    handler.on_tokens = lambda tokens: go_on(scheduler.progress, tokens)
             load_seconds = time.monotonic() - start
+            book.add_seconds(load_seconds, loading=True)
             return scheduler.run(jobs, deadline=until), load_seconds

@@ -70,6 +70,17 @@ def fill(text: str, known: Mapping[int, str]) -> str:
     return re.sub(r"#(\d+)", lambda m: known.get(int(m[1]) - 1, m[0]), text)
 
 
+def fact_of(hop: Hop, known: Mapping[int, str]) -> tuple[str, str, str] | None:
+    """What a hop states: the annotated triple, or one that its entity, relation and answer make.
+
+    A sub-question in free words makes none.
+    """
+    if hop.triple is not None or not (hop.is_entity and hop.answers):
+        return hop.triple
+    relation = hop.keywords.removeprefix(hop.about).strip()
+    return fill(hop.about, known), relation, hop.answers[0]
+
+
 def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
     """A triple needs the earlier one whose tail is its head."""
     evidences = question.evidences or ()

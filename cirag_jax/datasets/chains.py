@@ -56,13 +56,15 @@ class Chain:
         )
 
 
-def query_text(question: str, chain: Sequence[str], kind: UnitKind) -> str:
+def query_text(
+    question: str, chain: Sequence[str], kind: UnitKind, *, list_when_empty: bool = False
+) -> str:
     """The aligner's query: the question and, once there are any, the units found so far.
 
-    An empty chain gives the bare question, as KiRAG trains it; its released inference code appends
-    an empty list instead, a mismatch that we do not copy (spec, section 2, difference 3).
+    An empty chain gives the bare question, as KiRAG trains it. Its released inference code appends
+    an empty list instead, a mismatch that ``list_when_empty`` copies.
     """
-    if not chain:
+    if not chain and not list_when_empty:
         return question
     found = ". ".join(text.rstrip(" .") for text in chain)
     return f"{question}\nknowledge {kind}s: {found}."

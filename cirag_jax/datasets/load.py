@@ -19,6 +19,12 @@ def load_dataset(data: Config, *, corpus: bool = True, questions: bool = True) -
     return demo.build()
 
 
+def load_datasets(data: Config) -> tuple[Dataset, ...]:
+    """The dataset folders of ``data.dir`` where it is a tuple; else the one of `load_dataset`."""
+    folders = data.dir if isinstance(data.dir, tuple | list) else (data.dir,)
+    return tuple(jsonl.read_dataset(pathlib.Path(f)) if f else demo.build() for f in folders)
+
+
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
     """The questions that ``data.split``, ``.fold``, ``.setting``, ``.only_with_triples`` leave.
 

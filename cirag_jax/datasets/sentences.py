@@ -25,7 +25,10 @@ def sentences_of(passage: Passage) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1 << 16)
 def split_sentences(text: str, language: str = "en") -> tuple[str, ...]:
     """Splits ``text`` with Wikimedia's sentencex; cached, since every epoch asks again."""
-    parts = (part.strip() for part in segment(language, text))
+    try:
+        parts = [part.strip() for part in segment(language, text)]
+    except UnicodeEncodeError:  # half of a surrogate pair, which a server's JSON may hold
+        parts = [text.strip()]
     return tuple(part for part in parts if part)
 
 

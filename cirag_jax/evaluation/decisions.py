@@ -19,7 +19,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
-from cirag_jax.methods.evidence import triple_line
+from cirag_jax.methods.evidence import Evidence, triple_line
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
@@ -128,6 +128,24 @@ def top_k(trajectories: Sequence[Trajectory], chain: bool = False) -> list[list[
             found[-1].append(Decided(made.thought, made.kept, made.next_query))
             before += step.kept
     return found
+
+
+def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Decided]]:
+    """What ``integrator=aligner`` decides after the teacher's rounds, `cirag.extend_chain`.
+
+    Args:
+      trajectories: of a teacher, with the scores of the aligner that ranked their candidates.
+      settings: with ``normalization`` and ``stop_below``.
+    """
+    return [[_aligner(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
+
+
+def _aligner(trajectory: Trajectory, index: int, settings: CiragConfig) -> Decided:
+    step, evidence = trajectory.steps[index], Evidence(settings.normalization)
+    candidates = cirag.Candidates(step.candidates, step.scores)
+    before = trajectory.steps[:index]
+    made = cirag.extend_chain(trajectory.question, before, candidates, evidence, settings)
+    return Decided(made.thought, made.kept, made.next_query)
 
 
 def teachers_own(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:

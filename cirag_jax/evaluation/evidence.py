@@ -1,7 +1,11 @@
-"""Recall of the evidence behind an answer, at three granularities: passage, sentence, triple.
+"""The evidence behind an answer and its gold, at three granularities: passage, sentence, triple.
 
-A granularity is averaged over those questions that annotate it; a question that failed or found
-nothing earns 0 and stays in the mean (KiRAG's code skips it; spec, section 0).
+Passages are compared by id, sentences by (passage id, index), triples by their `endpoints`: an
+extracted relation is worded freely ("was directed by") and may point the other way, an annotated
+one comes from a fixed list ("director"), so that the relation is not compared. A triple therefore
+counts when it joins the right two entities; two gold facts about one pair of entities count as one.
+Spelling must agree after normalisation ("12 May 1920" is not "May 12, 1920"), so recall of triples
+is a lower bound.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,35 +17,52 @@ from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Prediction, Question, Triple
 
-KS = (3, 5)
 
-
-def evidence_recall(
-    predictions: Sequence[Prediction | None], questions: Sequence[Question], ks: Sequence[int] = KS
-) -> dict[str, Any]:
-    """Recall@K = |top-K and gold| / |gold|, mean over the questions (CIRAG, Table 5).
-
-    Passages are compared by id, sentences by (passage id, index), triples by their
-    `endpoints`: an extracted relation is worded freely ("was directed by") and may point the other
-    way, an annotated one comes from a fixed list ("director"), so that the relation is not
-    compared. A triple therefore counts when it joins the right two entities; two gold facts about
-    one pair of entities count as one. Spelling must agree after normalisation ("12 May 1920" is not
-    "May 12, 1920"), so the figure is a lower bound.
+def recall_per_step(
+    predictions: Sequence[Prediction | None], questions: Sequence[Question], ks: Sequence[int]
+) -> dict[str, Any] | None:
+    """How recall of gold passages grows with the steps, and how it falls with the hops.
 
     Args:
-      predictions: one a question, evidence best first; None where the question failed.
-      questions: with ``supporting``, ``supporting_sentences`` and ``evidences`` where annotated.
+      predictions: one a question, with its steps; None where the question failed.
+      questions: with ``supporting`` where annotated.
       ks: the K.
 
     Returns:
-      For each of ``passage``, ``sentence`` and ``triple``: ``recall@K`` in [0, 1] for every K and
-      ``num_questions``, how many were averaged; None for a granularity that no question annotates.
+      ``found``: for each step i the mean share of gold passages that steps 1 to i retrieved; a
+      question that ended before keeps what it had. ``hops``: for each i, over the questions that
+      need so many, whether the i-th gold passage alone is among the first K of the final ranking
+      (KiRAG, Figures 3 and 9): ``recall@K`` and ``num_questions``. None where no question has
+      gold passages or none took a step.
 
     Raises:
       ValueError: lengths differ.
     """
-    pairs = list(zip(predictions, questions, strict=True))
-    return {name: _recall(pairs, *items, ks) for name, items in _GRANULARITIES.items()}
+    pairs = [(p, _in_order(q)) for p, q in zip(predictions, questions, strict=True) if q.supporting]
+    num_steps = max((len(p.steps) for p, _ in pairs if p), default=0)
+    if not num_steps:
+        return None
+    found = [
+        float(np.mean([recall_at(_found(p, i), gold, len(_found(p, i))) for p, gold in pairs]))
+        for i in range(1, num_steps + 1)
+    ]
+    hops = []
+    for hop in range(max(len(gold) for _, gold in pairs)):
+        needed = [(p.passages if p else (), gold[hop]) for p, gold in pairs if hop < len(gold)]
+        means = {f"recall@{k}": float(np.mean([g in f[:k] for f, g in needed])) for k in ks}
+        hops.append({**means, "num_questions": len(needed)})
+    return {"found": found, "hops": hops, "num_questions": len(pairs)}
+
+
+def _in_order(question: Question) -> tuple[str, ...]:
+    """Gold passages in the order of reasoning, as far as that is annotated."""
+    decomposed = [step.supporting for step in question.decomposition or () if step.supporting]
+    return tuple(dict.fromkeys([*decomposed, *(question.supporting or ())]))
+
+
+def _found(prediction: Prediction | None, num_steps: int) -> list[str]:
+    steps = prediction.steps[:num_steps] if prediction else ()
+    return [passage for step in steps for passage in step.passages]
 
 
 def endpoints(head: str, tail: str) -> tuple[str, ...]:
@@ -50,20 +71,14 @@ def endpoints(head: str, tail: str) -> tuple[str, ...]:
     return tuple(sorted((head, tail)))
 
 
-def _recall(
-    pairs: Sequence[tuple[Prediction | None, Question]],
-    found: Callable[[Prediction], Sequence[Hashable]],
-    gold: Callable[[Question], Sequence[Hashable]],
-    ks: Sequence[int],
-) -> dict[str, Any] | None:
-    scored = [(list(found(p)) if p else [], wanted) for p, q in pairs if (wanted := gold(q))]
-    if not scored:
-        return None
-    means = {f"recall@{k}": float(np.mean([recall_at(f, w, k) for f, w in scored])) for k in ks}
-    return {**means, "num_questions": len(scored)}
-
-
-_GRANULARITIES: Mapping[str, tuple[Callable, Callable]] = {
+# What was found, best first, and the gold of a question, empty where it is not annotated.
+GRANULARITIES: Mapping[
+    str,
+    tuple[
+        Callable[[Prediction], Sequence[Hashable]],
+        Callable[[Question], Sequence[Hashable]],
+    ],
+] = {
     "passage": (lambda p: p.passages, lambda q: q.supporting or ()),
     "sentence": (lambda p: p.sentences, lambda q: q.supporting_sentences or ()),
     "triple": (

@@ -1,11 +1,12 @@
-"""Precision, recall and F1 of sets, as ratios of sums, with bootstrap intervals over groups.
+"""Precision, recall and F1 of sets, as ratios of sums over groups.
 
 A macro mean over steps is (sum of the steps' scores) / (number of steps), a micro score (sum of
-matches) / (sum of sizes): both are ratios of two sums over questions, so one bootstrap serves both.
+matches) / (sum of sizes): both are ratios of two sums over questions, so one bootstrap
+(`significance`) serves both.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -105,62 +106,3 @@ def overlap_ratios(
         "micro_recall": of(matched, [o.wanted for o in found]),
         "micro_f1": of([2 * m for m in matched], [o.predicted + o.wanted for o in found]),
     }
-
-
-def interval(a: Ratio, samples: int = 10_000, seed: int = 0) -> dict[str, float]:
-    """The score with its 95 % percentile interval; groups are resampled with replacement.
-
-    Returns:
-      ``value``, ``low`` and ``high``; NaN where nothing counts.
-    """
-    nothing = Ratio(np.zeros_like(a.top_Q), np.ones_like(a.bottom_Q))
-    found = paired_interval(a, nothing, samples, seed)
-    return {"value": found["difference"], "low": found["low"], "high": found["high"]}
-
-
-def paired_interval(a: Ratio, b: Ratio, samples: int = 10_000, seed: int = 0) -> dict[str, float]:
-    """``a - b`` with its 95 % percentile interval, both on the same resampled groups.
-
-    The paired bootstrap of Efron and Tibshirani (1993), for ratios of sums. A resample in which
-    nothing counts is left out.
-
-    Returns:
-      ``difference``, ``low`` and ``high``; NaN where nothing counts.
-
-    Raises:
-      ValueError: the groups differ in number.
-    """
-    size = len(a.top_Q)
-    if len(b.top_Q) != size:
-        raise ValueError(f"{size} and {len(b.top_Q)} groups cannot be paired")
-    difference = a.value - b.value
-    if not np.isfinite(difference):
-        return dict.fromkeys(("difference", "low", "high"), float("nan"))
-    rng = np.random.default_rng(seed)
-    drawn = np.empty(samples)
-    for start in range(0, samples, 1000):  # A block at a time: bounded memory.
-        count = min(1000, samples - start)
-        index = rng.integers(0, size, (count, size))
-        drawn[start : start + count] = _values(a, index) - _values(b, index)
-    low, high = np.nanpercentile(drawn, [2.5, 97.5])
-    return {"difference": difference, "low": float(low), "high": float(high)}
-
-
-def _values(a: Ratio, index_RQ: np.ndarray) -> np.ndarray:
-    bottom_R = a.bottom_Q[index_RQ].sum(axis=1)
-    top_R = a.top_Q[index_RQ].sum(axis=1)
-    return np.divide(top_R, bottom_R, out=np.full_like(top_R, np.nan), where=bottom_R > 0)
-
-
-def intervals(
-    ratios: Mapping[str, Ratio], samples: int = 10_000, seed: int = 0
-) -> dict[str, dict[str, float]]:
-    """`interval` of every score."""
-    return {name: interval(a, samples, seed) for name, a in ratios.items()}
-
-
-def differences(
-    a: Mapping[str, Ratio], b: Mapping[str, Ratio], samples: int = 10_000, seed: int = 0
-) -> dict[str, dict[str, float]]:
-    """`paired_interval` of every score that both have."""
-    return {name: paired_interval(a[name], b[name], samples, seed) for name in a if name in b}

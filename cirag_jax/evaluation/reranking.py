@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.datasets import chains as chains_lib
-from cirag_jax.evaluation.overlap import mean_of, paired_interval
+from cirag_jax.evaluation.overlap import mean_of
+from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.types import Dataset, Question
 

@@ -7,11 +7,11 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from cirag_jax.datasets.chains import query_text, sentence_texts
+from cirag_jax.datasets.chains import query_text
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability, Message
 from cirag_jax.methods.evidence import (
@@ -19,6 +19,8 @@ from cirag_jax.methods.evidence import (
     Fact,
     fact_key,
     passage_line,
+    place_of,
+    places_of,
     rank_facts,
     rank_passages,
     rank_sentences,
@@ -29,6 +31,7 @@ from cirag_jax.prompts import compact, reading
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
+    Follow,
     Generate,
     Generated,
     Needs,
@@ -47,7 +50,6 @@ from cirag_jax.types import (
     Passage,
     Prediction,
     Question,
-    Sentence,
     Step,
     Triple,
 )
@@ -91,6 +93,10 @@ class CiragConfig:
         its constructor); or what a trained integrator must beat: top_k keeps the three best and
         asks the question again, top_k_chain the question with what was kept.
       stop_below: the aligner stops where its best new candidate scores less; -1: never.
+      keep: new facts that the aligner keeps a round; the best of a round extends the chain.
+      link_bonus: above 0: the passages that the question and the kept facts name by their titles
+        are searched beside the retrieved ones, and their facts score so much more until the chain
+        has been there. Ours.
       reader_format: thought (an example, reasoning before the answer); as readers are trained,
         chain (the facts that lead to the answer, then the answer) or brief (the answer alone).
       decision_tokens: most tokens of an integration response; 0: the role's.
@@ -115,6 +121,8 @@ class CiragConfig:
     keep_above: float = 0.0
     integrator: str = "model"
     stop_below: float = -1.0
+    keep: int = 1
+    link_bonus: float = 0.0
     reader_format: str = "thought"
     decision_tokens: int = 0
     answer_tokens: int = 0
@@ -147,8 +155,10 @@ class CiragConfig:
             raise UserError("units=sentence needs integrator=aligner, top_k or top_k_chain.")
         if not self.pools:
             raise UserError("units=sentence has no triples to read: granularities needs another.")
-        if self.integrator == "aligner" and not self.use_reranker:
-            raise UserError("integrator=aligner needs use_reranker.")
+        if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
+            raise UserError("integrator=aligner needs use_reranker; so does link_bonus.")
+        if self.keep < 1 or self.link_bonus < 0:
+            raise UserError("keep must be >= 1, link_bonus >= 0.")
         reading.check_reader_format(self.reader_format)
         if self.normalization not in ("ascii", "unicode"):
             raise UserError(f"normalization={self.normalization!r} must be ascii or unicode.")
@@ -175,6 +185,8 @@ class CiragConfig:
             roles=("integrator", "reader") if asks else ("reader",),
             abilities={"integrator": abilities} if abilities else {},
             rankers=("triples",) if rounds and self.use_reranker else (),
+            units=self.units if rounds and self.use_reranker else None,
+            links=rounds and self.link_bonus > 0,
             triples=rounds and self.units == "triple",
         )
 
@@ -212,12 +224,16 @@ def collect(
     query, asked = question, {question}
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
-        evidence.see(found.passages)
+        linked = (yield from follow(question, steps, evidence, config)) if config.link_bonus else ()
+        passages = tuple({p.id: p for p in (*found.passages, *linked)}.values())
+        evidence.see(passages)
         if config.units == "sentence":
-            candidates = yield from split(query, found.passages, config)
+            candidates = yield from split(query, passages, config)
         else:
-            ranked = yield from construct(query, found.passages, config, parse_errors)
+            ranked = yield from construct(query, passages, config, parse_errors)
             candidates = Candidates(ranked.texts, ranked.scores)
+        if config.link_bonus:
+            candidates = prefer(linked, candidates, config)
         if config.integrator == "aligner":
             decision, text = extend_chain(question, steps, candidates, evidence, config), ""
         elif config.integrator == "top_k_chain":
@@ -228,7 +244,7 @@ def collect(
             decision, text = yield from integrate(
                 question, steps, candidates.facts, config, parse_errors
             )
-        steps.append(_step(query, found, candidates, decision, text))
+        steps.append(_step(query, passages, candidates, decision, text))
         evidence.keep(decision.kept)
         if decision.next_query is None:
             break
@@ -264,20 +280,42 @@ def construct(
     triples = tuple(fact.triple for fact in merge_sources(stated, config.normalization))
     if not config.use_reranker or not triples:
         return Ranked(triples, tuple(0.0 for _ in triples))
-    return (yield Rank(query, triples, config.num_candidates, "triples"))
+    return (yield Rank(query, triples, _num_ranked(config), "triples"))
 
 
 def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Candidates]:
     """D_t -> its sentences, the N nearest to a_t: candidates that need no extraction."""
-    places = {
-        text: Sentence(passage.id, index)
-        for passage in passages
-        for text, index in sentence_texts(passage).items()
-    }
+    places = places_of(passages)
     if not config.use_reranker or not places:
         return Candidates(tuple(places.values()), tuple(0.0 for _ in places))
-    ranked: Ranked[str] = yield Rank(query, tuple(places), config.num_candidates, "triples")
+    ranked: Ranked[str] = yield Rank(query, tuple(places), _num_ranked(config), "triples")
     return Candidates(tuple(places[text] for text in ranked.texts), ranked.scores)
+
+
+def follow(
+    question: str, steps: Sequence[Step], evidence: Evidence, config: CiragConfig
+) -> Program[tuple[Passage, ...]]:
+    """The passages that the question and the facts kept so far name, but for those of the chain."""
+    texts = [evidence.text(fact) for step in steps for fact in step.kept]
+    named: Retrieved = yield Follow((question, *texts), 2 * config.num_passages)
+    visited = {place_of(fact)[0] for fact in _chain(steps)}
+    return tuple(passage for passage in named.passages if passage.id not in visited)
+
+
+def prefer(linked: Sequence[Passage], candidates: Candidates, config: CiragConfig) -> Candidates:
+    """The N best candidates where those of linked passages have the bonus."""
+    ids = {passage.id for passage in linked}
+    scores = [
+        score + config.link_bonus * (place_of(fact)[0] in ids)
+        for fact, score in zip(candidates.facts, candidates.scores, strict=True)
+    ]
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: config.num_candidates]
+    return Candidates(tuple(candidates.facts[i] for i in best), tuple(scores[i] for i in best))
+
+
+def _num_ranked(config: CiragConfig) -> int:
+    """Candidates asked of the ranker: all (0) where links change their order afterwards."""
+    return 0 if config.link_bonus else config.num_candidates
 
 
 # ---------------------------------------------------------------------------------- integration
@@ -369,17 +407,31 @@ def extend_chain(
     evidence: Evidence,
     config: CiragConfig,
 ) -> prompts.Decision:
-    """The aligner's decision: the best candidate not kept yet; the chain is the next query."""
-    chain = [fact for step in steps for fact in step.kept]
-    known = {fact_key(fact, config.normalization) for fact in chain}
-    for fact, score in zip(candidates.facts, candidates.scores, strict=True):
-        if score < config.stop_below:
-            break
-        if fact_key(fact, config.normalization) not in known:
-            texts = [evidence.text(kept) for kept in (*chain, fact)]
-            query = query_text(question, texts, config.units)
-            return prompts.Decision("", (fact,), query, True, ())
-    return prompts.Decision("", (), None, True, ())
+    """The aligner's decision: the best candidate that is not in the chain extends it.
+
+    The next query is the question and the chain. Kept are that fact and, up to ``keep`` new ones,
+    the best beside it.
+    """
+    chain = _chain(steps)
+    in_chain = {fact_key(fact, config.normalization) for fact in chain}
+    kept = {fact_key(fact, config.normalization) for step in steps for fact in step.kept}
+    pairs = [
+        (fact, fact_key(fact, config.normalization))
+        for fact, score in zip(candidates.facts, candidates.scores, strict=True)
+        if score >= config.stop_below
+    ]
+    best = next((fact for fact, key in pairs if key not in in_chain), None)
+    if best is None:
+        return prompts.Decision("", (), None, True, ())
+    new = [fact for fact, key in pairs if key not in kept][: config.keep]
+    texts = [evidence.text(fact) for fact in (*chain, best)]
+    query = query_text(question, texts, config.units)
+    return prompts.Decision("", tuple(dict.fromkeys((best, *new))), query, True, ())
+
+
+def _chain(steps: Sequence[Step]) -> list[Fact]:
+    """What was kept first in every round."""
+    return [step.kept[0] for step in steps if step.kept]
 
 
 def _choose(
@@ -429,14 +481,14 @@ def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Progra
 
 def _step(
     query: str,
-    found: Retrieved,
+    passages: Sequence[Passage],
     candidates: Candidates,
     decision: prompts.Decision,
     response: str,
 ) -> Step:
     return Step(
         query,
-        tuple(passage.id for passage in found.passages),
+        tuple(passage.id for passage in passages),
         candidates.facts,
         candidates.scores,
         decision.thought,
@@ -449,11 +501,40 @@ def _step(
 # ---------------------------------------------------------------------------------------- cascade
 
 
+class CascadeConfig(Protocol):
+    """The fields of `CiragConfig` that the cascade reads; another method may read by it, too."""
+
+    @property
+    def pools(self) -> tuple[Granularity, ...]:
+        """See `CiragConfig.pools`."""
+        ...
+
+    @property
+    def force_answer(self) -> bool:
+        """See `CiragConfig`, as for the others."""
+        ...
+
+    @property
+    def wide_refusal(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def reader_format(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def answer_tokens(self) -> int:
+        """See above."""
+        ...
+
+
 def cascade(
     question: str,
     evidence: Evidence,
     first: Sequence[Passage],
-    config: CiragConfig,
+    config: CascadeConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[list[Attempt]]:
     """Triples, then sentences, then passages: the first granularity whose answer is no refusal.
@@ -495,7 +576,7 @@ def _read(
     question: str,
     granularity: Granularity,
     pool: tuple[str, ...],
-    config: CiragConfig,
+    config: CascadeConfig,
     parse_errors: collections.Counter[str],
     may_refuse: bool = True,
 ) -> Program[Attempt]:
@@ -512,11 +593,26 @@ def _read(
         max_tokens=config.answer_tokens,
     )
     answer, sufficient, problem = reading.parse_answer(
-        response.text, wide=config.wide_refusal, truncated=response.finish_reason == "length"
+        response.text,
+        wide=config.wide_refusal,
+        truncated=response.finish_reason == "length",
     )
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
     return Attempt(granularity, pool, response.text, answer, sufficient)
+
+
+def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
+    """The answer of the last attempt, and the granularity that gave it.
+
+    Where all refuse, that output stands, in the default bucket. So do an answer that was forced
+    and, where nobody read, the empty one.
+    """
+    if not attempts:
+        return "", "default"
+    last = attempts[-1]
+    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    return last.answer, last.granularity if by_itself else "default"
 
 
 def _prediction(
@@ -525,16 +621,11 @@ def _prediction(
     parse_errors: collections.Counter[str],
     config: CiragConfig,
 ) -> Prediction:
-    """The last attempt's answer; where all refuse, that output stands, in the default bucket.
-
-    So do an answer that was forced and, where nobody read, the empty one.
-    """
-    last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
-    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    answer, granularity = outcome(attempts, config)
     ranked = rank_facts(steps, config.normalization)
     return Prediction(
-        answer=last.answer,
-        granularity=last.granularity if by_itself else "default",
+        answer=answer,
+        granularity=granularity,
         passages=rank_passages(ranked, steps),
         sentences=rank_sentences(ranked),
         triples=tuple(fact for fact in ranked if isinstance(fact, Triple)),

@@ -21,6 +21,8 @@ from cirag_jax.types import Config
 Role = Literal["query", "passage"]
 Progress = Callable[[int], Any]
 
+MOST_KEPT = 1 << 30  # bytes of vectors that the cache keeps of one collection
+
 
 class Encoder(Protocol):
     """Turns texts into unit-length vectors.
@@ -91,8 +93,9 @@ class FlaxEncoder:
 class CachedEncoder:
     """An encoder that keeps the vectors of whole collections on disk, by their content.
 
-    ``folder`` has a ``.npy`` file for each list of passages. Queries are not kept. A damaged file
-    is computed again.
+    ``folder`` has a ``.npy`` file for each list of passages. Neither queries are kept nor
+    collections of more than a gigabyte of vectors, which belong in an index (launch/index.py). A
+    damaged file is computed again.
     """
 
     def __init__(self, encoder: Encoder, folder: pathlib.Path):
@@ -104,7 +107,7 @@ class CachedEncoder:
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder.encode`."""
-        if kind == "query" or not texts:
+        if kind == "query" or not 0 < 4 * len(texts) * self.dim <= MOST_KEPT:
             return self._encoder.encode(texts, kind, progress)
         described = json.dumps([self.identity, list(texts)], sort_keys=True, default=str)
         file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"
@@ -118,6 +121,70 @@ class CachedEncoder:
             with replacing(file) as aside, aside.open("wb") as out:
                 np.save(out, vectors_ND, allow_pickle=False)
         return vectors_ND
+
+
+class RememberingEncoder:
+    """An encoder that embeds every distinct text once, as a query and as a passage.
+
+    Args:
+      encoder: what embeds.
+      max_texts: vectors kept of each kind; above it all are forgotten and needed ones embedded
+        again, and a longer list is not kept. At 384 dimensions a million take 1.5 GB.
+
+    Attributes:
+      requested: texts that were asked for so far, repetitions counted.
+      embedded: texts that were embedded.
+    """
+
+    def __init__(self, encoder: Encoder, max_texts: int = 1_000_000):
+        self._encoder = encoder
+        self._max_texts = max_texts
+        self.identity, self.dim = encoder.identity, encoder.dim
+        self.requested = self.embedded = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops all vectors."""
+        self._memories: dict[Role, _Memory] = {
+            "query": _Memory(self.dim),
+            "passage": _Memory(self.dim),
+        }
+
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """See `Encoder.encode`."""
+        distinct = list(dict.fromkeys(texts))
+        self.requested += len(texts)
+        if len(distinct) > self._max_texts:
+            self.embedded += len(distinct)
+            return self._encoder.encode(texts, kind, progress)
+        memory = self._memories[kind]
+        new = [text for text in distinct if text not in memory.row]
+        if len(memory.row) + len(new) > self._max_texts:
+            memory = self._memories[kind] = _Memory(self.dim)
+            new = distinct
+        if new:
+            self.embedded += len(new)
+            memory.add(new, self._encoder.encode(new, kind, progress))
+        return memory.vectors_ND[[memory.row[text] for text in texts]]
+
+
+class _Memory:
+    """Vectors of texts, in an array that doubles: growth costs one copy in all."""
+
+    def __init__(self, dim: int):
+        self.row: dict[str, int] = {}
+        self.vectors_ND = np.zeros((0, dim), np.float32)
+
+    def add(self, texts: Sequence[str], vectors_ND: np.ndarray) -> None:
+        used, size = len(self.row), len(self.row) + len(texts)
+        if size > len(self.vectors_ND):
+            grown_ND = np.zeros((max(2 * used, size), self.vectors_ND.shape[1]), np.float32)
+            grown_ND[:used] = self.vectors_ND[:used]
+            self.vectors_ND = grown_ND
+        self.vectors_ND[used:size] = vectors_ND
+        self.row.update((text, used + offset) for offset, text in enumerate(texts))
 
 
 class SentenceTransformersEncoder:

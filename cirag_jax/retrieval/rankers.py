@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from cirag_jax.datasets.chains import passage_text, triple_text
+from cirag_jax.datasets.chains import UnitKind, passage_text, triple_text
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
@@ -22,6 +22,7 @@ from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Config, Passage, Text, Triple
 
 KINDS = ("bi_encoder", "aligner", "cross_encoder", "bm25")
+LENGTHS = ("query_max_length", "passage_max_length")
 
 Write = Callable[[Text], str]
 
@@ -64,10 +65,16 @@ def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) ->
     return text
 
 
-def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
+def open_ranker(
+    config: Config, name: str, open_encoder: Callable[[Config], Encoder] = open_encoder_for
+) -> Ranker:
     """The ranker ``config.rankers.NAME`` (a `configs.retrievers.ranker` block).
 
-    ``encoder`` is the one of ``config.encoder``, for a bi-encoder that names no model of its own.
+    Args:
+      config: with ``rankers`` and ``encoder``.
+      name: which of the rankers.
+      open_encoder: opens the encoder of a bi-encoder: that of ``config.encoder``, or one like it
+        with a model of its own.
 
     Raises:
       UserError: its model cannot be opened, or is missing.
@@ -87,13 +94,10 @@ def open_ranker(config: Config, name: str, encoder: Encoder | None) -> Ranker:
         from cirag_jax.models.io.workdir import open_cross_encoder
 
         return CrossEncoderRanker(open_cross_encoder(block.model)[0], write)
-    if block.model:
-        own = config.encoder.copy_and_resolve_references()
-        own.model = block.model
-        encoder = open_encoder_for(own)
-    if encoder is None:
-        raise UserError(f"config.rankers.{name}.kind={block.kind} needs an encoder.")
-    return BiEncoderRanker(encoder, write)
+    own = config.encoder.copy_and_resolve_references()
+    own.model = block.model or own.model
+    own.update({name: block[name] for name in LENGTHS if block[name] is not None})
+    return BiEncoderRanker(open_encoder(own), write)
 
 
 def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
@@ -137,43 +141,51 @@ def check_ranker(block: Config, name: str) -> None:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
 
 
-class BiEncoderRanker:
-    """Inner products of embeddings; every distinct text is embedded once and remembered.
+def check_units(config: Config, name: str, units: UnitKind) -> None:
+    """Raises UserError where ``config.rankers.NAME`` is an aligner of other units than ``units``.
 
-    Above ``max_texts`` embeddings all are forgotten and needed ones embedded again. At 384
-    dimensions a million take 1.5 GB.
+    What does not say what it was trained on may rank anything.
+    """
+    block = config.rankers[name]
+    if block.kind not in ("bi_encoder", "aligner"):
+        return
+    from cirag_jax.models.io.workdir import trained_units
+
+    spec = str(block.model or config.encoder.model)
+    trained = trained_units(spec)
+    if trained not in (None, units):
+        raise UserError(
+            f"{spec} is an aligner of {trained}s, but config.{config.method}.units={units}: give "
+            f"--config.{config.method}.units={trained}, or --config.rankers.{name}.model= one that "
+            f"was trained with --config.data.units={units}."
+        )
+
+
+class BiEncoderRanker:
+    """Inner products of embeddings.
+
+    Args:
+      encoder: embeds queries and texts; a `RememberingEncoder` does so once.
+      write: a text as the encoder reads it.
     """
 
-    def __init__(self, encoder: Encoder, write: Write = text_of, max_texts: int = 1_000_000):
+    def __init__(self, encoder: Encoder, write: Write = text_of):
         self._encoder = encoder
         self._write = write
-        self._max_texts = max_texts
-        self._row: dict[str, int] = {}
-        self._vectors_ND = np.zeros((0, encoder.dim), np.float32)
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Cosine similarities: for each query, float32 scores in the order of its texts."""
         written = [[self._write(text) for text in group] for group in texts]
-        self._remember(list(dict.fromkeys(text for group in written for text in group)))
+        row: dict[str, int] = {}
+        for group in written:
+            for text in group:
+                row.setdefault(text, len(row))
+        vectors_ND = self._encoder.encode(list(row), "passage")
         query_QD = self._encoder.encode(list(queries), "query")
         return [
-            self._vectors_ND[[self._row[text] for text in group]] @ query_D
+            vectors_ND[[row[text] for text in group]] @ query_D
             for query_D, group in zip(query_QD, written, strict=True)
         ]
-
-    def _remember(self, texts: Sequence[str]) -> None:
-        new = [text for text in texts if text not in self._row]
-        if not new:
-            return
-        if len(self._row) + len(new) > self._max_texts:
-            self._row, new = {}, list(texts)
-        used = len(self._row)
-        if used + len(new) > len(self._vectors_ND):  # Doubling: growth costs one copy in all.
-            grown = np.zeros((max(2 * used, used + len(new)), self._encoder.dim), np.float32)
-            grown[:used] = self._vectors_ND[:used]
-            self._vectors_ND = grown
-        self._vectors_ND[used : used + len(new)] = self._encoder.encode(new, "passage")
-        self._row.update((text, used + offset) for offset, text in enumerate(new))
 
 
 class CrossEncoderRanker:

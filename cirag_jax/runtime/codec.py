@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 
 from cirag_jax.runtime import requests
-from cirag_jax.runtime.requests import Request, RequestError, Response
+from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
 from cirag_jax.types import Passage, Prediction
 
 _ANSWERS: Mapping[type, type] = {
     requests.Retrieve: requests.Retrieved,
+    requests.Fetch: requests.Retrieved,
+    requests.Follow: requests.Retrieved,
     requests.Extract: requests.Extracted,
+    requests.Anchor: requests.Anchored,
     requests.Rank: requests.Ranked,
     requests.Demonstrate: requests.Demonstrated,
     requests.Generate: requests.Generated,
@@ -71,7 +74,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case requests.Retrieve(), requests.Retrieved():
+        case Retrieve() | Fetch() | Follow(), requests.Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
         case requests.Rank(), requests.Ranked():
@@ -88,12 +91,12 @@ def decode_response(
 ) -> Any:
     """The response that `encode_response` wrote: one to ``request``, or a `RequestError`.
 
-    ``passage`` finds a passage by its id; only a `Retrieve` needs it.
+    ``passage`` finds a passage by its id, where passages are what was asked for.
     """
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case requests.Retrieve():
+        case Retrieve() | Fetch() | Follow():
             assert passage is not None
             return requests.Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
         case requests.Rank():

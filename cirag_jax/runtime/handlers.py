@@ -11,14 +11,19 @@ import numpy as np
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -30,6 +35,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 
 # Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
@@ -80,6 +86,61 @@ class RetrieveHandler(_Quick):
                 done(index, Retrieved(passages, tuple(score for _, score in found)))
 
 
+class FetchHandler(_Quick):
+    """Passages by their ids.
+
+    Args:
+      passages: the corpus.
+    """
+
+    def __init__(self, passages: Sequence[Passage]):
+        self._passages = {passage.id: passage for passage in passages}
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for index, call in enumerate(calls):
+            request: Fetch = call.request
+            missing = [name for name in request.passage_ids if name not in self._passages]
+            if missing:
+                done(index, RequestError(f"the corpus has no passage {missing[0]!r}"))
+                continue
+            found = tuple(self._passages[name] for name in request.passage_ids)
+            done(index, Retrieved(found, (1.0,) * len(found)))
+
+
+class FollowHandler(_Quick):
+    """Passages that texts name.
+
+    Args:
+      titles: of ``passages``.
+      passages: the corpus.
+      allowed: rows that each program may find; None: all.
+    """
+
+    def __init__(
+        self,
+        titles: TitleIndex,
+        passages: Sequence[Passage],
+        allowed: Mapping[str, np.ndarray] | None = None,
+    ):
+        self._titles = titles
+        self._passages = passages
+        self._allowed = allowed
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for index, call in enumerate(calls):
+            request: Follow = call.request
+            times = collections.Counter(r for t in request.texts for r in self._titles.named(t))
+            rows = list(times)
+            if self._allowed is not None:
+                allowed = set(self._allowed[call.key.program].tolist())
+                rows = [row for row in rows if row in allowed]
+            rows = rows[: request.k]
+            passages = tuple(self._passages[row] for row in rows)
+            done(index, Retrieved(passages, tuple(float(times[row]) for row in rows)))
+
+
 class ExtractHandler(_Quick):
     """Triples that were extracted before: a triple store's, or a dataset's."""
 
@@ -97,17 +158,41 @@ class ExtractHandler(_Quick):
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
+class AnchorHandler(_Quick):
+    """Entities and the triples around them."""
+
+    def __init__(self, index: EntityIndex):
+        self._index = index
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for place, call in enumerate(calls):
+            request: Anchor = call.request
+            entities = self._index.anchors(request.surface, request.n, request.match)
+            done(place, Anchored(entities, self._index.neighbours(entities)))
+
+
 class DemonstrateHandler(_Quick):
-    """Training questions by the cosine of their embeddings, all embedded as queries."""
+    """Training questions by the cosine of their embeddings.
+
+    Args:
+      questions: those that may be shown; there may be none.
+      encoder: embeds them, all as queries.
+    """
 
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
         self._questions = questions
         self._encoder = encoder
-        self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
+        if questions:
+            self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
         requests: list[Demonstrate] = [call.request for call in calls]
+        if not self._questions:
+            for index in range(len(requests)):
+                done(index, Demonstrated(()))
+            return
         query_QD = self._encoder.encode([request.query for request in requests], "query")
         row_QK, _ = self._index.search(query_QD, max(request.n for request in requests))
         for index, request in enumerate(requests):

@@ -54,12 +54,29 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Spent:
+    """Responses of language models, and the tokens that they took."""
+
+    calls: int = 0
+    usage: Usage = Usage()
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(self.calls + other.calls, self.usage + other.usage)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Record:
     """What the journal knows of one program (of a question, of a passage).
 
-    ``input`` and ``outcome`` are JSON; the latter is None while it runs or after it failed.
-    ``seconds`` is wall time from its start to its end, over all runs; ``usage`` the language-model
-    tokens of all its responses, ``calls`` their number by kind of request.
+    Attributes:
+      id: of the program (a question's, a passage's).
+      input: what it was given, as JSON.
+      outcome: its result as JSON, or None while it runs or after it failed.
+      error: why it failed, or None.
+      seconds: wall time from its start to its end, over all runs.
+      usage: language-model tokens of all its responses.
+      calls: responses of each kind of request.
+      roles: language-model responses of each role.
     """
 
     id: str
@@ -69,6 +86,12 @@ class Record:
     seconds: float
     usage: Usage
     calls: Mapping[str, int]
+    roles: Mapping[str, Spent] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has a result, or failed."""
+        return self.outcome is not None or self.error is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -239,11 +262,14 @@ class Journal(Closing):
             self._db.execute(statement, row)
         self._known.update(p.id for p in new)
 
-    def add_seconds(self, seconds: float) -> float:
-        """Adds to the wall time of this run's earlier parts; returns the sum."""
-        row = self._one("SELECT value FROM meta WHERE key = 'seconds'", ())
+    def add_seconds(self, seconds: float, loading: bool = False) -> float:
+        """Adds to the wall time of this run's earlier parts, or to its part until the first
+        request; returns the sum.
+        """
+        key = "load_seconds" if loading else "seconds"
+        row = self._one("SELECT value FROM meta WHERE key = ?", (key,))
         total = seconds + (float(row[0]) if row else 0.0)
-        self._write("INSERT OR REPLACE INTO meta VALUES ('seconds', ?)", (repr(total),))
+        self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, repr(total)))
         return total
 
     def _write(self, statement: str, values: Sequence[Any]) -> None:
@@ -352,6 +378,31 @@ def read_totals(path: str | os.PathLike[str]) -> tuple[Totals, float]:
         return _forgotten(db) + _totals(db), float(seconds[0]) if seconds else 0.0
 
 
+def read_load_seconds(path: str | os.PathLike[str]) -> float:
+    """What `Journal.add_seconds` added up of loading; as `read_records`."""
+    with _reading(Path(path)) as db:
+        seconds = db.execute("SELECT value FROM meta WHERE key = 'load_seconds'").fetchone()
+        return float(seconds[0]) if seconds else 0.0
+
+
+def read_sampled(path: str | os.PathLike[str]) -> bool:
+    """Whether a text in a journal was sampled, not decoded greedily; as `read_records`."""
+    with _reading(Path(path)) as db:
+        row = db.execute(
+            "SELECT 1 FROM responses WHERE json_extract(request, '$.temperature') > 0 LIMIT 1"
+        ).fetchone()
+        return row is not None
+
+
+def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+    """Raises UserError where a journal was begun with other settings; there need not be one."""
+    if not Path(path).is_file():
+        return
+    with _reading(Path(path)) as db:
+        if db.execute("SELECT 1 FROM responses").fetchone():
+            check_same(path, json.loads(_read_meta(db, Path(path))["settings"]), settings)
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection; SQLite's own errors become one sentence."""
@@ -377,17 +428,20 @@ def _records(db: sqlite3.Connection) -> Iterator[Record]:
         "SELECT id, input, outcome, error, seconds FROM programs ORDER BY place, id"
     )
     for program, given, outcome, error, seconds in programs:
-        usage, calls = Usage(), dict.fromkeys(codec.KINDS.values(), 0)
+        roles, calls = {}, dict.fromkeys(codec.KINDS.values(), 0)
         rows = db.execute(
-            "SELECT json_extract(request, '$.kind'), response FROM responses WHERE program = ?",
+            "SELECT json_extract(request, '$.kind'), json_extract(request, '$.role'), response "
+            "FROM responses WHERE program = ? ORDER BY ordinal, part",
             (program,),
         )
-        for kind, response in rows:
+        for kind, role, response in rows:
             calls[kind] += 1
             if kind in ("generate", "score"):
-                usage += Usage(**json.loads(response).get("usage", {}))
+                used = Usage(**json.loads(response).get("usage", {}))
+                roles[role] = roles.get(role, Spent()) + Spent(1, used)
+        usage = sum((spent.usage for spent in roles.values()), start=Usage())
         result = None if outcome is None else json.loads(outcome)
-        yield Record(program, json.loads(given), result, error, seconds, usage, calls)
+        yield Record(program, json.loads(given), result, error, seconds, usage, calls, roles)
 
 
 def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> Totals:

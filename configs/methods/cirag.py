@@ -31,6 +31,9 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.cirag.units = "sentence"
         config.cirag.integrator = "aligner"
+        config.cirag.keep = 2
+        config.cirag.link_bonus = 0.3
+        config.cirag.granularities = ("sentence",)
         config.cirag.force_answer = True
         return blocks.shipped(config)
     if preset == "llm":

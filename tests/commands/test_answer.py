@@ -201,7 +201,7 @@ def fails(capsys, argv) -> str:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("method=crag", "config.method='crag' is no method; there are cirag, direct,"),
+        ("method=crag", "config.method='crag' is no method; there are beam_retrieval, c2rag,"),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.max_steps=-1", "max_steps must be >= 0"),
         ("cirag.num_candidates=0", "num_candidates >= 1"),
@@ -218,7 +218,7 @@ def fails(capsys, argv) -> str:
         ("data.split=autumn", "config.data.split=autumn leaves no question"),
         ("data.corpus=everything", "config.data.corpus='everything' must be one of ircot_full"),
         ("question=   ", "config.question is empty"),
-        ("stop_after_minutes=-1", "config.stop_after_minutes=-1 must not be negative"),
+        ("stop_after_minutes=-1", "config.stop_after_minutes=-1.0 must not be negative"),
         ("in_flight=0", "in_flight=0 must be at least 1"),
         ("reader.max_tokens=0", "config.reader.max_tokens must be at least 1"),
         ("reader.backend=cloud", "backend='cloud' must be one of jax, openai"),

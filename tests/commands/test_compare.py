@@ -1,153 +1,389 @@
-"""Runs side by side: scores and leads by hand, and what cannot be compared."""
+"""Several methods in one command: shared models, kills, refusals. Tiny models, real code."""
 
 import dataclasses
+import json
+import shutil
+import signal
+import sqlite3
 
 import pytest
 
-from cirag_jax.commands import compare as command
+from cirag_jax import cli
+from cirag_jax.commands import alone, compare, comparison, task
+from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.journal import FILE
-from configs import comparison
-from tests.reports.made_up import PREDICTION, many, write_journal
+from cirag_jax.llm.types import Message
+from cirag_jax.methods import registry
+from cirag_jax.reports import trace
+from cirag_jax.runtime import journal
+from cirag_jax.runtime.requests import Generate, Needs
+from cirag_jax.types import Prediction
+from configs import compare as compare_config
+from configs import report as report_config
+from tests import tiny
+from tests.answering import lines, tiny_folders
 
 
-def workdir(root, name, pairs, **kwargs):
-    (root / name).mkdir()
-    write_journal(root / name / FILE, pairs, **kwargs)
-    return str(root / name)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return tiny_folders(tmp_path_factory.mktemp("tiny"))
 
 
-def compare(tmp_path, *specs, **fields):
-    config = comparison.get_config()
-    config.runs = specs
-    config.update_from_flattened_dict({"bootstrap_samples": 200, **fields})
-    (tmp_path / "c").mkdir(exist_ok=True)
-    return command.compare(config.lock(), tmp_path / "c")
+def settings(folders):
+    """Of any method, for tiny models."""
+    return (
+        f"encoder.model={folders['encoder']}", f"reader.model={folders['decoder']}",
+        "reader.prefix_tokens=0", "reader.batch_size=4", "reader.max_tokens=5",
+        "native_rag.num_passages=3", "native_rag.num_read=2",
+    )  # fmt: skip
 
 
-def answered(pairs, change):
-    return [(q, change(i, p)) for i, (q, p) in enumerate(pairs)]
+def values(folders, **fields):
+    """Fields of the comparison."""
+    return {
+        "methods": "direct,native_rag,narrow=native_rag", "preset": "", "data.dir": folders["data"],
+        "data.split": "train", "data.limit": 3, "latency_questions": 0, "bootstrap_samples": 100,
+        "set": (*settings(folders), "narrow:native_rag.num_read=1"), **fields,
+    }  # fmt: skip
 
 
-def test_scores_leads_and_levels(tmp_path, capsys):
-    """Six questions: four right of the first run, one of the second, whose third one failed."""
-    pairs = many(6)
-    worse = answered(
-        pairs,
-        lambda i, p: (
-            None
-            if i == 2
-            else dataclasses.replace(
-                PREDICTION,
-                answer="Orlin County" if i == 0 else "Orlin Bay",
-                granularity="triple" if i < 4 else "passage",
-                passages=("p-other", "p-bay", "p-ferry", "p-varga"),
-            )
-        ),
+def configured(folders, **fields):
+    config = compare_config.get_config()
+    flat = values(folders, **fields)
+    flat["data.dir"] = str(flat["data.dir"])
+    config.update_from_flattened_dict(flat)
+    return config.lock()
+
+
+def run(folders, workdir, **fields):
+    workdir.mkdir(exist_ok=True)
+    return compare.compare(configured(folders, **fields), workdir)
+
+
+def without_times(workdir):
+    """The tables but the last one, which has the seconds."""
+    return (workdir / "table.md").read_text("utf-8").partition("Time: ")[0]
+
+
+# ------------------------------------------------------------------------------------------- a run
+
+
+@pytest.fixture(scope="module")
+def whole(folders, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, run(folders, workdir, latency_questions=2)
+
+
+def test_everything_is_opened_once_and_every_text_embedded_once(whole):
+    _, result = whole
+    # Three readers of one model: its batch of 4 holds them all, alone or not.
+    assert result["opened"] == {
+        "language models": 1, "engines": 1, "encoders": 1, "indexes": 1,
+    }  # fmt: skip
+    questions = len(result["methods"]["native_rag"]["errors"]) + 3
+    passages = result["texts"]["embedded"] - questions
+    assert 8 <= passages <= 24  # of the contexts of three questions
+    assert result["texts"]["requested"] == passages + 2 * questions
+
+
+def test_each_folder_is_a_workdir_of_answering(whole, folders, tmp_path):
+    workdir, result = whole
+    for name in ("direct", "native_rag", "narrow"):
+        folder = workdir / name
+        kept = json.loads((folder / "result.json").read_text("utf-8"))
+        assert kept == result["methods"][name] and kept["complete"] and kept["answered"] == 3
+        assert json.loads((folder / "config.json").read_text())["data"]["limit"] == 3
+        assert (folder / "environment.json").is_file()
+        assert [row["id"] for row in lines(folder / "predictions.jsonl")] == ["q0", "q1", "q2"]
+    read = [json.loads((workdir / n / "config.json").read_text()) for n in ("native_rag", "narrow")]
+    assert [config["native_rag"]["num_read"] for config in read] == [2, 1]
+    page = report_config.get_config()
+    page.run = str(workdir / "narrow")
+    assert trace.report(page, tmp_path)["num_questions"] == 3
+    # launch/answer.py goes on there: it has nothing left to ask.
+    own = task.method_config("native_rag", "", settings(folders))
+    with own.unlocked():
+        own.data.dir, own.data.split, own.data.limit = str(folders["data"]), "train", 3
+    from cirag_jax.commands import answer
+
+    again = answer.answer(own, workdir / "native_rag")
+    assert again["calls"] == result["methods"]["native_rag"]["calls"] and again["load_seconds"] == 0
+
+
+def test_the_tables(whole):
+    workdir, result = whole
+    assert result["complete"] and result["num_questions"] == 3
+    assert list(result["systems"]) == ["direct", "native_rag", "narrow"]
+    assert list(result["differences"]) == [
+        "direct-native_rag",
+        "direct-narrow",
+        "native_rag-narrow",
+    ]
+    assert set(result["differences"]["direct-narrow"]) == {
+        "em",
+        "f1",
+        "acc",
+    }  # it retrieves nothing
+    assert result["differences"]["native_rag-narrow"]["recall@3"]["difference"] == 0
+    reader = result["systems"]["native_rag"]["roles"]["reader"]
+    assert reader["stage"] == "answering" and reader["calls"] == 1
+    assert result["systems"]["direct"]["stages"].keys() == {"answering"}
+    text = (workdir / "table.md").read_text("utf-8")
+    header, _, direct, *_ = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [cell.strip() for cell in header.split("|")]
+    assert cells[1:7] == ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]"]
+    assert direct.count("n/a") == 6  # recall at three granularities
+    assert "p=1.000" in text and "| native_rag-narrow" in text
+    page = (workdir / "table.html").read_text("utf-8")
+    assert page.count("<table>") == 4 and page.count("data:image/svg+xml;base64,") == 2
+    assert "http:" not in page.replace("http-equiv", "") and "<script" not in page
+
+
+def test_questions_alone(whole, folders):
+    """The same two of every method, in a journal of their own; their time is shown."""
+    workdir, result = whole
+    asked = [
+        {record.id for record in journal.read_records(workdir / name / "alone" / journal.FILE)}
+        for name in result["systems"]
+    ]
+    assert len(asked[0]) == 2 and asked[0] == asked[1] == asked[2] < {"q0", "q1", "q2"}
+    for system in result["systems"].values():
+        timed = system["seconds_alone"]
+        assert timed["num_questions"] == 2 and 0 < timed["low"] <= timed["value"] <= timed["high"]
+    for name in ("latency", "granularities"):
+        assert (workdir / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (workdir / f"{name}.svg").read_text("utf-8")
+
+
+def test_half_of_a_question_is_no_time(whole, folders, tmp_path):
+    """What was asked alone when the command was killed is asked again from its beginning."""
+    workdir = shutil.copytree(whole[0], tmp_path / "w")
+    file = workdir / "narrow" / "alone" / journal.FILE
+    with sqlite3.connect(file) as db:
+        db.execute("UPDATE programs SET outcome = NULL, seconds = 1000")
+    db.close()
+    result = run(folders, workdir, latency_questions=2)
+    timed = result["systems"]["narrow"]["seconds_alone"]
+    assert timed["num_questions"] == 2 and timed["value"] < 1000
+    kept, before = (r["systems"]["direct"]["seconds_alone"] for r in (result, whole[1]))
+    assert kept["value"] == before["value"]
+
+
+def test_the_same_command_asks_nothing_again(whole, folders, tmp_path):
+    workdir = shutil.copytree(whole[0], tmp_path / "w")
+    result = run(folders, workdir, latency_questions=2)
+    assert result["opened"] == {} and result["texts"] == {"requested": 0, "embedded": 0}
+    assert without_times(workdir) == without_times(whole[0])
+    for name, system in result["systems"].items():
+        before = whole[1]["systems"][name]
+        assert system["f1"] == before["f1"] and system["seconds_alone"] == before["seconds_alone"]
+
+
+def test_stopped_and_resumed(whole, folders, tmp_path, capsys):
+    workdir = tmp_path / "w"
+    result = run(folders, workdir, stop_after_minutes=1e-9)
+    assert result["complete"] is False and "systems" not in result
+    assert {r["complete"] for r in result["methods"].values()} == {False}
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert not (workdir / "table.md").exists()
+    run(folders, workdir)
+    assert without_times(workdir) == without_times(whole[0])
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, command):
+    """SIGKILL in the second method of three."""
+    workdir = tmp_path / "w"
+    arguments = [f"--config.{key}={value}" for key, value in values(folders).items()]
+    killed = command(
+        "compare.py", *arguments, f"--workdir={workdir}",
+        hooks=[["signal_at_write", 9, "after", signal.SIGKILL]],
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+    assert (workdir / "direct" / "result.json").is_file()
+    assert not (workdir / "native_rag" / "result.json").is_file()
+    resumed = command("compare.py", *arguments, f"--workdir={workdir}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["complete"] is True
+    assert without_times(workdir) == without_times(whole[0])
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+def test_values_go_to_the_methods_that_have_the_key(folders):
+    entries = compare._entries(configured(folders, methods="direct, a=native_rag , cirag:small"))
+    assert [tuple(entry) for entry in entries] == [
+        ("direct", "direct", ""), ("a", "native_rag", ""), ("cirag", "cirag", "small"),
+    ]  # fmt: skip
+    own = (
+        "reader.max_tokens=7",
+        "a:reader.max_tokens=8",
+        "cirag.max_steps=2",
+        "a:encoder.model=x:y",
     )
-    first = workdir(tmp_path, "a", pairs)
-    second = workdir(tmp_path, "b", worse, failed=[pairs[2][0]])
-    result = compare(tmp_path, f"student={first}", second)
-    mine, theirs = result["systems"]["student"], result["systems"]["b"]
-    # Gold: Orlin County or Orlin. "Ferry County" shares a word of two, "Orlin Bay" one with Orlin.
-    assert mine["em"]["value"] == pytest.approx(4 / 6)
-    assert mine["f1"]["value"] == pytest.approx((4 + 2 * 0.5) / 6)
-    assert theirs["em"]["value"] == pytest.approx(1 / 6)
-    assert theirs["f1"]["value"] == pytest.approx((1 + 4 * 2 / 3) / 6)
-    # Of four gold passages, one of which does not exist.
-    assert mine["recall@3"]["value"] == mine["recall@5"]["value"] == pytest.approx(3 / 4)
-    assert theirs["recall@3"]["value"] == pytest.approx(5 / 6 * 1 / 4)
-    assert theirs["recall@5"]["value"] == pytest.approx(5 / 6 * 2 / 4)
-    assert mine["granularities"] == {"triple": 0, "sentence": 4, "passage": 0, "default": 2}
-    assert theirs["granularities"] == {"triple": 3, "sentence": 0, "passage": 2, "default": 0}
-    assert (mine["failures"], theirs["failures"]) == (0, 1)
-    assert mine["generated_tokens"] == 31 and mine["calls"] == 2
-    lead = result["differences"]["student-b"]["em"]
-    assert lead["difference"] == pytest.approx(0.5) and lead["low"] <= 0.5 <= lead["high"]
-    assert list(result["differences"]) == ["student-b"]
-    assert (result["num_questions"], result["num_annotated"]) == (6, 6)
-    table = (tmp_path / "c" / "table.md").read_text()
-    assert "| student " in table and "+50.0 [" in table and "67 %" in table and "33 %" in table
-    assert table.strip() in capsys.readouterr().err
-    assert (tmp_path / "c" / "granularities.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_folder_may_be_named_with_an_equals_sign(tmp_path):
-    folder = workdir(tmp_path, "k=5", many(1))
-    assert list(compare(tmp_path, folder)["systems"]) == ["k=5"]
-    assert list(compare(tmp_path, f"five={folder}")["systems"]) == ["five"]
-
-
-def test_one_run_and_questions_without_annotations(tmp_path):
-    pairs = many(2)
-    pairs[1] = (dataclasses.replace(pairs[1][0], answers=(), supporting=None), pairs[1][1])
-    result = compare(tmp_path, workdir(tmp_path, "a", pairs))
-    assert result["systems"]["a"]["em"]["value"] == 1 and result["num_annotated"] == 1
-    assert result["differences"] == {}
+    config = configured(folders, set=own, model="m", in_flight=3, seed=5)
+    found = compare._configs(config, entries)
+    assert [c.reader.max_tokens for c in found.values()] == [7, 8, 7]
+    assert found["cirag"].cirag.max_steps == 2 and found["cirag"].cirag.units == "sentence"
+    assert found["a"].encoder.model == "x:y" != found["cirag"].encoder.model
+    for one in found.values():
+        assert (one.reader.model, one.in_flight, one.seed, one.data.limit) == ("m", 3, 5, 3)
 
 
 @pytest.mark.parametrize(
-    ("second", "message"),
+    ("fields", "words"),
     [
-        (lambda pairs: pairs[:2], "other questions than .*a: 1 are in one alone, made-up-3"),
-        (lambda pairs: [*pairs[:2], (pairs[2][0], None)], "not ended: 1 of 3 questions are left"),
+        ({"methods": None}, "config.methods is required"),
+        ({"methods": "direct,direct"}, "config.methods has 'direct' twice"),
+        ({"methods": "direct,../x"}, "'../x' is no method; write METHOD"),
         (
-            lambda pairs: [(dataclasses.replace(q, answers=("x",)), p) for q, p in pairs],
-            "other texts or annotations of question made-up-1",
+            {"methods": "direct,blocks"},
+            "method='blocks' is unknown; there are beam_retrieval",
         ),
+        ({"methods": "direct:huge"}, "the presets are small, medium and paper"),
+        ({"set": "reader.max_tokens"}, "'reader.max_tokens' must be KEY=VALUE"),
+        ({"set": "nobody:reader.max_tokens=3"}, "names none of config.methods, direct, native_rag"),
+        ({"set": "cirag.max_steps=3"}, "none of config.methods has a key 'cirag.max_steps'"),
+        ({"set": "narrow:reader.max_token=3"}, "did you mean reader.max_tokens?"),
+        ({"set": "reader.max_tokens=x"}, "expected an integer"),
+        ({"set": "data.limit=3"}, "give --config.data.limit="),
+        ({"repeats": 0}, "config.repeats must be at least 1"),
+        ({"latency_questions": -1}, "config.latency_questions must be at least 0"),
+        ({"stop_after_minutes": -1.0}, "stop_after_minutes=-1.0 must not be negative"),
+        ({"metrics": ("bleu",)}, "config.metrics=('bleu',) must be some of"),
+        ({"recall_at": (0,)}, "config.recall_at=(0,) must be distinct numbers"),
+        ({"profile": "squad"}, "config.profile='squad' is no profile"),
+        ({"data.limit": -1}, "data.limit=-1 must not be negative"),
     ],
 )
-def test_what_cannot_be_compared(tmp_path, second, message):
-    pairs = many(3)
-    first = workdir(tmp_path, "a", pairs)
-    with pytest.raises(UserError, match=message):
-        compare(tmp_path, first, workdir(tmp_path, "b", second(pairs)))
+def test_bad_settings_are_refused_before_anything_starts(folders, tmp_path, fields, words):
+    with pytest.raises(UserError) as refused:
+        run(folders, tmp_path / "w", **fields)
+    assert words in str(refused.value)
+    assert list((tmp_path / "w").iterdir()) == []
 
 
-def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
-    first, second = (workdir(tmp_path, name, many(2)) for name in "ab")
-    with pytest.raises(UserError, match="two runs of the name x"):
-        compare(tmp_path, f"x={first}", f"x={second}")
-    read = command.journal.read_settings
+def test_a_method_that_cannot_run_on_the_data_is_refused_before_anything_starts(folders, tmp_path):
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "openie.jsonl").unlink()
+    with pytest.raises(UserError, match="cirag: no passage of .* has triples; extract them"):
+        run({**folders, "data": data}, tmp_path / "w", methods="direct,cirag",
+            set=settings(folders)[:5])  # fmt: skip
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_other_settings_on_the_same_workdir_are_refused_before_anything_starts(
+    whole, folders, tmp_path
+):
+    workdir = shutil.copytree(whole[0], tmp_path / "w")
+    with pytest.raises(UserError, match="narrow/journal.* was started with native_rag.num_read=1"):
+        run(folders, workdir, set=(*settings(folders), "narrow:native_rag.num_read=3"))
+
+
+def test_a_folder_in_which_another_command_works_is_refused(folders, tmp_path):
+    (tmp_path / "direct").mkdir()
+    with cli._lock(tmp_path / "direct", "answer.py"), pytest.raises(UserError, match="in use by"):
+        run(folders, tmp_path, methods="direct", set=settings(folders)[1:5])
+
+
+# ----------------------------------------------------------------------------------------- repeats
+
+
+@dataclasses.dataclass(frozen=True)
+class Guesses:
+    needs = Needs(roles=("reader",), corpus=False)
+
+
+def guesses(question, config):
+    messages = (Message("user", question.question),)
+    said = yield Generate(messages, "reader", temperature=2.0)
+    return Prediction(said.text, "default")
+
+
+def test_what_samples_is_repeated_and_what_is_greedy_is_not(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(registry.METHODS, "guesses", registry.Method(guesses, Guesses))
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    for name in ("guesses", "direct"):
+        (configs / f"{name}.py").write_text(
+            "from configs.methods import blocks\n\n"
+            f"def get_config(preset=''): return blocks.method('{name}', reader=9)\n"
+        )
+    monkeypatch.setattr(task, "_CONFIGS", configs)
+    workdir = tmp_path / "w"
+    fields = {"methods": "guesses,direct", "set": settings(folders)[1:5], "repeats": 3}
+    result = run(folders, workdir, **fields)
+    assert "direct decodes greedily: its repeats would be equal" in capsys.readouterr().err
+    assert not list((workdir / "direct").glob("repeat-*"))
+    texts = {
+        tuple(row["answer"] for row in lines(folder / "predictions.jsonl"))
+        for folder in (workdir / "guesses", *sorted((workdir / "guesses").glob("repeat-*")))
+    }
+    assert len(texts) == 3
+    seeds = [json.loads((workdir / "guesses" / f"repeat-{n}" / "config.json").read_text())["seed"]
+             for n in (2, 3)]  # fmt: skip
+    assert seeds == [1, 2]
+    assert result["systems"]["guesses"]["repeats"]["count"] == 3
+    assert set(result["systems"]["guesses"]["repeats"]["std"]) == {"em", "f1", "acc"}
+    assert result["systems"]["direct"]["repeats"]["count"] == 1
+    assert result["systems"]["guesses"]["roles"]["reader"]["calls"] == 1  # a question
+    assert "guesses F1 ± " in (workdir / "table.md").read_text("utf-8")
+
+
+# -------------------------------------------------------------------------------------- the pieces
+
+
+def test_a_sample_is_part_of_a_larger_one_and_keeps_the_order():
+    questions = tiny.dataset().questions
+    small, large = (alone.sample(questions, n, seed=3) for n in (4, 7))
+    assert set(small) < set(large) and len(small) == 4
+    ids = [question.id for question in questions]
+    assert small == sorted(small, key=ids.index)
+    assert alone.sample(questions, 99, seed=0) == ids
+
+
+def test_a_pool_opens_by_what_decides():
+    closed = []
+
+    class Thing:
+        def close(self):
+            closed.append(self)
+
+    with Pool() as pool:
+        first = pool.get("things", {"a": 1, "b": (2,)}, Thing)
+        assert pool.get("things", {"b": [2], "a": 1}, Thing) is first
+        other = pool.get("things", {"a": 2}, Thing)
+        assert other is not first and pool.get("toys", {"a": 2}, Thing) is not other
+        assert pool.opened == {"things": 2, "toys": 1} and not closed
+    assert first in closed and len(closed) == 3
+
+
+def test_a_run_with_a_budget_has_a_model_of_its_own(monkeypatch):
+    opened = []
     monkeypatch.setattr(
-        command.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}
+        "cirag_jax.commands.backends.open_backend",
+        lambda config, spent: opened.append(spent) or type("B", (), {"close": lambda self: None})(),
     )
-    with pytest.raises(UserError, match="b searched other passages than"):
-        compare(tmp_path, first, second)
+    block = task.method_config("direct", "", ["reader.backend=openai", "reader.model=m"]).reader
+    free, bound = (block.copy_and_resolve_references() for _ in range(2))
+    bound.update({"budget_tokens": 100})
+    with Pool() as pool:
+        assert pool.language_model(free, 1) is pool.language_model(free, 2)
+        assert pool.language_model(bound, 3) is not pool.language_model(bound, 4)
+    assert opened == [1, 3, 4]
 
 
-def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
-    both = {"reader.model": "m", "encoder.weights": {"version": "1"}, "passages": "p"}
-    own = {
-        "a": {"method": "cirag", "cirag.num_passages": 10, "cirag.max_steps": 4, **both},
-        "b": {"method": "native_rag", "native_rag.num_passages": 10, "code": "2", **both},
-        "c": {"method": "cirag", "cirag.num_passages": 5, "cirag.max_steps": 4, **both},
-        "d": {**{"method": "direct"}, "reader.model": "m"},
-    }
-    own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
-    folders = {name: workdir(tmp_path, name, many(2)) for name in own}
-    monkeypatch.setattr(command.journal, "read_settings", lambda file: own[file.parent.name])
-    # Two methods are there to be compared; what only one has is its own.
-    result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
-    assert result["different"] == {"b": {}, "d": {}}
-    assert "Settings of" not in (tmp_path / "c" / "table.md").read_text()
-    for other in ("a", "b"):
-        with pytest.raises(UserError, match=r"c has method\.num_passages=5 where .* 2 other sett"):
-            compare(tmp_path, folders[other], folders["c"])
-    result = compare(tmp_path, folders["a"], folders["c"], allow_different=True)
-    assert result["different"]["c"] == {
-        "method.num_passages": (10, 5),
-        "reader.model": ("m", "n"),
-        "encoder.weights.version": ("1", "2"),
-    }
-    table = (tmp_path / "c" / "table.md").read_text()
-    assert 'Settings of a / c: method.num_passages 10 / 5; reader.model "m" / "n"; ' in table
+def test_a_page_shows_hostile_names_as_text(folders, tmp_path, whole):
+    hostile = tmp_path / "<img src=x onerror=alert(1)> $x_1"
+    shutil.copytree(whole[0] / "direct", hostile)
+    from configs import comparison as comparison_config
 
-
-def test_bad_input(tmp_path):
-    with pytest.raises(UserError, match=r"config\.runs is required"):
-        compare(tmp_path)
-    with pytest.raises(UserError, match="is no workdir of launch/answer.py: it has no journal"):
-        compare(tmp_path, str(tmp_path))
-    with pytest.raises(UserError, match=r"config\.profile='x' is no profile"):
-        compare(tmp_path, workdir(tmp_path, "a", many(1)), profile="x")
+    config = comparison_config.get_config()
+    config.runs, config.bootstrap_samples = (str(hostile), str(whole[0] / "narrow")), 50
+    config.allow_different = True
+    result = comparison.compare(config.lock(), tmp_path)
+    page = (tmp_path / "table.html").read_text("utf-8")
+    assert "<img src=x" not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "<img src=x" not in (tmp_path / "latency.svg").read_text("utf-8")
+    assert result["systems"]["narrow"]["seconds_alone"]["num_questions"] == 2

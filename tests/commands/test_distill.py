@@ -230,6 +230,9 @@ class Tutor:
     def budget_exhausted(self):
         return self.left <= 0
 
+    def with_options(self, options):
+        return self
+
     def generate(self, requests, progress, done):
         del progress
         for index, request in enumerate(requests):

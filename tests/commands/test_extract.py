@@ -331,7 +331,7 @@ def test_another_model_needs_a_word(server, tmp_path):
 def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:  # a store from before there was a version
-        patch.setattr(extraction, "version", lambda: {"prompt": prompts.prompt_hash()})
+        patch.setattr(extraction, "version", lambda *_: {"prompt": prompts.prompt_hash()})
         run(server, folder, tmp_path / "w")
     for fields in ({}, {"estimate_only": True}):
         with pytest.raises(UserError, match=r"parser=null, not \d+; --config.replace=true"):

@@ -9,6 +9,7 @@ import pytest
 import cirag_jax
 from cirag_jax import cli
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval import encoders
 from cirag_jax.retrieval.encoders import CachedEncoder
 from tests.answering import tiny_folders
 
@@ -55,7 +56,7 @@ def test_a_dataset_folder_and_another_method(folders):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "crag"}, "method='crag' is unknown; there are cirag, direct"),
+        ({"method": "crag"}, "method='crag' is unknown; there are beam_retrieval, c2rag"),
         ({"preset": "llm"}, "cirag.py:small, which needs none"),
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
@@ -128,3 +129,11 @@ def test_vectors_are_kept_by_content(tmp_path):
         file.write_bytes(file.read_bytes()[:40])  # damaged
     CachedEncoder(inner, tmp_path / "v").encode(["a", "b"])
     assert inner.asked == 4
+
+
+def test_collections_too_large_for_the_cache_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoders, "MOST_KEPT", 16)  # two vectors of two floats
+    CachedEncoder(_Counting(), tmp_path / "v").encode(["a", "b", "c"])
+    assert not (tmp_path / "v").exists()
+    CachedEncoder(_Counting(), tmp_path / "v").encode(["a", "b"])
+    assert len(list((tmp_path / "v").iterdir())) == 1

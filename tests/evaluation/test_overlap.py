@@ -4,17 +4,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from cirag_jax.evaluation.overlap import (
-    Overlap,
-    Ratio,
-    differences,
-    interval,
-    intervals,
-    mean_of,
-    overlap_ratios,
-    paired_interval,
-    ratio,
-)
+from cirag_jax.evaluation.overlap import Overlap, Ratio, mean_of, overlap_ratios, ratio
+from cirag_jax.evaluation.significance import differences, interval, intervals, paired_interval
 
 
 def test_an_overlap_by_hand():

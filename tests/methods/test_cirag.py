@@ -7,7 +7,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
 from cirag_jax.methods.evidence import rank_facts, rank_passages, rank_sentences
-from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve, Score
+from cirag_jax.runtime.requests import Follow, Generate, Generated, Rank, Retrieve, Score
 from cirag_jax.types import Passage, Question, Sentence, Step, Triple
 from tests.methods.by_hand import Hand, decision, prompt
 
@@ -610,6 +610,46 @@ def test_an_aligner_stops_below_its_threshold():
     found = run(hands, units="sentence", integrator="aligner", stop_below=0.5)
     assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),), ()]
     assert found.steps[-1].next_query is None
+
+
+def test_an_aligner_keeps_more_than_extends_its_chain():
+    hands = hand(reader=[ANSWERS], scores=SENTENCES)
+    found = run(hands, units="sentence", integrator="aligner", max_steps=3, keep=2)
+    assert [step.kept for step in found.steps] == [
+        (Sentence("a", 0), Sentence("a", 1)),
+        (Sentence("b", 0), Sentence("b", 1)),
+        (Sentence("b", 1),),  # the chain takes up what was kept beside it before
+    ]
+    chain = "\nknowledge sentences: Ada Moen: Ada Moen was born in Lund. Lund: Lund is in Skane."
+    assert found.steps[2].query == QUESTION + chain
+    assert len(found.attempts[0].evidence) == 4
+
+
+def test_links_bring_the_passages_that_kept_facts_name():
+    everywhere = {None: (ADA, OTHER)}  # retrieval alone never finds Lund
+    scores = {**SENTENCES, "Kiruna: Kiruna has a mine.": 0.85, "Lund: Lund is in Skane.": 0.6}
+    settings = {"units": "sentence", "integrator": "aligner", "max_steps": 2}
+    named = {"Lund": LUND, "Ada": ADA}
+    alone = run(hand(reader=[ANSWERS], found=everywhere, scores=scores, named=named), **settings)
+    assert [step.kept for step in alone.steps] == [(Sentence("a", 0),), (Sentence("c", 0),)]
+    hands = hand(reader=[ANSWERS], found=everywhere, scores=scores, named=named)
+    found = run(hands, link_bonus=0.3, **settings)
+    first, second = hands.asked(Follow)
+    assert first.texts == (QUESTION,) and first.k == 20
+    assert second.texts == (QUESTION, "Ada Moen: Ada Moen was born in Lund.")
+    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
+    # The bonus is not for Ada's passage, where the chain has been.
+    score = dict(zip(found.steps[1].candidates, found.steps[1].scores, strict=True))
+    assert (score[Sentence("b", 0)], score[Sentence("a", 0)]) == (pytest.approx(0.9), 0.9)
+    assert found.steps[1].passages == ("a", "c", "b") and found.passages[:2] == ("a", "b")
+
+
+def test_links_leave_n_candidates_of_all_that_were_ranked():
+    hands = hand(reader=[ANSWERS], scores=SENTENCES, named={"Lund": LUND})
+    settings = {"units": "sentence", "integrator": "aligner", "max_steps": 2, "num_candidates": 2}
+    found = run(hands, link_bonus=0.1, **settings)
+    assert {request.n for request in hands.asked(Rank)} == {0}
+    assert [len(step.candidates) for step in found.steps] == [2, 2]
 
 
 def test_an_aligner_extends_chains_of_triples():

@@ -10,7 +10,7 @@ from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.encoders import RememberingEncoder, open_encoder_for
 from configs import retrievers
 from tests import tiny
 
@@ -121,3 +121,43 @@ def test_the_best_checkpoint_is_that_of_the_metric_it_was_trained_by(model, tmp_
 def test_what_cannot_be_opened_is_said(model, changes, message):
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         open_encoder_for(_config(model, **changes))
+
+
+class _Noting:
+    """An encoder that notes what it encodes."""
+
+    def __init__(self, encoder):
+        self._encoder = encoder
+        self.identity, self.dim = encoder.identity, encoder.dim
+        self.asked = []
+
+    def encode(self, texts, kind="passage", progress=None):
+        self.asked.append((kind, list(texts)))
+        return self._encoder.encode(texts, kind, progress)
+
+
+def test_a_text_is_embedded_once_as_a_query_and_once_as_a_passage(model):
+    plain = open_encoder_for(_config(model, query_prefix="the "))
+    noting = _Noting(plain)
+    encoder = RememberingEncoder(noting)
+    for kind in ("passage", "query"):
+        for texts in (["a", "b", "a"], ["c", "b"], ["a"], []):
+            found = encoder.encode(texts, kind)
+            assert found.shape == (len(texts), 32) and found.dtype == np.float32
+            np.testing.assert_allclose(found, plain.encode(texts, kind), atol=1e-6)
+    assert noting.asked == [(k, t) for k in ("passage", "query") for t in (["a", "b"], ["c"])]
+    assert (encoder.requested, encoder.embedded) == (12, 6)
+    encoder.forget()
+    encoder.encode(["a"])
+    assert noting.asked[-1] == ("passage", ["a"]) and encoder.embedded == 7
+    assert (encoder.dim, encoder.identity) == (plain.dim, plain.identity)
+
+
+def test_what_is_remembered_is_bounded(model):
+    plain = open_encoder_for(_config(model))
+    noting = _Noting(plain)
+    encoder = RememberingEncoder(noting, max_texts=3)
+    for texts in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["d"]):
+        np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
+    # Full: all is forgotten. A list that is too long leaves what is remembered alone.
+    assert [t for _, t in noting.asked] == [["a", "b"], ["c"], ["c", "d"], list("abcdefgh")]

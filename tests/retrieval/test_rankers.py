@@ -20,20 +20,6 @@ from configs import retrievers
 from tests import tiny
 
 
-class _Noting:
-    """An encoder that notes which passages it encodes."""
-
-    def __init__(self, encoder):
-        self._encoder = encoder
-        self.identity, self.dim = encoder.identity, encoder.dim
-        self.passages = []
-
-    def encode(self, texts, kind="passage", progress=None):
-        if kind == "passage":
-            self.passages.append(list(texts))
-        return self._encoder.encode(texts, kind, progress)
-
-
 @pytest.fixture(scope="module")
 def tiny_encoder(tmp_path_factory):
     config = retrievers.encoder()
@@ -50,25 +36,6 @@ def test_scores_are_cosines_in_the_order_of_the_texts(tiny_encoder):
         assert score.dtype == np.float32
     none = BiEncoderRanker(tiny_encoder).score(["a"], [[]])
     assert [s.shape for s in none] == [(0,)]
-
-
-def test_a_text_is_embedded_once(tiny_encoder):
-    encoder = _Noting(tiny_encoder)
-    ranker = BiEncoderRanker(encoder)
-    first = ranker.score(["q"], [["a", "b"]])
-    second = ranker.score(["q", "r"], [["b", "c"], ["a", "c"]])
-    assert encoder.passages == [["a", "b"], ["c"]]
-    np.testing.assert_array_equal(second[0][0], first[0][1])
-
-
-def test_what_is_remembered_is_bounded(tiny_encoder):
-    encoder = _Noting(tiny_encoder)
-    ranker = BiEncoderRanker(encoder, max_texts=3)
-    expected = {t: BiEncoderRanker(tiny_encoder).score(["q"], [[t]])[0][0] for t in "abcdefgh"}
-    for group in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["h"]):
-        (scores,) = ranker.score(["q"], [group])
-        np.testing.assert_allclose(scores, [expected[t] for t in group], atol=1e-6)
-    assert encoder.passages[:3] == [["a", "b"], ["c"], ["c", "d"]]
 
 
 def test_a_triple_is_written_in_its_normal_form_and_a_passage_with_its_title():

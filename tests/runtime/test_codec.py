@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -46,7 +50,12 @@ def tuples(strategy, **sizes):
 def exchanges(draw):
     """A request and a response to it."""
     kind = draw(
-        st.sampled_from(["retrieve", "extract", "rank", "demonstrate", "generate", "error"])
+        st.sampled_from(
+            [
+                *("retrieve", "fetch", "follow", "extract", "anchor", "rank", "demonstrate"),
+                *("generate", "error"),
+            ]
+        )
     )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
     if kind in ("retrieve", "error"):
@@ -55,9 +64,18 @@ def exchanges(draw):
         moved = st.builds(Feedback, NUMBER, tuples(st.tuples(TEXT, NUMBER)))
         feedback = draw(st.one_of(st.none(), moved))
         return Retrieve(draw(TEXT), draw(COUNT), feedback), found, passages
+    if kind == "follow":
+        found = Retrieved(passages, tuple(draw(NUMBER) for _ in passages))
+        return Follow(draw(tuples(TEXT)), draw(COUNT)), found, passages
+    if kind == "fetch":
+        ids, ones = tuple(p.id for p in passages), (1.0,) * len(passages)
+        return Fetch(ids), Retrieved(passages, ones), passages
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages
+    if kind == "anchor":
+        request = Anchor(draw(TEXT), draw(COUNT), draw(st.sampled_from(["coverage", "ratio"])))
+        return request, Anchored(draw(tuples(TEXT)), draw(tuples(TRIPLE))), passages
     if kind == "demonstrate":
         return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":

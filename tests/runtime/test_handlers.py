@@ -9,18 +9,26 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Message
 from cirag_jax.retrieval.index import PassageIndex
+from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
+    FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Extract,
+    Fetch,
+    Follow,
     Generate,
     Generated,
     Rank,
@@ -28,6 +36,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
@@ -70,6 +79,18 @@ class Counting:
         return self.index.search(queries, k, allowed, feedback)
 
 
+def test_links_are_followed_within_what_a_program_may_find():
+    texts = ("from Visby to Lund", "Lund, not Kiruna", "a lund")
+    handler = FollowHandler(TitleIndex(TOWNS), TOWNS)
+    found, first = ask(handler, Follow(texts, 9), Follow(texts, 1))
+    assert [p.id for p in found.passages] == ["visby", "lund", "kiruna"]
+    assert found.scores == (1.0, 2.0, 1.0)
+    assert [p.id for p in first.passages] == ["visby"]
+    handler = FollowHandler(TitleIndex(TOWNS), TOWNS, {"p": np.array([0, 3])})
+    (found,) = ask(handler, Follow(texts, 1), programs=["p"])
+    assert [p.id for p in found.passages] == ["lund"]
+
+
 def test_retrieval_is_one_search_for_each_k():
     search = Counting()
     handler = RetrieveHandler(search, TOWNS)
@@ -104,6 +125,13 @@ def test_rows_that_were_not_found_are_left_out():
 
     found = ask(RetrieveHandler(search, TOWNS), Retrieve("x", 3))[0]
     assert [p.id for p in found.passages] == ["visby"] and found.scores == (0.0,)
+
+
+def test_passages_are_fetched_by_their_ids():
+    handler = FetchHandler(TOWNS)
+    found, missing = ask(handler, Fetch(("visby", "lund")), Fetch(("lund", "osk")))
+    assert [p.id for p in found.passages] == ["visby", "lund"] and found.scores == (1.0, 1.0)
+    assert isinstance(missing, RequestError) and "no passage 'osk'" in str(missing)
 
 
 class Letters:
@@ -145,6 +173,16 @@ def test_every_passage_is_looked_up_once():
     found = ask(ExtractHandler(source), Extract((q, p)), Extract((p, r, s)), Extract(()))
     assert asked == [["q", "p", "r", "s"]]
     assert [f.triples for f in found] == [(None, (triple,)), ((triple,), (), None), ()]
+
+
+def test_entities_come_with_their_triples_and_passages_by_their_ids():
+    lives = Triple("Ada Moen", "lives in", "Lund", "lund", 0)
+    dug = Triple("Kiruna", "known for", "iron", "kiruna", 0)
+    handler = AnchorHandler(EntityIndex([lives, dug]))
+    found = ask(handler, Anchor("moen", 3), Anchor("Paris", 3), Anchor("iron ore", 1, "ratio"))
+    assert found == [
+        Anchored(("Ada Moen",), (lives,)), Anchored((), ()), Anchored(("iron",), (dug,))
+    ]  # fmt: skip
 
 
 class Scores:

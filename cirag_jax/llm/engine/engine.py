@@ -13,6 +13,7 @@ is computed once, and a conversation that goes on computes only what is new in i
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -106,9 +107,7 @@ class Engine:
         self._lengths = cache_lengths(self.options, config.max_positions)
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
         self._caches: dict[int, Cache] = {}
-        self._prefix = None
-        if self.options.prefix_tokens:
-            self._prefix = PrefixCache(config, self.options.prefix_tokens)
+        self._prefix = _prefix_cache(config, self.options)
 
     @classmethod
     def open(
@@ -168,6 +167,18 @@ class Engine:
             self._weights = steps.Weights(self._weights.params, _unstacked(adapter))
         self._lora = lora
         self.forget()
+
+    def with_options(self, options: EngineConfig) -> "Engine":
+        """An engine of other sizes over the same weights, which both hold until each is closed.
+
+        They share the kept prefixes, if they keep as many.
+        """
+        other = copy.copy(self)
+        other.options, other.usage, other._caches = options, Usage(), {}
+        other._lengths = cache_lengths(options, self.config.max_positions)
+        if options.prefix_tokens != self.options.prefix_tokens:
+            other._prefix = _prefix_cache(self.config, options)
+        return other
 
     def forget(self) -> None:
         """Drops the kept prefixes."""
@@ -413,6 +424,10 @@ class _Held:
 
     value: Cache
     length: int
+
+
+def _prefix_cache(config: DecoderConfig, options: EngineConfig) -> PrefixCache | None:
+    return PrefixCache(config, options.prefix_tokens) if options.prefix_tokens else None
 
 
 def _unstacked(tree: Any) -> Any:

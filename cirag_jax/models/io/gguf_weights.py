@@ -141,10 +141,10 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
             f"{', '.join(ARCHITECTURES)}."
         )
     names = _hf_names(architecture, int(metadata.get(f"{architecture}.block_count", 0)))
-    tensors = {names.get(t.name, t.name): t for t in reader.tensors}
+    tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
     shapes = [
-        (names.get(t.name, t.name), tuple(int(size) for size in t.shape[::-1]))
-        for t in reader.tensors
+        (name, tuple(int(size) for size in t.shape[::-1]))
+        for name, t in tensors.items()
         if t.name != ROPE_FACTORS
     ]
     return GgufFile(file, metadata, architecture, tuple(shapes), tensors, reader.fields)

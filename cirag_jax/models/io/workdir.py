@@ -102,6 +102,22 @@ def ranker_meta(spec: str) -> dict[str, Any]:
         return {**meta, "component": _component(meta)}
 
 
+def trained_units(spec: str) -> str | None:
+    """The units that an aligner was trained to rank: triple, sentence or passage.
+
+    Args:
+      spec: a training workdir, an aligner that was exported as an adapter, or any other encoder.
+
+    Returns:
+      None where it is no aligner, or does not say.
+    """
+    if is_training_workdir(spec):
+        with Checkpoints(spec, read_only=True) as checkpoints:
+            meta = checkpoints.meta()
+        return meta.get("units") if _component(meta) == "aligner" else None
+    return read_training(local_path(spec)).get("units")
+
+
 ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
 
 

@@ -28,6 +28,7 @@ from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Question
 
 NEGATIVES = ("own", "in_batch", "cross_device")
+ORDERS = ("dependency", "printed", "annotation")
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
 
 
@@ -36,16 +37,22 @@ class Sampling:
     """How a chain becomes training queries.
 
     ``order="dependency"`` draws any partial chain whose steps have what they need; every step that
-    can come next is a positive. ``order="annotation"`` is KiRAG's released code: the first h
-    annotated steps, or, for comparison questions, any single step at h = 0 and any permutation of
-    the first h + 1 for h > 0. ``chain_negatives`` lets the question's other chain units be drawn
-    as negatives.
+    can come next is a positive. ``order="printed"`` is KiRAG's paper: the first h annotated steps,
+    and the next one. ``order="annotation"`` is its released code: the same, but for comparison
+    questions any single step at h = 0 and any permutation of the first h + 1 for h > 0.
+    ``chain_negatives`` lets the question's other chain units be drawn as negatives.
     """
 
     prefixes_per_question: int
     num_negatives: int
-    order: Literal["dependency", "annotation"] = "dependency"
+    order: Literal["dependency", "printed", "annotation"] = "dependency"
     chain_negatives: bool = False
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise UserError(
+                f"config.order is {self.order!r}; it must be one of {', '.join(ORDERS)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,9 +188,9 @@ def _sample_prefix(
 ) -> tuple[list[int], list[int]]:
     """A partial chain of ``length`` steps, and the steps that can follow, the target first."""
     prefix: list[int] = []
-    if order == "annotation":
+    if order != "dependency":
         steps = list(range(len(chain.steps)))
-        if chain.comparison:
+        if chain.comparison and order == "annotation":
             head = steps if length == 0 else steps[: length + 1]
             steps = draw.sample(head, len(head))
             return steps[:length], steps[length:]

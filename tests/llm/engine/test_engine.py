@@ -421,3 +421,21 @@ def test_an_adapter_is_exchanged_and_merged(folder, engine, tmp_path):
     assert [r.text for r in opened.generate(mixed())] == [r.text for r in plain]
     opened.set_adapter(lora.to_adapter(state), lora.lora_options(config, train=False))
     assert [r.text for r in opened.generate(mixed())] == [r.text for r in adapted]
+
+
+def test_another_engine_over_the_same_weights(folder, engine):
+    """Other sizes, the same texts; what one keeps of a prompt the other reuses; each is closed."""
+    first = make(folder, prefix_tokens=512)
+    second = first.with_options(dataclasses.replace(first.options, batch_size=1))
+    asked = mixed()
+    expected = [response.text for response in engine.generate(asked)]
+    assert [response.text for response in first.generate(asked)] == expected
+    assert first.usage.generated_tokens > 0 == second.usage.generated_tokens
+    again = second.generate(asked)
+    assert [response.text for response in again] == expected
+    assert sum(response.usage.cached_tokens for response in again) > 0
+    alone = first.with_options(dataclasses.replace(first.options, prefix_tokens=0))
+    assert not any(response.usage.cached_tokens for response in alone.generate(asked))
+    first.close()
+    assert [response.text for response in second.generate(asked)] == expected
+    second.close()

@@ -139,6 +139,18 @@ def test_annotation_order_permutes_comparisons_as_the_official_code():
     assert seen == singles | pairs | triples
 
 
+def test_printed_order_takes_the_first_units_of_any_chain():
+    expected = {("question", ("a",))} | {
+        (f"question\nknowledge triples: {found}.", (following,))
+        for found, following in (("a", "b"), ("a. b", "c"))
+    }
+    for chain in (BRIDGE, COMPARISON):
+        found = {(e.query, e.positives) for e in _draws(chain, Sampling(3, 0, order="printed"))}
+        assert found == expected
+    with pytest.raises(UserError, match="config.order is 'any'; it must be one of dependency"):
+        Sampling(1, 1, order="any")  # type: ignore[arg-type]
+
+
 def test_negatives_are_distinct_shared_and_never_gold():
     for seed in range(50):
         examples = sample_examples(

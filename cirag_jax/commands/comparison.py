@@ -1,0 +1,318 @@
+"""Methods side by side: the answers of several runs of launch/answer.py to the same questions."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from cirag_jax.commands import online
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import cost, metrics
+from cirag_jax.evaluation.overlap import Ratio, mean_of
+from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.evaluation.significance import interval, intervals, pairwise
+from cirag_jax.methods.registry import METHODS
+from cirag_jax.models.io import fingerprint
+from cirag_jax.reports import comparison as report
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.requests import Needs
+from cirag_jax.types import GRANULARITIES, Config, Question
+
+# Folders of a run's workdir: runs with other seeds, and a sample of questions one by one.
+REPEAT, ALONE = "repeat-", "alone"
+
+
+class Run(NamedTuple):
+    """What a workdir of launch/answer.py holds.
+
+    Attributes:
+      name: how tables call it.
+      folder: the workdir.
+      settings: what decided its answers; of the method's own as ``method.FIELD``.
+      repeats: records of its questions, by id, of every seed; all have ended.
+      seconds: a question, all together, without loading.
+      seconds_alone: of the questions that were asked one by one.
+    """
+
+    name: str
+    folder: str
+    settings: Mapping[str, Any]
+    repeats: Sequence[Mapping[str, Record]]
+    seconds: float
+    seconds_alone: Sequence[float]
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """Of the first seed."""
+        return self.repeats[0]
+
+    @property
+    def needs(self) -> Needs:
+        """Of its method with its settings, as far as this version of the program knows them."""
+        own = {
+            name.removeprefix("method."): tuple(value) if isinstance(value, list) else value
+            for name, value in self.settings.items()
+            if name.startswith("method.")
+        }
+        try:
+            return METHODS[self.settings["method"]].config(**own).needs
+        except (KeyError, TypeError, UserError):
+            return Needs()
+
+
+def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Scores the runs that ``config.runs`` names; see `compare_runs`.
+
+    Raises:
+      UserError: a run cannot be read, has not ended, is of other questions or passages, or differs
+        in another setting from the first without ``config.allow_different``.
+    """
+    return compare_runs(config, _specs(config.runs), workdir, config.allow_different)
+
+
+def compare_runs(
+    config: Config,
+    folders: Sequence[tuple[str, pathlib.Path]],
+    workdir: pathlib.Path,
+    allow_different: bool,
+) -> dict[str, Any]:
+    """Scores every run, and the difference of every pair.
+
+    Leaves ``table.md``, ``table.html``, ``granularities.png``, the share of questions answered at
+    each one (CIRAG's Figures 3 and 5), and, of runs that were timed alone, ``latency.png``; both
+    as SVG, too.
+
+    Args:
+      config: with ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
+      folders: name and workdir of each run.
+      workdir: an existing folder.
+      allow_different: whether settings may differ.
+
+    Returns:
+      ``systems``: of each run the scores of `metrics.measure` with intervals (questions
+      resampled), ``repeats``, ``granularities``, ``failures``, means a question of ``calls``,
+      ``generated_tokens``, ``seconds`` and by role (``roles``) and stage (``stages``),
+      ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of each pair and
+      score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages), ``settings``,
+      ``different``.
+
+    Raises:
+      UserError: see `compare`.
+    """
+    if config.bootstrap_samples < 1:
+        raise UserError("config.bootstrap_samples must be at least 1.")
+    scoring = Scoring(config.profile, tuple(config.recall_at))
+    metrics.check(config.metrics)
+    runs = _runs(folders)
+    different = {run.name: _different(runs[0], run) for run in runs[1:]}
+    for run in runs[1:]:
+        if different[run.name] and not allow_different:
+            field, (first, own) = next(iter(different[run.name].items()))
+            raise UserError(
+                f"{run.folder} has {field}={json.dumps(own)} where {runs[0].folder} has "
+                f"{json.dumps(first)}, and {len(different[run.name]) - 1} other settings that "
+                "differ; --config.allow_different=true compares them and prints what differs."
+            )
+    ids = list(runs[0].records)
+    how_often = (config.bootstrap_samples, config.seed)
+    scores = {run.name: _scores(run, ids, config.metrics, scoring) for run in runs}
+    result: dict[str, Any] = {
+        "systems": {
+            run.name: {
+                **intervals(_pooled(scores[run.name]), *how_often),
+                "repeats": _repeats(scores[run.name]),
+                **_described(run, ids, how_often),
+            }
+            for run in runs
+        },
+        "differences": _differences(
+            {name: _pooled(of_seeds) for name, of_seeds in scores.items()}, *how_often
+        ),
+        "scores": list(dict.fromkeys(n for of in scores.values() for n in of[0])),
+        "num_questions": len(ids),
+        "num_annotated": sum(bool(r.input.get("supporting")) for r in runs[0].records.values()),
+        "settings": {
+            "runs": {run.name: run.folder for run in runs},
+            "profile": config.profile,
+            "metrics": tuple(config.metrics),
+            "recall_at": tuple(config.recall_at),
+            "bootstrap_samples": config.bootstrap_samples,
+        },
+        "different": different,
+    }
+    report.write(result, workdir)
+    return result
+
+
+# --------------------------------------------------------------------------------------- the runs
+
+
+def _specs(specs: Any) -> list[tuple[str, pathlib.Path]]:
+    """The runs as the config names them, ``NAME=W`` or ``W``."""
+    specs = [specs] if isinstance(specs, str) else list(specs or ())
+    if not specs:
+        raise UserError(
+            "config.runs is required: workdirs of launch/answer.py, \"('NAME=W1', 'NAME=W2')\"."
+        )
+    found = []
+    for spec in map(str, specs):
+        # A folder may have an equals sign in its own name.
+        name, _, folder = ("", "", spec) if pathlib.Path(spec).is_dir() else spec.partition("=")
+        path = pathlib.Path(folder or name).expanduser()
+        found.append((name if folder and name else path.name, path))
+    return found
+
+
+def _runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
+    """The runs, all of the same questions and passages."""
+    runs = [_run(name, folder) for name, folder in folders]
+    first = runs[0]
+    for run in runs[1:]:
+        if run.name in {other.name for other in runs if other is not run}:
+            raise UserError(f"config.runs has two runs of the name {run.name}; name them NAME=W.")
+        other = set(first.records) ^ set(run.records)
+        if other:
+            raise UserError(
+                f"{run.folder} is a run of other questions than {first.folder}: {len(other)} are "
+                f"in one alone, {min(other)} for one."
+            )
+        changed = [i for i, record in run.records.items() if record.input != first.records[i].input]
+        if changed:
+            raise UserError(
+                f"{run.folder} and {first.folder} have other texts or annotations of question "
+                f"{changed[0]}."
+            )
+        hashes = {r.settings["passages"] for r in (run, first) if "passages" in r.settings}
+        if len(hashes) > 1:
+            raise UserError(f"{run.folder} searched other passages than {first.folder}.")
+    return runs
+
+
+def _run(name: str, folder: pathlib.Path) -> Run:
+    file = folder / journal.FILE
+    if not file.is_file():
+        raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {journal.FILE}.")
+    settings = journal.read_settings(file)
+    records = _records(file)
+    if "method" not in settings or not records:
+        raise UserError(f"{folder} holds no answers.")
+    left = sum(not record.has_ended for record in records.values())
+    if left:
+        raise UserError(
+            f"{folder} has not ended: {left} of {len(records)} questions are left; run its command "
+            "again first."
+        )
+    own = f"{settings['method']}."
+    settings = {
+        f"method.{name.removeprefix(own)}" if name.startswith(own) else name: value
+        for name, value in settings.items()
+    }
+    others = [_records(path) for path in sorted(folder.glob(f"{REPEAT}*/{journal.FILE}"))]
+    repeats = [
+        other
+        for other in others
+        if other.keys() == records.keys() and all(r.has_ended for r in other.values())
+    ]
+    _, seconds = journal.read_totals(file)
+    together = (seconds - journal.read_load_seconds(file)) / len(records)
+    alone = folder / ALONE / journal.FILE
+    timed = _records(alone).values() if alone.is_file() else ()
+    seconds_alone = [record.seconds for record in timed if record.outcome is not None]
+    return Run(name, str(folder), settings, [records, *repeats], together, seconds_alone)
+
+
+def _records(file: pathlib.Path) -> dict[str, Record]:
+    return {record.id: record for record in journal.read_records(file)}
+
+
+def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+    """Setting -> (first's value, the other's), of settings that both have.
+
+    Two methods differ in name, code and in what only one of them has; that they do is the point.
+    """
+    free = {"code", "method"} if first.settings["method"] != other.settings["method"] else set()
+    shared = (first.settings.keys() & other.settings.keys()) - free
+    old, new = ({k: r.settings[k] for k in r.settings if k in shared} for r in (first, other))
+    return dict(fingerprint.differences(old, new))
+
+
+# ------------------------------------------------------------------------------------- the scores
+
+
+def _scores(
+    run: Run, ids: Sequence[str], names: Sequence[str], scoring: Scoring
+) -> list[dict[str, Ratio]]:
+    """Of every seed, sums over questions; a failed one has answered and found nothing."""
+    file = pathlib.Path(run.folder) / journal.FILE
+    scoring = Scoring(scoring.profile, scoring.recall_at, lambda: journal.read_passages(file))
+    found = []
+    for records in run.repeats:
+        answered = [_answered(records[i]) for i in ids]
+        found.append(metrics.measure(answered, scoring, names, corpus=run.needs.corpus))
+    return found
+
+
+def _answered(record: Record) -> Answered:
+    question = msgspec.convert(record.input, Question)
+    found = None if record.outcome is None else codec.decode_prediction(record.outcome)
+    return Answered(question, found)
+
+
+def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
+    """The mean over seeds, whose answers to one question are drawn together."""
+    return {
+        name: Ratio(
+            np.sum([scores[name].top_Q for scores in of_seeds], axis=0),
+            np.sum([scores[name].bottom_Q for scores in of_seeds], axis=0),
+        )
+        for name in of_seeds[0]
+    }
+
+
+def _repeats(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
+    """How many seeds, and each score's standard deviation over them."""
+    if len(of_seeds) < 2:
+        return {"count": 1, "std": {}}
+    std = {n: float(np.std([s[n].value for s in of_seeds], ddof=1)) for n in of_seeds[0]}
+    return {"count": len(of_seeds), "std": std}
+
+
+def _differences(
+    scores: Mapping[str, Mapping[str, Ratio]], samples: int, seed: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """``FIRST-SECOND`` -> score -> as `pairwise`; of scores that both have."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in dict.fromkeys(name for own in scores.values() for name in own):
+        have = {run: own[name] for run, own in scores.items() if name in own}
+        for (first, second), difference in pairwise(have, samples, seed).items():
+            found.setdefault(f"{first}-{second}", {})[name] = difference
+    return found
+
+
+def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict[str, Any]:
+    """What is counted and not tested; of several seeds, over all of them."""
+    records = [records[i] for records in run.repeats for i in ids]
+    found = [codec.decode_prediction(r.outcome) for r in records if r.outcome is not None]
+    extractions = pathlib.Path(run.folder).glob(f"{online.NAME}*.sqlite")
+    spent = cost.by_role([*records, *(r for file in extractions for r in _records(file).values())])
+    alone = None
+    if run.seconds_alone:
+        alone = {**interval(mean_of(run.seconds_alone), *how_often)}
+        alone["num_questions"] = len(run.seconds_alone)
+    return {
+        "granularities": {
+            granularity: sum(p.granularity == granularity for p in found)
+            for granularity in GRANULARITIES
+        },
+        "failures": len(records) - len(found),
+        "calls": sum(sum(r.calls.values()) for r in records) / len(records),
+        "generated_tokens": sum(r.usage.generated_tokens for r in records) / len(records),
+        **cost.described(spent, len(records)),
+        "seconds": run.seconds,
+        "seconds_alone": alone,
+        "sees_gold": run.needs.gold,
+    }

@@ -1,0 +1,26 @@
+"""What figures share: colours and markers that everyone can tell apart, and the files."""
+
+import pathlib
+from typing import Any
+
+# Okabe and Ito (2008), without the yellow that vanishes on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def pyplot() -> Any:
+    """Matplotlib's, which needs no screen and writes the same SVG for the same figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "cirag_jax"
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def save(figure: Any, folder: pathlib.Path, name: str) -> None:
+    """Writes ``NAME.png`` and ``NAME.svg``, and closes the figure."""
+    figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    pyplot().close(figure)

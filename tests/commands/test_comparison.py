@@ -1,0 +1,153 @@
+"""Runs side by side: scores and leads by hand, and what cannot be compared."""
+
+import dataclasses
+
+import pytest
+
+from cirag_jax.commands import comparison as command
+from cirag_jax.errors import UserError
+from cirag_jax.runtime.journal import FILE
+from configs import comparison
+from tests.reports.made_up import PREDICTION, many, write_journal
+
+
+def workdir(root, name, pairs, **kwargs):
+    (root / name).mkdir()
+    write_journal(root / name / FILE, pairs, **kwargs)
+    return str(root / name)
+
+
+def compare(tmp_path, *specs, **fields):
+    config = comparison.get_config()
+    config.runs = specs
+    config.update_from_flattened_dict({"bootstrap_samples": 200, **fields})
+    (tmp_path / "c").mkdir(exist_ok=True)
+    return command.compare(config.lock(), tmp_path / "c")
+
+
+def answered(pairs, change):
+    return [(q, change(i, p)) for i, (q, p) in enumerate(pairs)]
+
+
+def test_scores_leads_and_levels(tmp_path, capsys):
+    """Six questions: four right of the first run, one of the second, whose third one failed."""
+    pairs = many(6)
+    worse = answered(
+        pairs,
+        lambda i, p: (
+            None
+            if i == 2
+            else dataclasses.replace(
+                PREDICTION,
+                answer="Orlin County" if i == 0 else "Orlin Bay",
+                granularity="triple" if i < 4 else "passage",
+                passages=("p-other", "p-bay", "p-ferry", "p-varga"),
+            )
+        ),
+    )
+    first = workdir(tmp_path, "a", pairs)
+    second = workdir(tmp_path, "b", worse, failed=[pairs[2][0]])
+    result = compare(tmp_path, f"student={first}", second)
+    mine, theirs = result["systems"]["student"], result["systems"]["b"]
+    # Gold: Orlin County or Orlin. "Ferry County" shares a word of two, "Orlin Bay" one with Orlin.
+    assert mine["em"]["value"] == pytest.approx(4 / 6)
+    assert mine["f1"]["value"] == pytest.approx((4 + 2 * 0.5) / 6)
+    assert theirs["em"]["value"] == pytest.approx(1 / 6)
+    assert theirs["f1"]["value"] == pytest.approx((1 + 4 * 2 / 3) / 6)
+    # Of four gold passages, one of which does not exist.
+    assert mine["recall@3"]["value"] == mine["recall@5"]["value"] == pytest.approx(3 / 4)
+    assert theirs["recall@3"]["value"] == pytest.approx(5 / 6 * 1 / 4)
+    assert theirs["recall@5"]["value"] == pytest.approx(5 / 6 * 2 / 4)
+    assert mine["granularities"] == {"triple": 0, "sentence": 4, "passage": 0, "default": 2}
+    assert theirs["granularities"] == {"triple": 3, "sentence": 0, "passage": 2, "default": 0}
+    assert (mine["failures"], theirs["failures"]) == (0, 1)
+    assert mine["generated_tokens"] == 31 and mine["calls"] == 2
+    lead = result["differences"]["student-b"]["em"]
+    assert lead["difference"] == pytest.approx(0.5) and lead["low"] <= 0.5 <= lead["high"]
+    assert list(result["differences"]) == ["student-b"]
+    assert (result["num_questions"], result["num_annotated"]) == (6, 6)
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert "| student " in table and "+50.0 [" in table and "67 %" in table and "33 %" in table
+    assert table.strip() in capsys.readouterr().err
+    assert (tmp_path / "c" / "granularities.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_folder_may_be_named_with_an_equals_sign(tmp_path):
+    folder = workdir(tmp_path, "k=5", many(1))
+    assert list(compare(tmp_path, folder)["systems"]) == ["k=5"]
+    assert list(compare(tmp_path, f"five={folder}")["systems"]) == ["five"]
+
+
+def test_one_run_and_questions_without_annotations(tmp_path):
+    pairs = many(2)
+    pairs[1] = (dataclasses.replace(pairs[1][0], answers=(), supporting=None), pairs[1][1])
+    result = compare(tmp_path, workdir(tmp_path, "a", pairs))
+    assert result["systems"]["a"]["em"]["value"] == 1 and result["num_annotated"] == 1
+    assert result["differences"] == {}
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (lambda pairs: pairs[:2], "other questions than .*a: 1 are in one alone, made-up-3"),
+        (lambda pairs: [*pairs[:2], (pairs[2][0], None)], "not ended: 1 of 3 questions are left"),
+        (
+            lambda pairs: [(dataclasses.replace(q, answers=("x",)), p) for q, p in pairs],
+            "other texts or annotations of question made-up-1",
+        ),
+    ],
+)
+def test_what_cannot_be_compared(tmp_path, second, message):
+    pairs = many(3)
+    first = workdir(tmp_path, "a", pairs)
+    with pytest.raises(UserError, match=message):
+        compare(tmp_path, first, workdir(tmp_path, "b", second(pairs)))
+
+
+def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
+    first, second = (workdir(tmp_path, name, many(2)) for name in "ab")
+    with pytest.raises(UserError, match="two runs of the name x"):
+        compare(tmp_path, f"x={first}", f"x={second}")
+    read = command.journal.read_settings
+    monkeypatch.setattr(
+        command.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}
+    )
+    with pytest.raises(UserError, match="b searched other passages than"):
+        compare(tmp_path, first, second)
+
+
+def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
+    both = {"reader.model": "m", "encoder.weights": {"version": "1"}, "passages": "p"}
+    own = {
+        "a": {"method": "cirag", "cirag.num_passages": 10, "cirag.max_steps": 4, **both},
+        "b": {"method": "native_rag", "native_rag.num_passages": 10, "code": "2", **both},
+        "c": {"method": "cirag", "cirag.num_passages": 5, "cirag.max_steps": 4, **both},
+        "d": {**{"method": "direct"}, "reader.model": "m"},
+    }
+    own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
+    folders = {name: workdir(tmp_path, name, many(2)) for name in own}
+    monkeypatch.setattr(command.journal, "read_settings", lambda file: own[file.parent.name])
+    # Two methods are there to be compared; what only one has is its own.
+    result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
+    assert result["different"] == {"b": {}, "d": {}}
+    assert "Settings of" not in (tmp_path / "c" / "table.md").read_text()
+    for other in ("a", "b"):
+        with pytest.raises(UserError, match=r"c has method\.num_passages=5 where .* 2 other sett"):
+            compare(tmp_path, folders[other], folders["c"])
+    result = compare(tmp_path, folders["a"], folders["c"], allow_different=True)
+    assert result["different"]["c"] == {
+        "method.num_passages": (10, 5),
+        "reader.model": ("m", "n"),
+        "encoder.weights.version": ("1", "2"),
+    }
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert 'Settings of a / c: method.num_passages 10 / 5; reader.model "m" / "n"; ' in table
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(UserError, match=r"config\.runs is required"):
+        compare(tmp_path)
+    with pytest.raises(UserError, match="is no workdir of launch/answer.py: it has no journal"):
+        compare(tmp_path, str(tmp_path))
+    with pytest.raises(UserError, match=r"config\.profile='x' is no profile"):
+        compare(tmp_path, workdir(tmp_path, "a", many(1)), profile="x")

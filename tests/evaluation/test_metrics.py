@@ -1,0 +1,157 @@
+"""The families of metrics against figures by hand."""
+
+import dataclasses
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation import metrics
+from cirag_jax.evaluation.evidence import endpoints
+from cirag_jax.evaluation.metrics import hits, raw_or_short
+from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
+from cirag_jax.types import Attempt, Passage, Prediction, Question, Triple
+
+QUESTION = Question(
+    "q1",
+    "In which county did she grow up?",
+    ("Orlin",),
+    supporting=("p1", "p2"),
+    supporting_sentences=(("p1", 0), ("p2", 3)),
+    evidences=(
+        ("The Lantern Road", "director", "Ilse Varga"),
+        ("Ilse Varga", "place of birth", "Tarnow Bay"),
+        ("Ilse Varga", "place of death", "Tarnow Bay"),
+    ),
+)
+BARE = Question("q2", "And who is he?", ("nobody",))
+FOUND = Prediction(
+    "Orlin",
+    "triple",
+    passages=("p9", "p8", "p2", "p7", "p1"),
+    sentences=(("p2", 3), ("p1", 1)),
+    triples=(
+        Triple("a lighthouse", "stands in", "Tarnow Bay"),
+        Triple("ilse  VARGA", "was the director of", "The 'Lantern' Road"),
+        Triple("Tarnow Bay", "is near", "Orlin"),
+        Triple("Ilse Varga", "was born in", "Tarnow Bay"),
+    ),
+)
+
+
+def measured(pairs, names=NAMES, corpus=True, **scoring):
+    """Value and number of questions of every score."""
+    found = metrics.measure(
+        [Answered(*pair) for pair in pairs], Scoring(**scoring), names, corpus=corpus
+    )
+    return {name: (ratio.value, int(ratio.bottom_Q.sum())) for name, ratio in found.items()}
+
+
+def test_recall_at_three_granularities():
+    assert measured([(QUESTION, FOUND)], ["recall"], recall_at=(5, 3)) == {
+        "recall@5": (1.0, 1), "recall@3": (0.5, 1),
+        "sentence_recall@5": (0.5, 1), "sentence_recall@3": (0.5, 1),
+        # Born and died at one place: one pair of names, found at rank 4. The other is reversed.
+        "triple_recall@5": (1.0, 1), "triple_recall@3": (0.5, 1),
+    }  # fmt: skip
+
+
+def test_only_annotated_questions_count_and_failed_ones_earn_nothing():
+    pairs = [
+        (QUESTION, FOUND),
+        (QUESTION, None),
+        (BARE, FOUND),
+        (QUESTION, Prediction("", "default")),
+    ]
+    found = measured(pairs, ["recall", "answers"], recall_at=(5,))
+    for name in ("recall@5", "triple_recall@5"):
+        assert found[name] == (pytest.approx(1 / 3), 3)
+    assert found["em"] == found["f1"] == found["acc"] == (0.25, 4)
+    unscored = measured([(BARE, FOUND), (dataclasses.replace(BARE, answers=()), FOUND)], ["recall"])
+    assert all(value != value and count == 0 for value, count in unscored.values())
+    partly = dataclasses.replace(QUESTION, evidences=None, supporting_sentences=())
+    found = measured([(QUESTION, FOUND), (partly, FOUND)], ["recall"], recall_at=(1,))
+    assert [count for _, count in found.values()] == [2, 1, 1]
+
+
+def test_a_method_without_a_corpus_is_not_scored_by_what_it_retrieved():
+    assert set(measured([(QUESTION, FOUND)], corpus=False)) == {"em", "f1", "acc"}
+    assert {"recall@3", "hit@3"} < set(measured([(QUESTION, FOUND)]))
+
+
+def test_a_hit_is_an_answer_in_a_passage_where_no_gold_passage_is_known():
+    texts = {
+        "p9": Passage("p9", "A road", "Nobody's road."),
+        "p8": Passage("p8", "Orlin", "He is NOBODY, they say."),
+        "p2": Passage("p2", "Nobody", "x"),
+    }
+    read = []
+
+    def passages():
+        read.append(1)
+        return texts
+
+    def hit(answers, k):
+        question = dataclasses.replace(BARE, answers=answers)
+        return measured([(question, FOUND)], ["hits"], recall_at=(k,), passages=passages)[
+            f"hit@{k}"
+        ]
+
+    assert hit(("he is nobody",), 1) == (0.0, 1) and hit(("he is nobody",), 2) == (1.0, 1)
+    assert hit(("nobody",), 1) == (1.0, 1)  # an apostrophe is a token of its own
+    assert hit(("orlin",), 2) == (1.0, 1)  # the title is read, too
+    assert hit(("obody",), 5) == hit(("...!",), 5) == hit(("",), 5) == (0.0, 1)
+    assert hit((), 5)[1] == 0  # without an answer there is nothing to look for
+    read.clear()
+    found = measured([(QUESTION, FOUND)], ["hits"], passages=passages)
+    assert found["hit@3"][1] == 0 and not read  # gold passages are known: recall says it
+    assert measured([(BARE, None)], ["hits"], recall_at=(1,))["hit@1"] == (0.0, 1)
+
+
+def test_accents_are_one_whether_composed_or_not():
+    assert hits.holds(Passage("p", "", "in São Paulo."), "SÃO PAULO")
+    assert not hits.holds(Passage("p", "", "in Sao Paulo."), "São Paulo")
+
+
+def test_the_larger_of_raw_and_short():
+    """Each metric by itself: the short answer is exact, the raw response holds more of the gold."""
+    question = dataclasses.replace(BARE, answers=("Orlin", "the county of Orlin in Tarn"))
+    attempts = (
+        Attempt("triple", ("x",), "I cannot say.", "", False),
+        Attempt("passage", ("x",), "the county of Orlin, in Tarn!", "Orlin", True),
+    )
+    found = Prediction("Orlin", "passage", attempts=attempts)
+    assert raw_or_short.raw(found) == "the county of Orlin, in Tarn!"
+    both = measured([(question, found)], ["answers", "raw_or_short"])
+    assert both["em"] == both["em_max"] == (1.0, 1)
+    wrong = dataclasses.replace(found, answer="Tarn")
+    assert raw_or_short.raw(wrong) == "the county of Orlin, in Tarn!"  # none gave it: the last
+    scores = measured([(question, wrong)], ["answers", "raw_or_short"])
+    assert scores["em"][0] == 0 and scores["em_max"][0] == 1 > scores["f1"][0]
+    short = dataclasses.replace(
+        found, attempts=(Attempt("passage", (), "So: Orlin", "Orlin", True),)
+    )
+    scores = measured([(question, short)], ["raw_or_short"])
+    assert scores["em_max"] == (1.0, 1)
+    assert measured([(question, None)], ["raw_or_short"])["acc_max"] == (0.0, 1)
+    assert raw_or_short.raw(Prediction("", "default")) == ""
+
+
+def test_a_triple_must_join_both_names():
+    assert endpoints("Ilse Varga", "Tarnow Bay") == endpoints("TARNOW bay!", "ilse-varga")
+    assert endpoints("Ilse Varga", "Tarnow Bay") != endpoints("Ilse Varga", "Tarnow")
+    assert endpoints("Bråk", "X") != endpoints("Br k", "X")  # letters of every script are kept
+    assert endpoints("東京", "日本") != endpoints("大阪", "日本")
+    assert endpoints("+", "x") != endpoints("-", "x")  # nothing left: the sign itself
+
+
+def test_titles_and_bad_settings():
+    assert metrics.title("recall@5") == "R@5" and metrics.title("f1") == "F1"
+    assert metrics.title("sentence_recall@2") == "sentence R@2"
+    metrics.check(NAMES)
+    with pytest.raises(UserError, match=r"config\.metrics=\('rouge',\) must be some of answers,"):
+        metrics.check(("rouge",))
+    with pytest.raises(UserError, match=r"config\.metrics=\(\) must be some"):
+        metrics.check(())
+    for bad in ((), (0,), (3, 3), ("a",), (2.5,)):
+        with pytest.raises(UserError, match=r"config\.recall_at=.* must be distinct numbers"):
+            Scoring(recall_at=bad)

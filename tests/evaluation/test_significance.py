@@ -1,0 +1,111 @@
+"""The tests of significance against scipy's, exact ones and hand-made figures."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from cirag_jax.evaluation.overlap import Ratio, mean_of
+from cirag_jax.evaluation.significance import (
+    holm,
+    interval,
+    paired_interval,
+    pairwise,
+    permutation_test,
+)
+
+
+def exact_p(a, b):
+    """All 2^Q arrangements."""
+    signs = np.array(list(itertools.product((1, -1), repeat=len(a))))
+    found = np.abs(signs @ (a - b))
+    return np.mean(found >= found[0] - 1e-12)
+
+
+def test_a_permutation_test_approaches_the_exact_one():
+    rng = np.random.default_rng(0)
+    a, b = rng.random(9), rng.random(9) - 0.15
+    found = permutation_test(mean_of(a), mean_of(b), samples=40_000)
+    assert found == pytest.approx(exact_p(a, b), abs=0.01)
+    theirs = scipy.stats.permutation_test(
+        (a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf
+    )
+    assert found == pytest.approx(theirs.pvalue, abs=0.01)
+
+
+def test_discrete_scores_have_ties_which_count():
+    a, b = np.array([1, 1, 1, 0, 1.0]), np.array([0, 0, 1, 1, 1.0])
+    # Of three questions that differ, two speak for the first: all arrangements but none are as far.
+    assert exact_p(a, b) == 1
+    assert permutation_test(mean_of(a), mean_of(b), samples=500) == 1
+    same = permutation_test(mean_of(a), mean_of(a), samples=500)
+    assert same == 1  # nothing to swap
+    far = permutation_test(mean_of(np.ones(40)), mean_of(np.zeros(40)), samples=999)
+    assert far == 1 / 1000  # what was observed is one arrangement
+
+
+def test_kinds_of_questions_are_questions():
+    """Equal questions are drawn as one number; made unequal by a hair, one by one."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.random((2, 300)) < [[0.6], [0.5]]).astype(float)
+    hair = 1e-12 * rng.random(300)  # ties stay ties
+    together = paired_interval(mean_of(a), mean_of(b), samples=20_000)
+    apart = paired_interval(mean_of(a + hair), mean_of(b), samples=20_000)
+    for bound in ("difference", "low", "high"):
+        assert together[bound] == pytest.approx(apart[bound], abs=0.005)
+    p = [permutation_test(mean_of(x), mean_of(b), samples=20_000) for x in (a, a + hair)]
+    assert p[0] == pytest.approx(p[1], abs=0.015) and 0.05 < p[0] < 0.5
+
+
+def test_a_swap_takes_the_denominator_along():
+    """Precision of sets: what is swapped are a question's matches and its size."""
+    a = Ratio(np.array([1.0, 2.0, 0.0]), np.array([1.0, 4.0, 1.0]))
+    b = Ratio(np.array([0.0, 1.0, 1.0]), np.array([2.0, 2.0, 1.0]))
+    found = permutation_test(a, b, samples=30_000)
+    values = []
+    for swapped in itertools.product((False, True), repeat=3):
+        one, two = (
+            [np.where(swapped, y, x) for x, y in zip(*pair, strict=True)]
+            for pair in ((a, b), (b, a))
+        )
+        values.append(abs(one[0].sum() / one[1].sum() - two[0].sum() / two[1].sum()))
+    assert found == pytest.approx(np.mean(np.array(values) >= values[0] - 1e-12), abs=0.01)
+
+
+def test_holms_rule_by_hand():
+    # 3 * .01, then max(that, 2 * .04), then max(that, .05).
+    np.testing.assert_allclose(holm([0.04, 0.01, 0.05]), [0.08, 0.03, 0.08])
+    np.testing.assert_allclose(holm([0.9, np.nan, 0.6]), [1.0, np.nan, 1.0])
+    assert holm([]).shape == (0,)
+
+
+def test_every_pair_of_several_systems():
+    rng = np.random.default_rng(1)
+    systems = {name: mean_of((rng.random(80) < p).astype(float)) for name, p in
+               (("x", 0.8), ("y", 0.5), ("z", 0.45))}  # fmt: skip
+    found = pairwise(systems, samples=3000)
+    assert list(found) == [("x", "y"), ("x", "z"), ("y", "z")]
+    raw = [pair["p"] for pair in found.values()]
+    np.testing.assert_allclose([pair["p_holm"] for pair in found.values()], holm(raw))
+    for (a, b), pair in found.items():
+        alone = paired_interval(systems[a], systems[b], samples=3000)
+        assert pair["difference"] == alone["difference"]
+        assert pair["low"] == pytest.approx(alone["low"], abs=0.03)
+        assert pair["p"] == pytest.approx(
+            permutation_test(systems[a], systems[b], samples=3000), abs=0.03
+        )
+    assert found["x", "z"]["p_holm"] < 0.01 < 0.1 < found["y", "z"]["p"]
+    assert pairwise({"x": systems["x"]}) == {}
+
+
+def test_what_nothing_counts_for_has_no_test():
+    none, one = Ratio(np.zeros(3), np.zeros(3)), mean_of([1.0, 0.0, 1.0])
+    found = pairwise({"a": none, "b": one, "c": one}, samples=50)
+    assert np.isnan(found["a", "b"]["p"]) and np.isnan(found["a", "b"]["p_holm"])
+    assert found["b", "c"]["p_holm"] == 1  # corrected for the pairs that are tested: one
+    with pytest.raises(ValueError, match="3 and 2 groups"):
+        permutation_test(one, mean_of([1.0, 0.0]))
+    nobody = Ratio(np.zeros(0), np.zeros(0))
+    assert np.isnan(interval(nobody)["low"])
+    assert np.isnan(pairwise({"a": nobody, "b": nobody}, samples=5)["a", "b"]["p"])
