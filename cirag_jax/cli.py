@@ -175,7 +175,8 @@ def _recorded(
         yield lambda: None
         return
     contents = {"config.json": config.to_dict(), "environment.json": _environment(argv)}
-    before = {workdir / name: _read_bytes(workdir / name) for name in contents}
+    paths = [workdir / name for name in contents]
+    before = {path: path.read_bytes() if path.is_file() else None for path in paths}
 
     def take_back() -> None:
         for path, content in before.items():
@@ -191,10 +192,6 @@ def _recorded(
     except UserError:
         take_back()
         raise
-
-
-def _read_bytes(path: pathlib.Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
 
 
 # ---------------------------------------------------------------------------------------- flags
@@ -478,11 +475,7 @@ def setup_distributed(
 def together(work: Callable[[], T]) -> T:
     """Runs ``work`` in every process of this run and waits for all; an error in one is one in all.
 
-    Args:
-      work: does what this process has to do.
-
-    Returns:
-      What this process's ``work`` returned.
+    Returns what this process's ``work`` returned.
 
     Raises:
       UserError: ``work`` failed in another process; the message says why.

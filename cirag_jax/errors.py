@@ -1,4 +1,8 @@
-"""The one exception that means "the user can fix this"."""
+"""The one exception that means "the user can fix this", and what is checked of many fields."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -7,3 +11,23 @@ class UserError(Exception):
     The message is one sentence that names the file, line and field where there are such. The
     command line prints it on stderr and exits with code 2, without a traceback.
     """
+
+
+def check_at_least(least: float, config: Any, *fields: str, prefix: str = "config.") -> None:
+    """Raises `UserError` where a number of ``config`` is too small.
+
+    Dots in ``fields`` lead into blocks; ``prefix`` is what the user puts before the names.
+    """
+    for field in fields:
+        value = functools.reduce(getattr, field.split("."), config)
+        if value < least:
+            wanted = f"be at least {least}" if least else "not be negative"
+            raise UserError(f"{prefix}{field}={value} must {wanted}.")
+
+
+def check_choice(field: str, value: Any, options: Iterable[Any]) -> None:
+    """Raises `UserError` where the value of ``field`` is none of the options."""
+    options = tuple(options)
+    if value not in options:
+        known = ", ".join("null" if option is None else str(option) for option in options)
+        raise UserError(f"{field}={value!r} must be one of {known}.")

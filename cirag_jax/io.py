@@ -1,11 +1,14 @@
 """Files that are never seen half-written, and what a person at the terminal is told."""
 
+import contextlib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tqdm
 
@@ -22,20 +25,52 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, parts: Iterable[str]) -> None:
-    """Writes a file of UTF-8: aside, to disk, then renamed.
+    """Writes a file of UTF-8; see `replacing`."""
+    with replacing(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(parts)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` for a new file or folder, which takes its place at the block's end.
+
+    A file is on the disk before it is renamed.
 
     Raises:
-      OSError: the folder cannot be written; what ``path`` held before is still there.
+      OSError: the folder cannot be written; what ``path`` held before is still there, as after any
+        other error in the block.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
+        if aside.is_file():
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+        elif path.exists():  # a folder replaces no other one
+            old = aside.with_suffix(".old")
+            path.rename(old)
+            aside.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+            return
         os.replace(aside, path)
     finally:
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
         aside.unlink(missing_ok=True)
+
+
+class Closing:
+    """Something open; as a context manager it is closed at the block's end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of what it holds."""
+        raise NotImplementedError
 
 
 def is_training_workdir(spec: str | None) -> bool:

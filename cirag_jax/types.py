@@ -160,17 +160,11 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a method answers, and from what.
+    """What a method answers, and from what; passages, sentences and triples are best first.
 
-    Attributes:
-        answer: The short answer.
-        granularity: Granularity that answered; ``default`` where every granularity refused.
-        passages: Passage ids, best first.
-        sentences: (passage id, sentence index), best first.
-        triples: Best first.
-        steps: The rounds of retrieval.
-        attempts: The answering calls, in order.
-        parse_errors: Malformed output of each kind -> how often it was met.
+    ``granularity`` is the one that answered, ``default`` where every one refused. ``attempts`` are
+    the answering calls, in order. ``parse_errors`` tell malformed output of each kind -> how often
+    it was met.
     """
 
     answer: str
@@ -230,3 +224,9 @@ class Usage:
     def __add__(self, other: "Usage") -> "Usage":
         fields = (f.name for f in dataclasses.fields(self))
         return Usage(*(getattr(self, name) + getattr(other, name) for name in fields))
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The counts of tokens, as results have them."""
+        names = ("prompt_tokens", "cached_tokens", "generated_tokens")
+        return {name: getattr(self, name) for name in names}

@@ -6,10 +6,11 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 
-def data(split: str, units: str | None = "triple") -> Any:
-    """``config.data``: which questions, over which corpus, in which units."""
+def data(split: str, units: str | None = "triple", *, several: bool = False) -> Any:
+    """``config.data``: which questions, over which corpus, in which units; of several folders."""
     config: Any = ConfigDict()
-    config.dir = placeholder(str)  # A dataset folder (docs/data.md); null is the built-in dataset.
+    # A dataset folder (docs/data.md); null is the built-in dataset. Several: or a tuple of them.
+    config.dir = placeholder(object if several else str)
     config.split = split
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.

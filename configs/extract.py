@@ -40,6 +40,8 @@ def get_config(preset: str = "") -> Any:
     config.import_openie = placeholder(str)  # An openie.jsonl to import instead of extracting.
 
     config.extractor = common.extractor()
+    # openie (entities, then triples, as JSON) | kirag | trace (<head; relation; tail>, one call).
+    config.dialect = "openie"
     config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
     config.triple_tokens = 512  # And of its list of triples.
     config.constrained = False  # Forces the JSON asked for, where the backend can.

@@ -95,9 +95,15 @@ def base() -> Any:
     """What all presets share."""
     config = trainer("integrator")
     config.trajectories = placeholder(object)  # A path, or a tuple of them.
+    # Dataset folders ("demo": the built-in one) whose decomposed training questions teach to write
+    # queries from known facts, without triples; config.data says how they are read. null: none.
+    config.query_folders = placeholder(object)
+    config.data = common.data(split="train")
     # How much a token counts that names what is kept, and one that says that nothing is missing; a
     # token of a next query counts 1, but there are more of them.
     config.kept_weight = config.stop_weight = 1.0
+    # Share of the trajectories whose candidates are in random order: numbers then say nothing.
+    config.shuffled = 0.0
     config.keep = "parsed"  # all | parsed (every step was well-formed) | correct_only
     config.num_trajectories = 0  # So many of them, drawn by the seed; 0: all (the paper's Table 8).
     config.dev = placeholder(object)  # Trajectories of other questions instead of dev_fraction.

@@ -4,9 +4,10 @@
         --config.trajectories=T --workdir=E
 
 W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder, T a workdir of
-launch/distill.py or a .jsonl file. The frozen base and the top-k baseline (keep the three best
-candidates, ask the question again) stand beside it, and keeping nothing. Without a checkpoint
-only these are scored.
+launch/distill.py or a .jsonl file. The frozen base and the top-k baselines (keep the three best
+candidates, ask the question again) stand beside it, the ranker of T as an aligner that integrates
+(keep the best candidate), and keeping nothing. Without a checkpoint only these are scored, with
+``--config.base.run=false`` without any language model.
 
 Record (2026-11-22, one core of a two-core CPU machine beside other work, jax 0.10.2): T = 30
 trajectories (80 steps) of MuSiQue's test fold; the teacher kept nothing at 52 % of the steps. Core
@@ -67,6 +68,9 @@ def get_config() -> Any:
     config.prefilled_headers = False  # Lead the student through the sections, too.
     config.keep_above = 0.0  # As in configs/methods/cirag.py; chosen on questions of dev_tune.
     config.match_cutoff = 0.8
+    # Of the aligner, as in configs/methods/cirag.py, chosen on questions of dev_tune. It is the
+    # ranker of the trajectories: make them with --config.encoder.model=ALIGNER.
+    config.stop_below = -1.0
     config.base = ConfigDict()
     config.base.keep_above = 0.0
     config.base.run = True  # Also score the model without the checkpoint.

@@ -36,6 +36,9 @@ def ranker() -> Any:
     # extracted, KiRAG). null: as the model was trained; one that was not trained on triples: tuple.
     config.triple_text = placeholder(str)
     config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
+    # bi_encoder, aligner: tokens kept of a query and of a text; null: as config.encoder says.
+    config.query_max_length = placeholder(int)
+    config.passage_max_length = placeholder(int)
     return config
 
 

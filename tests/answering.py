@@ -22,7 +22,8 @@ def tiny_folders(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def arguments(folders, workdir, *more, method="cirag") -> list[str]:
-    roles = ("integrator", "reader") if method == "cirag" else ("reader",)
+    first = {"cirag": ("integrator",), "c2rag": ("planner",)}
+    roles = (*first.get(method, ()), "reader")
     values = {"data.dir": folders["data"], "data.split": "train", "in_flight": 5}
     values["reader.max_tokens"] = 6
     if method != "direct":

@@ -11,7 +11,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cirag_jax.datasets import jsonl
 from cirag_jax.models.encoder import Encoder, EncoderConfig
-from cirag_jax.models.io import weights
+from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 _NAMES = [
@@ -97,7 +97,7 @@ def model_folder(folder: pathlib.Path, *, d_model: int = 32) -> pathlib.Path:
     _, state = nnx.split(Encoder(encoder, rngs=nnx.Rngs(0)))
     # A wider start than BERT's 0.02, so that texts differ before training.
     state = jax.tree.map(lambda x: x * 5 if x.ndim > 1 else x, state)
-    weights.save_tensors(weights.to_tensors(state, encoder), folder / "model.safetensors")
+    tensor_files.save_tensors(weights.to_tensors(state, encoder), folder / "model.safetensors")
     return folder
 
 

@@ -90,8 +90,8 @@ def _compilations() -> list[int]:
     """How often JAX has traced or compiled something since this was first called."""
     count = [0]
 
-    def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        del duration_secs
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs  # JAX names them
         count[0] += event.startswith("/jax/core/compile")
 
     jax.monitoring.register_event_duration_secs_listener(listen)

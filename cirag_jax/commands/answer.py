@@ -17,6 +17,7 @@ from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
+from cirag_jax.evaluation.evidence import recall_per_step
 from cirag_jax.evaluation.metrics import recall
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, Scoring
@@ -205,6 +206,7 @@ def _result(
     return {
         **_scores(measured, corpus),
         "profile": config.profile,
+        "recall_per_step": recall_per_step(found, [q for q, _ in ended], config.recall_at),
         "granularities": _granularities(found),
         "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
         "steps": _mean(len(p.steps) for p in found if p),

@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 
 from cirag_jax import sharding
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.llm import client, openai_format
 from cirag_jax.llm.engine.engine import Engine
@@ -25,20 +25,14 @@ _SERVER = ("backend", "overflow", "server", "omit", "extra_body")
 def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """Opens the language model of ``config`` (`configs.common.language_model`).
 
-    Args:
-      config: with ``backend``, ``model``, ``adapter``, ``base_url`` and the other fields.
-      spent: what counts against a budget already.
+    ``spent`` counts against a budget already.
 
     Raises:
       UserError: the backend is unknown, a field does not suit it, or the model cannot be opened.
     """
-    if config.backend not in BACKENDS:
-        raise UserError(f"backend={config.backend!r} is unknown; there are {', '.join(BACKENDS)}.")
-    if config.overflow not in ("error", "truncate"):
-        raise UserError(f"overflow={config.overflow!r} must be error or truncate.")
-    for name in ("batch_size", "context"):
-        if getattr(config, name) < 0:
-            raise UserError(f"{name} must not be negative.")
+    check_choice("backend", config.backend, BACKENDS)
+    check_choice("overflow", config.overflow, ("error", "truncate"))
+    check_at_least(0, config, "batch_size", "context", prefix="")
     if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
         raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
     if config.backend == "openai":
@@ -124,21 +118,17 @@ def _open_engine(config: Any) -> Backend:
         mesh = mesh if mesh.size > 1 else None
     if mesh is not None and jax.process_count() > 1:
         raise UserError("Generation runs in one process; give it the devices of one machine.")
+    adapter: Any = config.adapter and str(local_path(config.adapter))
+    if is_training_workdir(config.adapter):
+        adapter = workdir.open_adapter(config.adapter)[:2]  # read once, not written as a folder
     return Engine.open(
         model_name(config) or DEFAULT_MODEL,
-        adapter=_adapter(config.adapter),
+        adapter=adapter,
         merge_adapter=config.merge_adapter,
         dtype=config.dtype,
         mesh=mesh,
         options=engine_options(config),
     )
-
-
-def _adapter(spec: str | None) -> Any:
-    """A training workdir's adapter, read once; anything else as a folder."""
-    if spec is None or not is_training_workdir(spec):
-        return spec and str(local_path(spec))
-    return workdir.open_adapter(spec)[:2]
 
 
 def _open_torch(config: Any) -> Backend:

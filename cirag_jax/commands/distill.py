@@ -13,7 +13,7 @@ from cirag_jax.commands import backends, opening, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import teachers, trajectories
 from cirag_jax.distill.oracle import Gold
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
@@ -29,14 +29,11 @@ _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
 
 def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Collects trajectories for the questions that ``config`` selects; resumes where it stopped.
+    """Collects trajectories for the questions that ``config`` (configs/trajectories.py) selects;
+    resumes where it stopped.
 
     Writes ``trajectories.jsonl`` in the order of the questions, the sidecar ``trajectories.json``
     and, while it runs, ``journal.sqlite``.
-
-    Args:
-      config: of configs/trajectories.py.
-      workdir: an existing folder.
 
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
@@ -68,7 +65,11 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     held_out = _warn_of_held_out(questions)
     missing = {}
     if config.teacher.insert_missing:
-        chosen_golds = {q.id: golds[q.id] for q in questions if q.id in golds and _is_training(q)}
+        chosen_golds = {  # of questions that nobody evaluates on
+            q.id: golds[q.id]
+            for q in questions
+            if q.id in golds and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
+        }
         missing = teachers.missing_facts(chosen_golds)
         golds |= {
             key: teachers.with_facts(gold, missing, settings.normalization)
@@ -122,22 +123,17 @@ def _check(config: Config) -> CiragConfig:
     """CIRAG's settings; refuses what no teacher can do before anything is opened."""
     settings = CiragConfig(**task.plain(config.cirag))
     kind = config.teacher.kind
-    if kind not in teachers.KINDS:
-        raise UserError(f"config.teacher.kind={kind!r} must be one of {', '.join(teachers.KINDS)}.")
+    check_choice("config.teacher.kind", kind, teachers.KINDS)
     if settings.prefilled_headers:
         raise UserError(
             "config.cirag.prefilled_headers=true: a teacher writes its decision in one piece."
         )
     if settings.integrator != "model":
         raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
-    if settings.max_steps < 1:
-        raise UserError("config.cirag.max_steps must be at least 1: a teacher decides in rounds.")
     if not 0 <= config.teacher.share <= 1:
         raise UserError("config.teacher.share must lie in [0, 1].")
-    if config.limit < 0:
-        raise UserError("config.limit must not be negative.")
-    if config.min_steps < 1:
-        raise UserError("config.min_steps must be at least 1.")
+    check_at_least(0, config, "limit")
+    check_at_least(1, config, "cirag.max_steps", "min_steps")  # a teacher decides in rounds
     answers.check_profile(config.profile)
     trajectories.check_keep(config.keep)
     if config.keep == "correct_only" and kind != "annotations" and not config.answer:
@@ -200,11 +196,6 @@ def _with_teachers(
     model = handlers["integrator"]
     mixture = teachers.Mixture({"annotations": own, "llm": model}, teacher_of.__getitem__)
     return {**handlers, "integrator": mixture, "teacher": model}  # "teacher": shown in progress
-
-
-def _is_training(question: Question) -> bool:
-    """Whether nobody evaluates on a question."""
-    return all(getattr(question, field) not in names for field, names in _HELD_OUT.items())
 
 
 def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
@@ -272,9 +263,7 @@ def _usage(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "failures": errors.total(),
         "errors": dict(errors.most_common(5)),
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "generated_tokens": usage.generated_tokens,
+        **usage.tokens,
     }
 
 
@@ -287,13 +276,10 @@ def _sidecar(
     held_out: Mapping[str, int],
 ) -> dict[str, Any]:
     """How trajectories were rendered, and of what they are."""
+    names = ("normalization", "prompt_format", "few_shot")
+    names += ("num_candidates", "num_passages", "max_steps")
     return {
-        "normalization": settings.normalization,
-        "prompt_format": settings.prompt_format,
-        "few_shot": settings.few_shot,
-        "num_candidates": settings.num_candidates,
-        "num_passages": settings.num_passages,
-        "max_steps": settings.max_steps,
+        **{name: getattr(settings, name) for name in names},
         "dataset": dataset.name,
         "passages": bound["passages"],
         "questions": codec.digest(codec.dump([t.question_id for t in kept])),

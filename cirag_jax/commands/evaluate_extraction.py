@@ -4,23 +4,22 @@ import collections
 import dataclasses
 import json
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from cirag_jax.commands import side_by_side, task
 from cirag_jax.datasets.references import Reference, select_references
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.evaluation.overlap import Ratio, overlap_ratios
-from cirag_jax.evaluation.significance import differences, intervals
+from cirag_jax.evaluation.significance import intervals
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
 from cirag_jax.io import write_lines
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
-from cirag_jax.reports.tables import figure, lead, markdown, write_table
+from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization
@@ -31,14 +30,11 @@ FILE = "extractions.jsonl"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """What a model extracted from one passage.
+    """What a model extracted from one passage; ``triples`` are as `methods.extraction.extract`
+    leaves them.
 
-    Attributes:
-      triples: as `methods.extraction.extract` leaves them.
-      entities: as its first answer lists them.
-      status: ``ok``, ``empty`` or ``failed``; a passage that failed has no triples.
-      parse_errors: malformed answers of each kind.
-      cause: why it failed.
+    ``status`` is ``ok``, ``empty`` or ``failed``; a passage that failed has no triples, and a
+    ``cause``.
     """
 
     triples: tuple[Triple, ...] = ()
@@ -52,11 +48,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Extracts the passages of ``config.data`` with every model and scores what they find.
 
     Leaves ``extractions.jsonl``, ``table.md`` and a journal a model in ``workdir``; a run that was
-    stopped goes on from there.
-
-    Args:
-      config: of configs/extractor_eval.py.
-      workdir: an existing folder.
+    stopped goes on from there. ``config`` is of configs/extractor_eval.py.
 
     Returns:
       ``systems``: of each model ``exact``, ``soft`` and ``entities`` (the scores of
@@ -67,16 +59,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Raises:
       UserError: the config, the data or a model cannot be used.
     """
-    for name in ("entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples"):
-        if config[name] < 1:
-            raise UserError(f"config.{name} must be at least 1.")
-    if config.limit < 0:
-        raise UserError("config.limit must not be negative.")
-    if config.normalization not in get_args(Normalization):
-        raise UserError(
-            f"config.normalization={config.normalization!r} must be one of "
-            f"{', '.join(get_args(Normalization))}."
-        )
+    check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
+    check_at_least(0, config, "limit")
+    check_choice("config.normalization", config.normalization, get_args(Normalization))
     settings = ExtractionSettings(
         config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
     )
@@ -90,18 +75,15 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     scores: dict[str, dict[str, Ratio]] = {}
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    complete = True
     jobs = [job(reference.passage, settings) for reference in references]
     for name, model in models.items():
-        bound = {**model.identity, **dataclasses.asdict(settings), **extraction.version()}
-        with Journal(workdir / f"{name}.sqlite", bound) as journal:
-            start = time.monotonic()
-            asked = ("extractor", settings.triple_tokens)
-            shown = ("passage", name)
-            records = side_by_side.ask(config, journal, model, asked, jobs, until, shown)
-            usage = side_by_side.spent(journal, jobs, start)
+        bound = {**settings.identity, **extraction.version()}
+        asked = ("extractor", settings.triple_tokens)
+        journal = workdir / f"{name}.sqlite"
+        records, usage = side_by_side.ask(
+            config, journal, model, bound, asked, jobs, until, "passage"
+        )
         if records is None:
-            complete = False
             continue
         found = read(references, records)
         scores[name] = score(references, found, normalization=config.normalization)
@@ -115,12 +97,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         ]
 
     # ---- Figures ---------------------------------------------------------------------------------
-    result: dict[str, Any] = {"systems": systems, "differences": {}}
-    if len(scores) == 2:
-        a, b = scores[side_by_side.STUDENT], scores[side_by_side.BASE]
-        compared = differences(a, b, config.bootstrap_samples, config.seed)
-        result["differences"]["student-base"] = side_by_side.by_kind(compared)
-    result |= {
+    result = {
+        "systems": systems,
+        "differences": side_by_side.leads(config, scores),
         "num_passages": len(references),
         "num_trained_on": num_trained_on,
         "selection": selection,
@@ -130,9 +109,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "split": config.data.split,
             "fold": config.data.fold,
             "normalization": config.normalization,
-            **dataclasses.asdict(settings),
+            **settings.identity,
         },
-        "complete": complete,
+        "complete": len(scores) == len(models),
     }
     write_lines(workdir / FILE, rows)
     write_table(table_of(result), workdir)
@@ -255,6 +234,4 @@ def table_of(result: Mapping[str, Any]) -> str:
         rows.append([*row, lead(kinds["entities"]["f1"]), "", ""])
     data = result["settings"]["data"] or "the built-in dataset"
     caption = f"{result['num_passages']} passages of {data}"
-    if not result["complete"]:
-        caption += "; not complete, run the command again to go on"
-    return f"{caption}\n\n{markdown([header, *rows])}"
+    return captioned(caption, [header, *rows], result["complete"])

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,39 +13,34 @@ from cirag_jax.commands import side_by_side, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Search, Similarity
 from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.significance import differences, intervals
+from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
-from cirag_jax.reports.tables import figure, lead, markdown, write_table
+from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
-TOP_K, TOP_K_CHAIN, NOTHING = "top_k", "top_k_chain", "nothing"
-BASELINES = (TOP_K, TOP_K_CHAIN, NOTHING)  # which write no text
+TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING = "top_k", "top_k_chain", "aligner", "nothing"
+BASELINES = (TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING)  # which write no text
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets every model decide at the steps of ``config.trajectories`` and scores its decisions.
 
     Leaves ``decisions.jsonl``, ``table.md`` and a journal a model in ``workdir``; a run that was
-    stopped goes on from there.
-
-    Args:
-      config: of configs/integrator_eval.py.
-      workdir: an existing folder.
+    stopped goes on from there. ``config`` is of configs/integrator_eval.py.
 
     Returns:
-      ``systems``: of each model, of the top-k baseline and of keeping nothing at all the scores of
+      ``systems``: of each model, the top-k baselines, the aligner and keeping nothing the scores of
       `decisions.score` with their intervals (questions resampled), ``parse_errors``, tokens and
       seconds; ``differences``: the student less each other system; ``num_questions``,
       ``num_trained_on`` (of them, by the student; None: not known), ``num_steps``,
@@ -58,7 +52,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     _check(config)
     found, described = _trajectories(config)
-    models = side_by_side.models_of(config, "integrator")
+    asks = config.checkpoint is not None or config.base.run
+    models = side_by_side.models_of(config, "integrator") if asks else {}
     questions = {trajectory.question_id for trajectory in found}
     num_trained_on = side_by_side.count_seen(models, questions, "questions")
     normalization: Normalization = _prompt(config, described, {})["normalization"]
@@ -73,13 +68,14 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     for name, model in models.items():
         how = _settings(config, name, _prompt(config, described, model.described))
         plain = {f"cirag.{key}": value for key, value in dataclasses.asdict(how).items()}
-        bound = {**model.identity, **plain, "max_tokens": config.integrator.max_tokens}
-        with Journal(workdir / f"{name}.sqlite", bound) as journal:
-            start, jobs = time.monotonic(), decisions.jobs(found, how)
-            steps = [job for row in jobs for job in row]
-            asked = ("integrator", config.integrator.max_tokens)
-            records = side_by_side.ask(config, journal, model, asked, steps, until, ("step", name))
-            spent[name] = side_by_side.spent(journal, steps, start)
+        bound = {**plain, "max_tokens": config.integrator.max_tokens}
+        jobs = decisions.jobs(found, how)
+        steps = [job for row in jobs for job in row]
+        asked = ("integrator", config.integrator.max_tokens)
+        journal = workdir / f"{name}.sqlite"
+        records, spent[name] = side_by_side.ask(
+            config, journal, model, bound, asked, steps, until, "step"
+        )
         if records is not None:
             decided[name] = decisions.read(jobs, records)
         settings[name] = {
@@ -88,6 +84,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         }
     complete = len(decided) == len(models)
     decided[TOP_K], decided[TOP_K_CHAIN] = decisions.top_k(found), decisions.top_k(found, True)
+    plain_chain = CiragConfig(normalization=normalization, stop_below=config.stop_below)
+    decided[ALIGNER] = decisions.aligner(found, plain_chain)
     decided[NOTHING] = decisions.nothing(found)
 
     # ---- Figures ---------------------------------------------------------------------------------
@@ -109,23 +107,16 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     own = score(decisions.teachers_own(found)).get("query_recall")
     for name in BASELINES:
         del scores[name]["parse_rate"]  # there is nothing that could be parsed
-    how_often = (config.bootstrap_samples, config.seed)
     result: dict[str, Any] = {
         "systems": {
             name: {
-                **side_by_side.by_kind(intervals(ratios, *how_often)),
+                **side_by_side.by_kind(intervals(ratios, config.bootstrap_samples, config.seed)),
                 "parse_errors": decisions.parse_errors(decided[name]),
                 **spent.get(name, {}),
             }
             for name, ratios in scores.items()
         },
-        "differences": {
-            f"{side_by_side.STUDENT}-{name}": side_by_side.by_kind(
-                differences(scores[side_by_side.STUDENT], ratios, *how_often)
-            )
-            for name, ratios in scores.items()
-            if side_by_side.STUDENT in scores and name != side_by_side.STUDENT
-        },
+        "differences": side_by_side.leads(config, scores),
         "num_questions": len(questions),
         "num_trained_on": num_trained_on,
         "num_steps": sum(len(trajectory.steps) for trajectory in found),
@@ -134,6 +125,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "checkpoint": config.checkpoint,
             "trajectories": config.trajectories,
             "keep": config.keep,
+            "stop_below": config.stop_below,
             **settings,
         },
         "complete": complete,
@@ -151,13 +143,8 @@ def _check(config: Config) -> None:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
         )
-    if config.integrator.max_tokens < 1:
-        raise UserError("config.integrator.max_tokens must be at least 1.")
-    if config.query_recall < 0:
-        raise UserError("config.query_recall must not be negative.")
-    for name in ("in_flight", "bootstrap_samples"):
-        if config[name] < 1:
-            raise UserError(f"config.{name} must be at least 1.")
+    check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
+    check_at_least(0, config, "query_recall")
 
 
 def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
@@ -348,6 +335,4 @@ def table_of(result: Mapping[str, Any]) -> str:
     )
     if teacher["query_recall"] is not None:
         caption += f"; its own queries have a recall of {100 * teacher['query_recall']:.1f}"
-    if not result["complete"]:
-        caption += "; not complete, run the command again to go on"
-    return f"{caption}\n\n{markdown([header, *rows])}"
+    return captioned(caption, [header, *rows], result["complete"])

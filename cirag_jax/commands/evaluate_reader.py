@@ -5,20 +5,19 @@ import hashlib
 import json
 import math
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import side_by_side, task
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_at_least
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, ratio
-from cirag_jax.evaluation.significance import differences, intervals
+from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
-from cirag_jax.reports.tables import figure, lead, markdown, write_table
-from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.reports.tables import captioned, figure, lead, write_table
+from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.training.data import conversations
@@ -43,11 +42,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Every question is read twice at a granularity drawn by the seed: with all gold evidence, and
     without that of one gold passage. Leaves ``readings.jsonl``, ``table.md``, ``calibration.png``
-    and a journal a model in ``workdir``; a run that was stopped goes on from there.
-
-    Args:
-      config: of configs/reader_eval.py.
-      workdir: an existing folder.
+    and a journal a model in ``workdir``; a run that was stopped goes on from there. ``config`` is
+    of configs/reader_eval.py.
 
     Returns:
       ``systems``: of each model, for ``all`` and every granularity, ``em`` and ``f1`` of answers
@@ -60,9 +56,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the config, the data or a model cannot be used.
     """
     answers.check_profile(config.profile)
-    for name in ("max_tokens", "in_flight", "bootstrap_samples"):
-        if config[name] < 1:
-            raise UserError(f"config.{name} must be at least 1.")
+    check_at_least(1, config, "max_tokens", "in_flight", "bootstrap_samples")
     models = side_by_side.models_of(config, "reader")
     described = {k: v for m in models.values() for k, v in m.described.items()}
     how = str(described.get("reader_format", config.evidence.reader_format))
@@ -79,16 +73,15 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     jobs = [job(made, how, config.calibration) for made in found]
     for name, model in models.items():
-        bound = {**model.identity, "prompts": reading.prompt_digest(how), "max": config.max_tokens}
-        with Journal(workdir / f"{name}.sqlite", bound) as journal:
-            start = time.monotonic()
-            asked = ("reader", config.max_tokens)
-            shown = ("reading", name)
-            records = side_by_side.ask(config, journal, model, asked, jobs, until, shown)
-            usage = side_by_side.spent(journal, jobs, start)
+        bound = {"prompts": reading.prompt_digest(how), "max": config.max_tokens}
+        asked = ("reader", config.max_tokens)
+        journal = workdir / f"{name}.sqlite"
+        records, usage = side_by_side.ask(
+            config, journal, model, bound, asked, jobs, until, "reading"
+        )
         if records is None:
             continue
-        said = [_read(made, records[one.id]) for made, one in zip(found, jobs, strict=True)]
+        said = [_read(records[one.id]) for one in jobs]
         scores[name] = score(found, said, config.profile)
         told = intervals(scores[name], config.bootstrap_samples, config.seed)
         calibrated = _calibration(found, said, config.profile)
@@ -96,12 +89,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         rows += [_row(name, r, s, config.profile) for r, s in zip(found, said, strict=True)]
 
     # ---- Figures ---------------------------------------------------------------------------------
-    result: dict[str, Any] = {"systems": systems, "differences": {}}
-    if len(scores) == 2:
-        a, b = scores[side_by_side.STUDENT], scores[side_by_side.BASE]
-        compared = differences(a, b, config.bootstrap_samples, config.seed)
-        result["differences"]["student-base"] = side_by_side.by_kind(compared)
-    result |= {
+    result = {
+        "systems": systems,
+        "differences": side_by_side.leads(config, scores),
         "num_questions": num_questions,
         "num_trained_on": num_trained_on,
         "settings": {
@@ -132,12 +122,8 @@ def _readings(config: Config) -> list[Reading]:
 
 
 def job(made: Reading, reader_format: str, logprobs: bool = False) -> Job:
-    """The program that asks role ``reader`` about a reading.
-
-    Args:
-      made: what is read.
-      reader_format: as in `prompts.reading.answer_messages`.
-      logprobs: whether to ask for the probabilities of its words, too.
+    """The program that asks role ``reader`` about a reading; with ``logprobs`` for the
+    probabilities of its words, too.
     """
     messages = messages_of(made, reader_format)
     described = [[message.role, message.text] for message in messages]
@@ -162,13 +148,12 @@ def _confidence(said: Generated) -> float | None:
     return math.exp(sum(logprobs)) if logprobs else None
 
 
-def _read(made: Reading, record: Record) -> Read:
+def _read(record: Record) -> Read:
     """A request that failed neither answers nor refuses."""
     if record.outcome is None:
         return Read("", False)
     answer, sufficient, _ = reading.parse_answer(
         record.outcome["text"],
-        question=made.question.question,
         truncated=record.outcome["truncated"],
     )
     return Read(answer, not sufficient, record.outcome["confidence"])
@@ -281,6 +266,4 @@ def table_of(result: Mapping[str, Any]) -> str:
     for name, compared in result["differences"].items():
         rows.append([name, "all", *(lead(compared["all"][s]) for s in SCORES)])
     caption = f"{result['num_questions']} questions of {result['settings']['folders']}"
-    if not result["complete"]:
-        caption += "; not complete, run the command again to go on"
-    return f"{caption}\n\n{markdown([header, *rows])}"
+    return captioned(caption, [header, *rows], result["complete"])

@@ -1,12 +1,12 @@
 """Evaluates a trained aligner against its frozen start, one-shot retrieval and BM25."""
 
 import dataclasses
-import itertools
+import functools
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tqdm
@@ -22,21 +22,22 @@ from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import write_lines
+from cirag_jax.methods.evidence import Evidence
+from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.iterative import (
-    Embed,
-    Ranking,
-    UnitStore,
-    by_passage,
-    by_unit,
-    iterative_retrieve,
-)
+from cirag_jax.retrieval.encoders import Encoder, Progress, RememberingEncoder, Role
+from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.types import Config, Dataset, Question
+from cirag_jax.retrieval.unit_index import UnitIndex
+from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.requests import Extract, Program, Retrieve
+from cirag_jax.runtime.scheduler import Handler, Job, Scheduler
+from cirag_jax.types import Config, Dataset, Prediction, Question
 
 # Every system, the trained one first; the others are what its difference is taken to.
 SYSTEMS = ("trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25")
@@ -50,7 +51,7 @@ class _Task:
     questions: tuple[Question, ...]
     corpus: Corpus
     texts: tuple[str, ...]
-    allowed: tuple[np.ndarray, ...] | None
+    allowed: tuple[np.ndarray, ...] | None  # of each question
     kind: chains_lib.UnitKind
 
 
@@ -80,9 +81,10 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Passages once per encoder, then every system
     # ---------------------------------------------
     limits = (config.query_max_length, config.unit_max_length)
-    embeds = {
-        "trained": _Embedder(trained, mesh, *limits),
-        "frozen": _Embedder(frozen, mesh, *limits),
+    embeds: dict[str, Encoder] = {
+        # Search, ranking and next-unit ranking share what is embedded.
+        "trained": RememberingEncoder(_Embedder(trained, mesh, *limits)),
+        "frozen": RememberingEncoder(_Embedder(frozen, mesh, *limits)),
     }
     indexes = {}
     for name, encoder in (("frozen", frozen), ("trained", trained)):
@@ -99,11 +101,13 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             )
     texts = [question.question for question in task.questions]
     ranked: dict[str, list[list[int]]] = {}
-    runs: dict[str, list[Ranking]] = {}
+    row_of = {passage.id: row for row, passage in enumerate(task.corpus.passages)}
+    runs: dict[str, list[Prediction]] = {}
     for name in ("trained", "frozen"):
         runs[name] = _iterate(config, task, embeds, indexes, name)
-        ranked[name] = [list(ranking.passages) for ranking in runs[name]]
-        rows_QK, _ = indexes[name].search(embeds[name](texts, "query"), max(ks), task.allowed)
+        ranked[name] = [[row_of[id] for id in found.passages] for found in runs[name]]
+        query_QD = embeds[name].encode(texts, "query")
+        rows_QK, _ = indexes[name].search(query_QD, max(ks), task.allowed)
         ranked[f"one_shot_{name}"] = _rows(rows_QK)
     ranked["bm25"] = _rows(BM25(task.texts).search(texts, max(ks), task.allowed))
 
@@ -147,7 +151,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     result["num_questions"] = len(task.questions)
     result["num_passages"] = len(task.texts)
-    records = _ranking_records(task.questions, ids, ranked, runs, max(ks))
+    records = _ranking_records(task, ids, ranked, runs, max(ks))
     write_lines(workdir / "rankings.jsonl", records)
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir)
@@ -172,34 +176,29 @@ def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
 
 
 class _Embedder:
-    """Embeds queries, and units once: iterative retrieval and next-unit ranking share them."""
+    """An encoder of queries and units, with a progress bar."""
+
+    identity: Mapping[str, Any] = {}
 
     def __init__(
         self, encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int
     ):
-        self._encoder = encoder
-        self._mesh = mesh
+        self.dim = encoder.dim
+        self._encoder, self._mesh = encoder, mesh
         self._limits = {"query": query_max_length, "passage": unit_max_length}
-        self._row: dict[str, int] = {}
-        self._unit_ND = np.zeros((0, encoder.dim), np.float32)
 
-    def __call__(self, texts: Sequence[str], role: Literal["query", "passage"]) -> np.ndarray:
-        if role == "query":
-            return self._encode(texts, role)
-        new = [text for text in dict.fromkeys(texts) if text not in self._row]
-        if new:
-            self._row.update(zip(new, itertools.count(len(self._row)), strict=False))
-            self._unit_ND = np.concatenate([self._unit_ND, self._encode(new, role)])
-        return self._unit_ND[[self._row[text] for text in texts]]
-
-    def _encode(self, texts: Sequence[str], role: Literal["query", "passage"]) -> np.ndarray:
-        with _bar(f"as {role}", len(set(texts)), "text") as progress:
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """See `Encoder`; a passage is a unit."""
+        del progress  # It has its own.
+        with _bar(f"as {kind}", len(texts), "text") as progress:
             return encode(
                 self._encoder,
                 None,
                 texts,
-                kind=role,
-                max_length=self._limits[role],
+                kind=kind,
+                max_length=self._limits[kind],
                 mesh=self._mesh,
                 progress=progress,
             )
@@ -208,36 +207,83 @@ class _Embedder:
 def _iterate(
     config: Config,
     task: _Task,
-    embeds: Mapping[str, Embed],
+    embeds: Mapping[str, Encoder],
     indexes: Mapping[str, ExactIndex],
     name: str,
-) -> list[Ranking]:
+) -> list[Prediction]:
     """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
-    passages = task.corpus.passages
 
-    def units_of(row: int) -> Sequence[chains_lib.Unit]:
-        return chains_lib.units_of(task.dataset, passages[row].id, task.kind)
+    def nearest(index: ExactIndex, encoder: Encoder) -> Search:
+        return lambda queries, k, allowed, _: index.search(
+            encoder.encode(queries, "query"), k, allowed
+        )
 
-    store = UnitStore(units_of, embeds[name])
     if config.retriever == "units":
-        search = by_unit(store, len(passages), config.k, allowed=task.allowed)
+        units = [
+            [unit.text for unit in chains_lib.units_of(task.dataset, passage.id, task.kind)]
+            for passage in task.corpus.passages
+        ]
+        search: Search = UnitIndex(units, embeds[name]).search
     elif config.retriever == "aligner":
-        search = by_passage(indexes[name], None, config.k, task.allowed)
+        search = nearest(indexes[name], embeds[name])
     elif config.retriever == "frozen":
-        search = by_passage(indexes["frozen"], embeds["frozen"], config.k, task.allowed)
+        search = nearest(indexes["frozen"], embeds["frozen"])
     else:
         raise UserError(
             f"config.retriever is {config.retriever!r}; it must be units, aligner or frozen"
         )
-    return iterative_retrieve(
-        [question.question for question in task.questions],
-        task.kind,
-        embeds[name],
-        store,
+    return iterate(
+        task.questions,
+        task.dataset,
+        task.corpus,
         search,
-        steps=config.steps,
-        ranking=config.ranking,
+        embeds[name],
+        KiragConfig(
+            max_steps=config.steps,
+            num_passages=config.k,
+            num_candidates=0,
+            units=task.kind,
+            use_constructor=False,
+            accumulate=True,
+            ranking=config.ranking,
+            reader="nothing",
+        ),
     )
+
+
+def iterate(
+    questions: Sequence[Question],
+    dataset: Dataset,
+    corpus: Corpus,
+    search: Search,
+    aligner: Encoder,
+    settings: KiragConfig,
+) -> list[Prediction]:
+    """KiRAG's loop without a language model, all questions one step at a time.
+
+    Args:
+      questions: in whose order the predictions come.
+      dataset: whose triples are the units, where these are triples.
+      corpus: the passages that are found.
+      search: finds their rows.
+      aligner: embeds queries and units; a `RememberingEncoder` does so once.
+      settings: of a run that needs no role.
+    """
+    write = functools.partial(text_of, write_triple=TripleText("angle"))
+    handlers: dict[type | str, Handler] = {
+        Retrieve: RetrieveHandler(search, corpus.passages, corpus.allowed),
+        Extract: ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids}),
+        "rankers.aligner": RankHandler(BiEncoderRanker(aligner, write)),
+    }
+    found: dict[str, Prediction] = {}
+
+    def keep(question: Question) -> Program[None]:
+        found[question.id] = yield from kirag(question, settings)
+
+    jobs = [Job(q.id, None, functools.partial(keep, q)) for q in questions]
+    with Journal(":memory:", {}) as book:
+        Scheduler(handlers, book, in_flight=len(jobs)).run(jobs)
+    return [found[question.id] for question in questions]
 
 
 def _rows(row_QK: np.ndarray) -> list[list[int]]:
@@ -276,7 +322,7 @@ def _by_group(
 
 
 def _next_unit(
-    task: _Task, embeds: Mapping[str, Embed], ks: Sequence[int]
+    task: _Task, embeds: Mapping[str, Encoder], ks: Sequence[int]
 ) -> dict[str, Any] | None:
     """MRR and Recall@K of the next unit over each question's own candidates."""
     try:
@@ -289,18 +335,21 @@ def _next_unit(
     ]
     problems = next_unit.next_units(chains, pools, task.kind)
     return {
-        name: next_unit.evaluate_next_unit(problems, embed, ks) for name, embed in embeds.items()
+        name: next_unit.evaluate_next_unit(problems, encoder.encode, ks)
+        for name, encoder in embeds.items()
     }
 
 
 def _ranking_records(
-    questions: Sequence[Question],
+    task: _Task,
     ids: Sequence[str],
     ranked: Mapping[str, Sequence[Sequence[int]]],
-    runs: Mapping[str, Sequence[Ranking]],
+    runs: Mapping[str, Sequence[Prediction]],
     depth: int,
 ) -> Iterator[dict[str, Any]]:
-    for index, question in enumerate(questions):
+    evidence = Evidence("unicode")
+    evidence.see(task.corpus.passages)
+    for index, question in enumerate(task.questions):
         yield {
             "id": question.id,
             "question": question.question,
@@ -309,8 +358,8 @@ def _ranking_records(
                 system: [ids[row] for row in rows[index][:depth]] for system, rows in ranked.items()
             },
             "chains": {
-                name: [unit.text for unit in rankings[index].chain]
-                for name, rankings in runs.items()
+                name: [evidence.text(unit) for step in found[index].steps for unit in step.kept]
+                for name, found in runs.items()
             },
         }
 

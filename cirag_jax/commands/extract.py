@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import operator
 import pathlib
 import sys
 import time
@@ -25,7 +26,7 @@ from cirag_jax.commands.extract_import import import_openie
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_questions
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import say
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
@@ -39,18 +40,12 @@ from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
 from cirag_jax.types import Config, Passage
 
-_RETRIES = ("never", "errors", "all")
-
 
 def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Brings ``workdir/triples.sqlite`` up to date with a corpus; resumes what ``workdir`` holds.
 
     Several processes share the passages by their ids, each with a journal and a store of its own;
-    the first merges the stores once all have ended.
-
-    Args:
-        config: Of configs/extract.py.
-        workdir: An existing folder.
+    the first merges the stores once all have ended. ``config`` is of configs/extract.py.
 
     Returns:
         Counts of passages by outcome, failures by cause, malformed answers by kind, triples,
@@ -78,7 +73,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             made_by = backends.fingerprint(config.extractor)
             identity = _identity(config, settings, made_by["model"])
-            bound = {**identity, **dataclasses.asdict(settings), "extractor": made_by}
+            bound = {**identity, **settings.identity, "extractor": made_by}
             book = stack.enter_context(Journal(paths[index], bound))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
@@ -95,18 +90,17 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _settings(config: Config) -> ExtractionSettings:
-    for name in ("entity_tokens", "triple_tokens", "block", "in_flight"):
-        if config[name] < 1:
-            raise UserError(f"config.{name} must be at least 1.")
-    for name in ("limit", "stop_after_minutes", "min_passages"):
-        if config[name] < 0:
-            raise UserError(f"config.{name} must not be negative.")
+    check_at_least(1, config, "entity_tokens", "triple_tokens", "block", "in_flight")
+    check_at_least(0, config, "limit", "stop_after_minutes", "min_passages")
     if not 0 <= config.max_empty_share <= 1:
         raise UserError("config.max_empty_share must be between 0 and 1.")
-    if config.retry not in _RETRIES:
-        raise UserError(f"config.retry={config.retry!r} must be one of {', '.join(_RETRIES)}.")
+    check_choice("config.retry", config.retry, ("never", "errors", "all"))
     return ExtractionSettings(
-        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+        config.entity_tokens,
+        config.triple_tokens,
+        config.constrained,
+        config.grounded,
+        config.dialect,
     )
 
 
@@ -193,9 +187,7 @@ def _result(
             "parse_errors": store.parse_errors(),
             **{name: runs[name] for name in ("reused", "extracted", "deleted", "left")},
             "calls": totals.calls,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "generated_tokens": usage.generated_tokens,
+            **usage.tokens,
             "seconds": max(seconds for _, seconds in found),
             "complete": not runs["left"],
             "store": str(store.path),
@@ -206,13 +198,9 @@ def _result(
 class _Plan:
     """Which passages of a corpus are in question, and which of them are still to be extracted.
 
-    Attributes:
-        config: Of configs/extract.py.
-        identity: Who would extract.
-        corpus: The passages.
-        store: What there is; None: nothing yet.
-        only: Ids of the passages in question; None: the whole corpus.
-        share: Number of this process, and of all processes.
+    ``identity`` is who would extract, ``store`` what there is (None: nothing yet); ``only`` are ids
+    of the passages in question (None: the whole corpus); ``share`` is the number of this process,
+    and of all processes.
     """
 
     config: Config
@@ -273,10 +261,8 @@ class _Run:
         self._before = Progress()  # of earlier blocks
 
     def run(self, started: float) -> dict[str, int]:
-        """Extracts what is left.
-
-        Returns:
-            Passages by what became of them: ``reused``, ``extracted``, ``deleted``, ``left``.
+        """Extracts what is left; returns how many passages were ``reused``, ``extracted``,
+        ``deleted``, ``left``.
         """
         bar = tqdm.tqdm(
             self._plan.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
@@ -375,5 +361,4 @@ class _Run:
 
 
 def _sum(one: Progress, other: Progress) -> Progress:
-    pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
-    return Progress(*(a + b for a, b in pairs))
+    return Progress(*map(operator.add, dataclasses.astuple(one), dataclasses.astuple(other)))

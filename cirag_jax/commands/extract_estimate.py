@@ -7,6 +7,7 @@ from cirag_jax.commands import backends
 from cirag_jax.io import say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.methods.extraction import ExtractionSettings, weight_files
+from cirag_jax.prompts import dialects
 from cirag_jax.prompts.extraction import entity_messages, triple_messages
 from cirag_jax.types import Config, Passage
 
@@ -20,28 +21,25 @@ _BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # a parameter, in a file of a usua
 def estimate(
     passages: Iterable[Passage], config: Config, settings: ExtractionSettings, rate: float | None
 ) -> dict[str, Any]:
-    """Says what the extraction of passages takes, counted on the high side.
+    """Says, and returns, what the extraction of ``passages`` takes, counted on the high side.
 
-    Args:
-        passages: What is left to extract.
-        config: Of configs/extract.py.
-        settings: How they are extracted.
-        rate: Passages per second, measured before; None: guessed from the model's size (every
-            decoding step reads all parameters once, for all rows of the batch) or, for a server,
-            from 40 tokens per second and request.
-
-    Returns:
-        ``passages``, ``prompt_tokens``, ``generated_tokens`` and ``seconds``.
+    ``rate`` is passages per second, measured before; None: guessed from the model's size (every
+    decoding step reads all parameters once, for all rows of the batch) or, for a server, from 40
+    tokens per second and request.
     """
     count = text_tokens = 0
     for passage in passages:
         size = sum(len(text.encode("utf-8", "replace")) for text in (passage.title, passage.text))
         count, text_tokens = count + 1, text_tokens + size // 3 + 1
     nothing = Passage("", "", "")
-    shared = estimate_tokens((*entity_messages(nothing), *triple_messages(nothing, ())))
-    new = 2 * text_tokens + count * settings.entity_tokens // 2  # texts twice, entities once
+    if settings.dialect == dialects.OPENIE:
+        shared = estimate_tokens((*entity_messages(nothing), *triple_messages(nothing, ())))
+        new = 2 * text_tokens + count * settings.entity_tokens // 2  # texts twice, entities once
+        generated = count * (settings.entity_tokens + settings.triple_tokens)
+    else:
+        shared, new = estimate_tokens(dialects.messages(nothing, settings.dialect)), text_tokens
+        generated = count * settings.triple_tokens
     prompt = count * shared + new
-    generated = count * (settings.entity_tokens + settings.triple_tokens)
     seconds = count / rate if rate else _guess(config.extractor, count, new, generated)
     if count:
         say(

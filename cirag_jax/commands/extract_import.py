@@ -20,21 +20,15 @@ from cirag_jax.types import Triple
 
 
 def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int) -> dict[str, Any]:
-    """Puts the triples of a file into the store, as extracted by that file.
+    """Puts the triples of a file (``openie.jsonl`` of docs/data.md) into the store, as extracted by
+    that file.
 
-    A passage that the store has from the same file is kept; every other one of the file is added
-    or replaced. Passages that the corpus lacks leave the store. Several lines of one passage are
-    merged; triples that are not three non-empty strings are dropped and counted.
+    A passage that the store has from the same file is kept; every other one of the file is added or
+    replaced, ``block`` of them in a transaction. Passages that the corpus lacks leave the store.
+    Several lines of one passage are merged; triples that are not three non-empty strings are
+    dropped and counted. Neither file nor corpus is held in memory.
 
-    Args:
-        path: JSON lines of ``passage_id``, ``triples`` and maybe ``triple_sentences``
-            (docs/data.md). Neither it nor the corpus is held in memory.
-        corpus: The passages.
-        store: Where to.
-        block: Passages of a transaction.
-
-    Returns:
-        ``imported``, ``reused``, ``deleted`` and ``malformed`` (triples).
+    Returns how many passages were ``imported``, ``reused``, ``deleted``, and triples ``malformed``.
 
     Raises:
         UserError: A line is broken or names a passage that the corpus lacks.

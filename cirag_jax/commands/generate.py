@@ -28,28 +28,27 @@ _NOT_SENT = Generated("", "error", error="not sent: the budget is exhausted")
 
 
 def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
-    """Answers every request of ``config.prompts``; resumes what ``workdir`` holds.
+    """Answers every request of ``config.prompts`` (configs/generate.py); resumes what ``workdir``
+    holds.
 
-    Writes ``responses.jsonl`` (in input order) and, while it runs, ``journal.sqlite``.
-
-    Args:
-      config: of configs/generate.py.
-      workdir: an existing folder.
-
-    Returns:
-      Counts, tokens, seconds, and tokens per second.
+    Writes ``responses.jsonl`` (in input order) and, while it runs, ``journal.sqlite``; returns
+    counts, tokens, seconds, and tokens per second.
 
     Raises:
       UserError: the prompts, the config or the model cannot be used, or ``workdir`` was started
         with other settings or by an earlier version.
     """
     _check_config(config, workdir)
+    names = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "top_logprobs")
     requests = read_prompts(
         Path(config.prompts).expanduser(),
-        _defaults(config),
+        {**{name: config[name] for name in names}, "stop": tuple(config.stop)},
         check_schemas=config.backend != "openai",
     )
-    programs = {name: _program_id(name, request) for name, request in requests.items()}
+    programs = {  # a prompt that was changed is another program
+        name: f"{name}@{codec.digest(codec.dump(codec.encode_request(request)))}"
+        for name, request in requests.items()
+    }
     with Journal(workdir / journal.FILE, backends.fingerprint(config)) as book:
         known = book.outcomes()
         pending = {name: r for name, r in requests.items() if programs[name] not in known}
@@ -76,11 +75,6 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         "backend": config.backend,
         "model": run.model,
     }
-
-
-def _program_id(name: str, request: Generate) -> str:
-    """A prompt that was changed is another program."""
-    return f"{name}@{codec.digest(codec.dump(codec.encode_request(request)))}"
 
 
 def _job(program: str, request: Generate) -> Job:
@@ -135,9 +129,7 @@ def summary(rows: Sequence[Mapping[str, Any]], run: _Run, resumed: int) -> dict[
         "failures": reasons["error"],
         "finish_reasons": {name: reasons[name] for name in ("stop", "length", "error")},
         "truncated": usage.truncated,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "generated_tokens": usage.generated_tokens,
+        **usage.tokens,
         "load_seconds": run.load_seconds,
         "seconds": run.seconds,
         "tokens_per_second": run.generated_tokens / run.seconds if run.seconds else 0.0,
@@ -145,11 +137,6 @@ def summary(rows: Sequence[Mapping[str, Any]], run: _Run, resumed: int) -> dict[
 
 
 # ------------------------------------------------------------------------------------- the config
-
-
-def _defaults(config: Any) -> dict[str, Any]:
-    names = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "top_logprobs")
-    return {**{name: config[name] for name in names}, "stop": tuple(config.stop)}
 
 
 def _check_config(config: Any, workdir: Path) -> None:

@@ -8,11 +8,10 @@ written aside, then renamed, so that a build that was stopped goes on after its 
 import json
 import os
 import pathlib
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from cirag_jax import sharding
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.io import write_json, write_text
+from cirag_jax.io import replacing, write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
@@ -32,14 +31,9 @@ PLAN = "building.json"
 
 
 def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Builds ``workdir/index`` over every passage of ``config.data.dir``.
+    """Builds ``workdir/index`` over every passage of ``config.data.dir`` (configs/index.py).
 
-    Args:
-      config: of configs/index.py.
-      workdir: an existing folder.
-
-    Returns:
-      Counts, bytes, seconds and passages per second.
+    Returns counts, bytes, seconds and passages per second.
 
     Raises:
       UserError: data, encoder or config cannot be used, the folder holds another index, or the disk
@@ -99,18 +93,12 @@ def build_index(
 ) -> dict[str, Any]:
     """Writes the index of ``passages`` into ``folder``, or finishes one that was begun.
 
-    Args:
-      passages: in the order of the rows; ids differ.
-      encoder: embeds passages; may be None for ``bm25``.
-      folder: created where it is absent.
-      kind: one of `index.KINDS`.
-      options: storage and sizes.
-      shard_rows: passages of one shard, saved together.
-      progress: called with the number of passages just done; at once with those that a run before
-        has done.
+    The rows are in the order of the passages, whose ids differ; ``shard_rows`` of them are saved
+    together. ``encoder`` may be None for ``bm25``. ``progress`` is called with the number of
+    passages just done, at once with those that a run before has done.
 
-    Returns:
-      ``resumed`` and ``embedded``, passages done before and now; ``seconds`` of embedding.
+    Returns ``resumed`` and ``embedded``, passages done before and now, and ``seconds`` of
+    embedding.
 
     Raises:
       UserError: there is no passage, two have the same id, ``folder`` holds something else, or
@@ -121,7 +109,8 @@ def build_index(
     plan = _plan(passages, encoder, kind, options, shard_rows)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if _is_finished(folder, plan):
+        if (folder / index_lib.MANIFEST).is_file():
+            _check_same(folder, index_lib.read_manifest(folder), plan)
             if progress is not None:
                 progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
@@ -135,7 +124,9 @@ def build_index(
                 passages, index_lib.needed(encoder, kind), folder, plan, progress
             )
         if kind in FAISS_KINDS:
-            _build_faiss(folder, plan, options)
+            index = FaissIndex.build(index_lib.Shards(folder, plan), kind, options)
+            with replacing(folder / "index.faiss") as aside:
+                index.save(aside)
         write_json(folder / index_lib.MANIFEST, plan)
         (folder / PLAN).unlink(missing_ok=True)
     except OSError as error:
@@ -187,13 +178,6 @@ def _plan(
     return json.loads(json.dumps(plan))
 
 
-def _is_finished(folder: pathlib.Path, plan: dict[str, Any]) -> bool:
-    if not (folder / index_lib.MANIFEST).is_file():
-        return False
-    _check_same(folder, index_lib.read_manifest(folder), plan)
-    return True
-
-
 def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
     """Notes what is being built, or checks that a build that was stopped is the same."""
     file = folder / PLAN
@@ -234,7 +218,8 @@ def _embed_shards(
         if progress is not None:
             progress(len(texts) - len(set(texts)))  # Equal texts are embedded once.
         stored_ND = index_lib.to_stored(vectors_ND, plan["dtype"])
-        _write(file, lambda stream, array=stored_ND: np.save(stream, array, allow_pickle=False))
+        with replacing(file) as aside, aside.open("wb") as stream:
+            np.save(stream, stored_ND, allow_pickle=False)
     return {
         "resumed": resumed,
         "embedded": len(passages) - resumed,
@@ -242,34 +227,12 @@ def _embed_shards(
     }
 
 
-def _build_faiss(folder: pathlib.Path, plan: dict[str, Any], options: IndexOptions) -> None:
-    shards = index_lib.Shards(folder, plan)
-    aside = folder / f".index.faiss.{os.getpid()}"
-    FaissIndex.build(shards, plan["kind"], options).save(aside)
-    aside.replace(folder / "index.faiss")
-
-
 def _build_bm25(
     passages: Sequence[Passage], folder: pathlib.Path, progress: Progress | None
 ) -> dict[str, Any]:
-    start, aside = time.monotonic(), folder / f".bm25.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    BM25([passage_text(passage) for passage in passages]).save(aside)
-    shutil.rmtree(folder / "bm25", ignore_errors=True)
-    aside.replace(folder / "bm25")
+    start = time.monotonic()
+    with replacing(folder / "bm25") as aside:
+        BM25([passage_text(passage) for passage in passages]).save(aside)
     if progress is not None:
         progress(len(passages))
     return {"resumed": 0, "embedded": len(passages), "seconds": time.monotonic() - start}
-
-
-def _write(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Writes aside, then renames."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -18,10 +18,8 @@ NAME = "extractions"  # of a journal beside the run's, named as that one is
 class OnlineExtractHandler:
     """Extracts the passages that no question asked for before, all together.
 
-    Args:
-      generate: the language model of role ``extractor``.
-      journal: of extractions: a run that was killed repeats none, and questions share them.
-      settings: how a passage is extracted.
+    ``generate`` is the language model of role ``extractor``. The journal is of extractions: a run
+    that was killed repeats none, and questions share them.
     """
 
     is_slow = True

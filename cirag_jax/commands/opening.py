@@ -1,8 +1,8 @@
 """From a method's config to the handlers that answer its requests."""
 
 import contextlib
-import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,33 @@ from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
 from cirag_jax.retrieval.links import TitleIndex
-from cirag_jax.retrieval.rankers import Ranker, check_ranker, open_ranker
+from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
     FollowHandler,
     GenerateHandler,
     RankHandler,
     RetrieveHandler,
+    TripleSource,
 )
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.requests import Demonstrate, Extract, Follow, Needs, Retrieve
+from cirag_jax.runtime.requests import (
+    Anchor,
+    Demonstrate,
+    Extract,
+    Fetch,
+    Follow,
+    Needs,
+    Retrieve,
+)
 from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Question
@@ -68,8 +80,15 @@ def check(config: Config, needs: Needs) -> None:
     """Raises UserError where a block cannot give what is needed, before anything is opened."""
     for name in needs.rankers:
         check_ranker(config.rankers[name], name)
+        if needs.units is not None:
+            check_units(config, name, needs.units)
     for role, wanted in needs.abilities.items():
         backends.check_abilities(config, role, wanted)
+    if needs.entities is not None and config.triples == ONLINE:
+        raise UserError(
+            f"config.triples={ONLINE} extracts passages when they are found, and {config.method} "
+            "looks for entities in all of them; extract them first (launch/extract.py)."
+        )
     if needs.feedback and config.retriever.kind == "bm25":
         raise UserError(
             f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "
@@ -80,19 +99,15 @@ def check(config: Config, needs: Needs) -> None:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = needs.demonstrations or (needs.corpus and config.retriever.kind != "bm25")
+    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Training questions that may be shown: none that is answered or that others evaluate on.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Training questions that may be shown: none that is answered or that others evaluate on."""
     ids = {question.id for question in task.questions}
     texts = {normalise(question.question, "unicode") for question in task.questions}
-    found = tuple(
+    return tuple(
         question
         for question in task.dataset.questions
         if question.split == "train"
@@ -100,12 +115,6 @@ def demonstrations(task: Task) -> tuple[Question, ...]:
         and question.id not in ids
         and normalise(question.question, "unicode") not in texts
     )
-    if not found:
-        raise UserError(
-            f"{task.dataset.name} has no question of split train to demonstrate with that is not "
-            "answered itself."
-        )
-    return found
 
 
 def triples_settings(config: Config, task: Task) -> dict[str, Any]:
@@ -167,11 +176,18 @@ def open_handlers(
     roles = roles_of(config, needs)
     check_task(config, task)
     if needs.corpus:
+        handlers[Fetch] = FetchHandler(corpus.passages)
         say(f"{len(corpus.passages):,} passages")
     # What a mistake is likely in and is opened fast goes first, embedding the corpus last.
     encoder = pool.encoder(config.encoder) if needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
-        handlers[Extract] = _open_triples(config, task.dataset, corpus)
+        source = _open_triples(config, task.dataset, corpus)
+        handlers[Extract] = ExtractHandler(source)
+        if needs.entities is not None:
+            found = source([passage.id for passage in corpus.passages]).values()
+            index = EntityIndex(itertools.chain(*(f for f in found if f)), needs.entities)
+            say(", ".join(f"{count:,} {name}" for name, count in index.statistics().items()))
+            handlers[Anchor] = AnchorHandler(index)
     for name in needs.rankers:
         handlers[f"rankers.{name}"] = RankHandler(_open_ranker(config, name, pool))
     if "extractor" in roles:
@@ -185,8 +201,10 @@ def open_handlers(
         handlers |= _open_models(config, roles, stack, rows, book.usage(), pool)
     if needs.demonstrations:
         shown = demonstrations(task)
+        if not shown:
+            say(f"{task.dataset.name} has no training question to demonstrate with")
         handlers[Demonstrate] = DemonstrateHandler(shown, needed(encoder, "demonstrations"))
-    if needs.corpus:
+    if needs.index:
         index = _open_index(config, task, encoder, pool)
         handlers[Retrieve] = RetrieveHandler(index.search, corpus.passages, corpus.allowed)
     if needs.links:
@@ -208,10 +226,12 @@ def check_task(config: Config, task: Task) -> None:
     if not task.needs.triples or config.triples is not None:
         return
     if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
+        own = config.get("method", "")
+        name = own if "units" in config.get(own, {}) else "cirag"
         raise UserError(
             f"no passage of {task.dataset.name} has triples; extract them (launch/extract.py) and "
             "name the store with --config.triples=FOLDER, or take --config=configs/methods/"
-            "cirag.py:small, which needs none."
+            f"{name}.py:small, which needs none."
         )
 
 
@@ -318,7 +338,7 @@ def _open_index(
         decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
     folder = cache_folder("vectors")
     if encoder is not None and folder is not None:
-        # Neither a question nor a method will be the last over these passages.
+        # Neither a question nor a run will be the last over these passages.
         encoder = CachedEncoder(encoder, folder)
     return pool.get(
         "indexes",
@@ -327,14 +347,14 @@ def _open_index(
     )
 
 
-def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> Handler:
+def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> TripleSource:
     if config.triples is not None:
         store = TripleStore.open(config.triples)
         store.check_corpus(corpus.passages)
-        return ExtractHandler(store.triples)
+        return store.triples
     known = sum(passage.id in dataset.triples for passage in corpus.passages)
     say(f"{known:,} of them have triples")
-    return ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids})
+    return lambda ids: {i: dataset.triples.get(i) for i in ids}
 
 
 def _open_extractions(
@@ -346,7 +366,7 @@ def _open_extractions(
     """The journal of what is extracted online."""
     settings = {
         **extraction.version(),
-        **dataclasses.asdict(how),
+        **how.identity,
         "extractor": backends.fingerprint(config.extractor),
     }
     path = beside.with_name(beside.name.replace("journal", online.NAME))

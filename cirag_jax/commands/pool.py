@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cirag_jax.commands import backends
-from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.types import Backend, Usage
 from cirag_jax.retrieval.encoders import RememberingEncoder, open_encoder_for
 from cirag_jax.types import Config
@@ -88,11 +87,9 @@ class Pool:
         block.pop("max_tokens", None)
         if config.backend == "jax":
             weights = {name: value for name, value in block.items() if name not in _SIZES}
-            opened = self.get("language models", weights, open_it)
-            if not isinstance(opened, Engine):
-                return opened
+            engine: Any = self.get("language models", weights, open_it)
             options = backends.engine_options(config)
-            return self.get("engines", block, lambda: opened.with_options(options))
+            return self.get("engines", block, lambda: engine.with_options(options))
         if config.budget_tokens is not None:
             return self._stack.enter_context(contextlib.closing(open_it()))
         return self.get("language models", block, open_it)

@@ -11,6 +11,7 @@ from cirag_jax.commands import opening, task
 from cirag_jax.datasets import documents as documents_lib
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
@@ -40,7 +41,7 @@ class Answer:
     prediction: Prediction
 
 
-class Cirag:
+class Cirag(Closing):
     """A method with its models and the index of its documents, all open.
 
     A context; `close` frees the models.
@@ -82,11 +83,11 @@ class Cirag:
         """Opens a method over documents.
 
         Args:
-          preset: of configs/methods/``method``.py; "": the paper's setting. CIRAG's ``small``
-            needs no triples; the others do.
+          preset: of configs/methods/``method``.py; "": the paper's setting. ``small`` of
+            CIRAG and KiRAG needs no triples; their others do.
           documents: texts, or the path of a folder of .txt and .md files, of one such file, or of a
             dataset folder.
-          method: cirag, native_rag, ircot, direct.
+          method: cirag, kirag, native_rag, ircot, direct.
           settings: values of the config by dotted key, as ``--config.KEY=VALUE`` on the command
             line: ``{"reader.adapter": "runs/reader"}``.
 
@@ -137,12 +138,6 @@ class Cirag:
     def close(self) -> None:
         """Frees the models."""
         self._stack.close()
-
-    def __enter__(self) -> "Cirag":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def own_question(text: str) -> Question:

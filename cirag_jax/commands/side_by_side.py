@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pathlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from cirag_jax.commands import backends
 from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation.overlap import Ratio
+from cirag_jax.evaluation.significance import differences
 from cirag_jax.io import is_training_workdir, local_path, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.peft_format import CONFIG_FILE
@@ -23,13 +26,11 @@ STUDENT, BASE = "student", "base"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A language model to be scored.
+    """A language model to be scored; ``block`` is of `configs.common.language_model`.
 
-    Attributes:
-      block: of `configs.common.language_model`.
-      described: what its checkpoint says of the conversations it was trained on.
-      trained_on: ids of the questions (an extractor: passages) that it was trained on; None: not
-        known, since an adapter in PEFT's format does not say.
+    ``described`` is what its checkpoint says of the conversations it was trained on, ``trained_on``
+    the ids of the questions (an extractor: passages); None: not known, since an adapter in PEFT's
+    format does not say.
     """
 
     block: Config
@@ -81,38 +82,47 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
 
 def ask(
     config: Config,
-    journal: Journal,
+    journal: pathlib.Path,
     model: Model,
+    settings: Mapping[str, Any],
     asked: tuple[str, int],
     jobs: Sequence[Job],
     until: float | None,
-    shown: tuple[str, str],
-) -> dict[str, Record] | None:
+    unit: str,
+) -> tuple[dict[str, Record] | None, dict[str, Any]]:
     """Runs programs about one model, which is opened only if one of them is left.
 
     Args:
       config: with ``in_flight``, ``seed``, and ``cache``, which keeps responses that several runs
         share.
-      journal: of the model; what it has is not asked again.
+      journal: the model's, named as it; what it has is not asked again.
       model: whose budget also covers what ``journal`` has used.
+      settings: what decides the results beside the model.
       asked: role, and most tokens of a response.
       jobs: the programs.
       until: as ``deadline`` of `Scheduler.run`.
-      shown: unit and name on the progress bar.
+      unit: on the progress bar.
 
     Returns:
-      The record of every program by its id; None where the time or a budget ended before the last.
+      The record of every program by its id, None where the time or a budget ended before the last;
+      and what they took: tokens, and the seconds of all runs, as results have it.
     """
-    known = journal.outcomes()
+    start = time.monotonic()
     with contextlib.ExitStack() as stack:
+        book = stack.enter_context(Journal(journal, {**model.identity, **settings}))
+        known = book.outcomes()
         handler: Any = None
         if any(job.id not in known for job in jobs):
-            handler = stack.enter_context(open_model(config, model, dict([asked]), journal))
-        show = stack.enter_context(progress_bar(len(jobs), *shown))
+            handler = stack.enter_context(open_model(config, model, dict([asked]), book))
+        show = stack.enter_context(progress_bar(len(jobs), unit, journal.stem))
         scheduler = Scheduler(
-            {asked[0]: handler}, journal, in_flight=config.in_flight, on_progress=show
+            {asked[0]: handler}, book, in_flight=config.in_flight, on_progress=show
         )
-        return scheduler.records_of(jobs, deadline=until)
+        records = scheduler.records_of(jobs, deadline=until)
+        ids = {job.id for job in jobs}
+        usage = sum((r.usage for r in book.records() if r.id in ids), start=Usage())
+        seconds = book.add_seconds(time.monotonic() - start)
+        return records, {**usage.tokens, "seconds": seconds}
 
 
 @contextlib.contextmanager
@@ -150,15 +160,16 @@ def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -
     return seen
 
 
-def spent(journal: Journal, jobs: Sequence[Job], started: float) -> dict[str, Any]:
-    """What programs took of a language model, and the seconds of all runs, as results have it."""
-    ids = {job.id for job in jobs}
-    usage = sum((r.usage for r in journal.records() if r.id in ids), start=Usage())
+def leads(config: Config, scores: Mapping[str, Mapping[str, Ratio]]) -> dict[str, Any]:
+    """``student-OTHER``: the student less every other system, where it was scored at all."""
+    if STUDENT not in scores:
+        return {}
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "generated_tokens": usage.generated_tokens,
-        "seconds": journal.add_seconds(time.monotonic() - started),
+        f"{STUDENT}-{name}": by_kind(
+            differences(scores[STUDENT], ratios, config.bootstrap_samples, config.seed)
+        )
+        for name, ratios in scores.items()
+        if name != STUDENT
     }
 
 

@@ -15,7 +15,7 @@ from cirag_jax import cli
 from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
@@ -51,13 +51,10 @@ def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> 
 
 
 def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
-    """The questions that ``config.data`` selects and the passages they may find.
+    """The questions that ``data`` (``config.data``) selects and the passages they may find.
 
-    Args:
-      dataset: of ``data``.
-      data: ``config.data``.
-      default_split: of the built-in dataset, where ``data.split`` is unset.
-      needs: of the method with its settings; without a corpus there are no passages.
+    ``default_split`` is that of the built-in dataset, where ``data.split`` is unset. Where
+    ``needs`` has no corpus there are no passages.
 
     Raises:
       UserError: no question is left, or the corpus policy does not fit.
@@ -83,16 +80,14 @@ def job(
 def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     """What decides the results of a run, flat: the message of a refusal names one field.
 
-    Args:
-      config: of configs/methods, or with the same blocks.
-      code: name of the module with the program.
-      task: what is asked, and over what.
+    ``config`` is of configs/methods, or has the same blocks; ``code`` is the name of the module
+    with the program.
     """
     needs, corpus = task.needs, task.corpus
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
     found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
-    if needs.corpus:
+    if needs.index:
         blocks["retriever"] = config.retriever
     if opening.needs_encoder(config, needs):
         blocks["encoder"] = config.encoder
@@ -211,8 +206,7 @@ def run(
 
 def deadline(config: Config) -> float | None:
     """When ``config.stop_after_minutes``, counted from now, are over."""
-    if config.stop_after_minutes < 0:
-        raise UserError("config.stop_after_minutes must not be negative.")
+    check_at_least(0, config, "stop_after_minutes")
     if not config.stop_after_minutes:
         return None
     return time.monotonic() + 60 * config.stop_after_minutes
@@ -249,8 +243,7 @@ def _run(
 ) -> tuple[bool, float]:
     """Whether everything ended, and the seconds until the first request."""
     start = time.monotonic()
-    if config.in_flight < 1:
-        raise UserError("config.in_flight must be at least 1.")
+    check_at_least(1, config, "in_flight")
     with contextlib.ExitStack() as stack:
         handlers = open_handlers(stack, book)
         with progress_bar(len(jobs)) as show:

@@ -56,9 +56,7 @@ class Hop:
 def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
     """The hops of a question, in reading order; empty where nothing is annotated.
 
-    Args:
-      question: with its annotations.
-      corpus: with its gold passages; those that it lacks give no hop.
+    ``corpus`` has its gold passages; those that it lacks give no hop.
     """
     if question.evidences and question.supporting:
         return _hops_of_evidences(question)
@@ -70,6 +68,17 @@ def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...
 def fill(text: str, known: Mapping[int, str]) -> str:
     """``text`` with the answers of solved hops for ``#k``; others are left as they stand."""
     return re.sub(r"#(\d+)", lambda m: known.get(int(m[1]) - 1, m[0]), text)
+
+
+def fact_of(hop: Hop, known: Mapping[int, str]) -> tuple[str, str, str] | None:
+    """What a hop states: the annotated triple, or one that its entity, relation and answer make.
+
+    A sub-question in free words makes none.
+    """
+    if hop.triple is not None or not (hop.is_entity and hop.answers):
+        return hop.triple
+    relation = hop.keywords.removeprefix(hop.about).strip()
+    return fill(hop.about, known), relation, hop.answers[0]
 
 
 def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:

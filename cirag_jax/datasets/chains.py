@@ -17,7 +17,7 @@ from absl import logging
 
 from cirag_jax.datasets import annotations, sentences
 from cirag_jax.datasets.annotations import Hop
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 UnitKind = Literal["triple", "sentence", "passage"]
@@ -56,13 +56,15 @@ class Chain:
         )
 
 
-def query_text(question: str, chain: Sequence[str], kind: UnitKind) -> str:
+def query_text(
+    question: str, chain: Sequence[str], kind: UnitKind, *, list_when_empty: bool = False
+) -> str:
     """The aligner's query: the question and, once there are any, the units found so far.
 
-    An empty chain gives the bare question, as KiRAG trains it; its released inference code appends
-    an empty list instead, a mismatch that we do not copy (spec, section 2, difference 3).
+    An empty chain gives the bare question, as KiRAG trains it. Its released inference code appends
+    an empty list instead, a mismatch that ``list_when_empty`` copies.
     """
-    if not chain:
+    if not chain and not list_when_empty:
         return question
     found = ". ".join(text.rstrip(" .") for text in chain)
     return f"{question}\nknowledge {kind}s: {found}."
@@ -99,10 +101,9 @@ def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, .
         texts: Iterable[str] = map(triple_text, dataset.triples.get(passage_id, ()))
     elif kind == "sentence":
         texts = sentence_texts(passage)
-    elif kind == "passage":
-        texts = (passage_text(passage),)
     else:
-        raise UserError(f"config.data.units is {kind!r}; it must be one of {', '.join(UNIT_KINDS)}")
+        check_choice("config.data.units", kind, UNIT_KINDS)
+        texts = (passage_text(passage),)
     return tuple(Unit(text, passage_id) for text in dict.fromkeys(texts))
 
 

@@ -5,14 +5,15 @@ The papers differ in what they search, and recall differs with it, so the choice
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Passage, Question
 
 WHOLE = "ircot_full"  # The policy that leaves nothing out.
+POLICIES = (WHOLE, "selected_questions", "supporting_only", "per_question")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,46 +49,23 @@ def build_corpus(dataset: Dataset, questions: Sequence[Question], policy: str) -
     Raises:
         UserError: The policy is unknown, or needs a field that a question does not have.
     """
-    if policy not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
-        raise UserError(f"config.data.corpus={policy!r} is not a corpus policy; known: {known}.")
-    return POLICIES[policy](dataset, questions)
-
-
-def _ircot_full(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
-    del questions
-    return Corpus(WHOLE, tuple(dataset.corpus.values()))
-
-
-def _selected_questions(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
-    ids = (pid for q in questions for pid in _ids(dataset, q, "context", "selected_questions"))
-    return Corpus("selected_questions", _passages(dataset, ids))
-
-
-def _supporting_only(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
-    del questions
-    annotated = (q for q in dataset.questions if q.split != "test")
-    ids = (pid for q in annotated for pid in _ids(dataset, q, "supporting", "supporting_only"))
-    return Corpus("supporting_only", _passages(dataset, ids))
-
-
-def _per_question(dataset: Dataset, questions: Sequence[Question]) -> Corpus:
-    contexts = {q.id: _ids(dataset, q, "context", "per_question") for q in questions}
-    passages = _passages(dataset, (pid for ids in contexts.values() for pid in ids))
+    check_choice("config.data.corpus", policy, POLICIES)
+    if policy == WHOLE:
+        return Corpus(policy, tuple(dataset.corpus.values()))
+    if policy == "supporting_only":
+        annotated = (q for q in dataset.questions if q.split != "test")
+        ids = [pid for q in annotated for pid in _ids(dataset, q, "supporting", policy)]
+        return Corpus(policy, _passages(dataset, ids))
+    contexts = [_ids(dataset, q, "context", policy) for q in questions]
+    passages = _passages(dataset, (pid for ids in contexts for pid in ids))
+    if policy == "selected_questions":
+        return Corpus(policy, passages)
     rows = {passage.id: row for row, passage in enumerate(passages)}
     allowed = {
-        question_id: np.array([rows[pid] for pid in ids], np.int32)
-        for question_id, ids in contexts.items()
+        question.id: np.array([rows[pid] for pid in ids], np.int32)
+        for question, ids in zip(questions, contexts, strict=True)
     }
-    return Corpus("per_question", passages, allowed)
-
-
-POLICIES: Mapping[str, Callable[[Dataset, Sequence[Question]], Corpus]] = {
-    WHOLE: _ircot_full,
-    "selected_questions": _selected_questions,
-    "supporting_only": _supporting_only,
-    "per_question": _per_question,
-}
+    return Corpus(policy, passages, allowed)
 
 
 def _passages(dataset: Dataset, ids: Iterable[str]) -> tuple[Passage, ...]:

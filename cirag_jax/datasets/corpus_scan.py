@@ -15,8 +15,7 @@ from cirag_jax.types import Passage
 class CorpusScan:
     """Passages in file order, and which ids there are (in a temporary file, not in memory).
 
-    Args:
-        folder: A dataset folder, of which only ``corpus.jsonl`` is read; None: the built-in one.
+    Of a dataset folder only ``corpus.jsonl`` is read; None is the built-in dataset.
 
     Raises:
         UserError: The file cannot be read, a line is broken, or an id occurs twice.

@@ -19,14 +19,9 @@ _HEADING = re.compile(r"^#{1,6}[ \t]+(.*?)[ \t#]*$", re.MULTILINE)
 def read_documents(path: str | Path) -> Dataset:
     """The passages of a folder of documents, of one document, or of a dataset folder.
 
-    A folder with a ``corpus.jsonl`` is a dataset folder, whose questions are not needed. Of any
-    other, all ``.txt`` and ``.md`` files are read, sub-folders included; hidden ones are not.
-
-    Args:
-      path: of the folder or file.
-
-    Returns:
-      The passages, ids ``<relative path>#<number>``, and the triples of a dataset folder.
+    A folder with a ``corpus.jsonl`` is a dataset folder, whose questions are not needed and whose
+    triples come along. Of any other, all ``.txt`` and ``.md`` files are read, sub-folders included;
+    hidden ones are not. Ids are ``<relative path>#<number>``.
 
     Raises:
       UserError: there is nothing to read, or a file is not UTF-8 text.
@@ -70,15 +65,11 @@ def from_texts(texts: Iterable[str]) -> Dataset:
 
 
 def split_document(name: str, text: str, title: str) -> list[Passage]:
-    """A document as passages of whole sentences, about `LENGTH` words each.
+    """A document as passages of whole sentences, about `LENGTH` words each, with ids from ``name``.
 
     Paragraphs are kept together where they fit, and none is joined with the next section's. The
-    title is that of the document (its first heading, or else ``title``), with the section's beside.
-
-    Args:
-      name: of the document, for ids.
-      text: its text; Markdown headings make sections.
-      title: where it has no heading; "": its first words.
+    title is that of the document (its first Markdown heading, else ``title``, else its first
+    words), with the section's beside.
     """
     passages: list[Passage] = []
     first = ""
@@ -88,8 +79,9 @@ def split_document(name: str, text: str, title: str) -> list[Passage]:
         titled = whole if heading in ("", first) else f"{whole}: {heading}"
         for sentences in _pack(re.split(r"\n[ \t]*\n", body)):
             joined = " ".join(sentences)
+            beginning = " ".join(joined.split()[:6])
             place = f"{name}#{len(passages) + 1}"
-            passages.append(Passage(place, titled or _beginning(joined), joined, sentences))
+            passages.append(Passage(place, titled or beginning, joined, sentences))
     return passages
 
 
@@ -126,11 +118,6 @@ def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _words(sentences: Iterable[str]) -> int:
     return sum(len(sentence.split()) for sentence in sentences)
-
-
-def _beginning(text: str) -> str:
-    """A title for a text without one."""
-    return " ".join(text.split()[:6])
 
 
 def _read(file: Path) -> str:

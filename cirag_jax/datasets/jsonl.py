@@ -32,20 +32,15 @@ _CONTENTS = f"a dataset folder holds {QUESTIONS} and {CORPUS}"
 def read_dataset(
     folder: str | os.PathLike[str], *, corpus: bool = True, questions: bool = True
 ) -> Dataset:
-    """Reads and validates a dataset folder.
+    """Reads and validates a dataset folder, named after the folder; all in file order.
 
     Absent and null fields become None. Pairs of ``supporting_sentences`` whose index lies beyond
     the sentences of their passage (official HotpotQA and 2WikiMultihopQA have some) and malformed
-    triples are dropped; their number is logged. ``gold_triples.jsonl`` is not a triple store and
-    is never read here: only gold passages have such triples, so it would give the answer away.
+    triples are dropped; their number is logged. ``gold_triples.jsonl`` is not a triple store and is
+    never read here: only gold passages have such triples, so it would give the answer away.
 
-    Args:
-        folder: Holds ``questions.jsonl``, ``corpus.jsonl`` and optionally ``openie.jsonl``.
-        corpus: Whether there must be a corpus; questions alone may name any passage.
-        questions: Whether they are read; else there are none.
-
-    Returns:
-        The dataset, named after the folder; corpus and questions in file order.
+    Without ``corpus`` there need not be one: questions alone may name any passage. Without
+    ``questions`` none are read.
 
     Raises:
         UserError: A file is missing, unreadable or empty, a line is not a JSON object in UTF-8, a
@@ -85,12 +80,9 @@ def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
 def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
     """Writes ``dataset`` as a dataset folder that `read_dataset` reads back unchanged.
 
-    Every file is written aside and renamed, ``questions.jsonl`` last: a folder left by a killed
-    run has no ``questions.jsonl`` and is refused by `read_dataset`. Other files in the folder stay.
-
-    Args:
-        dataset: What to write.
-        folder: Created where absent; an older dataset in it is replaced.
+    Every file is written aside and renamed, ``questions.jsonl`` last: a folder left by a killed run
+    has no ``questions.jsonl`` and is refused by `read_dataset`. An older dataset is replaced; other
+    files in the folder stay.
 
     Raises:
         UserError: The folder cannot be created or written.
@@ -203,20 +195,13 @@ def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Trip
         raise field_error(place, "triple_sentences", wanted)
     found = []
     for part, sentence in zip(parts, sentences, strict=True):
-        if _is_triple(part):
+        is_list = isinstance(part, list) and len(part) == 3
+        if is_list and all(isinstance(text, str) and text.strip() for text in part):
             head, relation, tail = part
             if sentence is None:
                 sentence = source_sentence(head, relation, tail, sentences_of(passage))
             found.append(Triple(head, relation, tail, passage.id, sentence))
     return found, len(parts) - len(found)
-
-
-def _is_triple(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(isinstance(part, str) and part.strip() for part in value)
-    )
 
 
 # ---------------------------------------------------------------------------------------- writing

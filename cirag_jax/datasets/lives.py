@@ -42,12 +42,8 @@ class _Page(NamedTuple):
 def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
     """The dataset: three passages a family, one a work, one question of two facts each.
 
-    Args:
-      num_questions: how many; there are a third as many families.
-      seed: of everything that is drawn.
-
-    Returns:
-      Questions with evidences, supporting sentences and a context of ten passages.
+    There are a third as many families as questions; ``seed`` decides everything that is drawn. The
+    questions have evidences, supporting sentences and a context of ten passages.
     """
     rng = np.random.default_rng(seed)
     pages: dict[str, _Page] = {}

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from cirag_jax.datasets import demo, jsonl
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.types import Config, Dataset, Question
 
 
 def load_dataset(data: Config, *, corpus: bool = True, questions: bool = True) -> Dataset:
-    """The dataset folder ``data.dir``, or the built-in dataset where it is null.
-
-    Args:
-      data: ``config.data``.
-      corpus: see `jsonl.read_dataset`; likewise ``questions``.
-      questions: see above.
+    """The dataset folder ``data.dir`` (see `jsonl.read_dataset`), or the built-in dataset where it
+    is null.
     """
     if data.dir:
         return jsonl.read_dataset(pathlib.Path(data.dir), corpus=corpus, questions=questions)
     return demo.build()
+
+
+def load_datasets(data: Config) -> tuple[Dataset, ...]:
+    """The dataset folders of ``data.dir`` where it is a tuple; else the one of `load_dataset`."""
+    folders = data.dir if isinstance(data.dir, tuple | list) else (data.dir,)
+    return tuple(jsonl.read_dataset(pathlib.Path(f)) if f else demo.build() for f in folders)
 
 
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
@@ -33,8 +35,7 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
       UserError: nothing is left; the message names the filter that emptied the set. Or the limit is
         negative.
     """
-    if data.limit < 0:
-        raise UserError("config.data.limit must not be negative.")
+    check_at_least(0, data, "limit", prefix="config.data.")
     questions: Sequence[Question] = dataset.questions
     for field in ("split", "fold", "setting"):
         wanted = data[field]

@@ -31,21 +31,14 @@ def prepare(
     limit: int = 0,
     seed: int = 0,
 ) -> Dataset:
-    """Builds ``benchmark``, selects questions and passages, and writes the dataset folder.
+    """Builds ``benchmark``, selects questions and passages, writes the dataset folder and returns
+    it.
 
-    Args:
-        benchmark: A key of `BENCHMARKS`.
-        out: The dataset folder.
-        config: Its config; the first one if None.
-        manual_dir: Where official files were placed by hand; None downloads them.
-        data_dir: Where TFDS keeps downloads and ArrayRecord files; ``out/tfds`` if None.
-        corpus: Corpus policy. ``per_question`` writes the same passages as
-            ``selected_questions``, since it restricts the search and not the corpus.
-        limit: Questions drawn at random from each split; 0 keeps all.
-        seed: Seed of the draw.
-
-    Returns:
-        What was written.
+    Official files placed by hand lie in ``manual_dir``; None downloads them. TFDS keeps downloads
+    and ArrayRecord files in ``data_dir``, by default ``out/tfds``. ``config`` is by default the
+    first one. ``corpus`` is a policy; ``per_question`` writes the same passages as
+    ``selected_questions``, since it restricts the search and not the corpus. ``limit`` questions
+    are drawn at random from each split; 0 keeps all.
 
     Raises:
         UserError: See `prepare_builder` and `build_corpus`.

@@ -38,9 +38,8 @@ def field_error(place: str, field: str, problem: str) -> UserError:
 def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
     """The records of a JSON-lines file with their places, in order; blank lines are skipped.
 
-    Args:
-        path: The file.
-        kind: A dataclass or `msgspec.Struct`; unknown fields are ignored unless it forbids them.
+    ``kind`` is a dataclass or a `msgspec.Struct`; unknown fields are ignored unless it forbids
+    them.
 
     Raises:
         UserError: The file cannot be read or has no record, or a line is no ``kind`` in UTF-8.

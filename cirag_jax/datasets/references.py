@@ -39,10 +39,7 @@ def select_references(
     to neither: it is trained on nowhere and measured on nowhere. So is one whose reference lists
     nothing, since a list that an extractor left empty is likelier a failure than a finding.
 
-    Args:
-      data: ``config.data``: the dataset, and which questions' contexts.
-      limit: a seeded sample of so many passages; 0: all.
-      seed: of the sample.
+    ``limit`` takes a sample of so many passages, by ``seed``; 0: all.
 
     Returns:
       The references in a seeded order, and counts: ``passages`` of the selected contexts,

@@ -8,29 +8,27 @@ from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue]
 from cirag_jax.types import Passage
 
 
-def sentences_of(passage: Passage, language: str = "en") -> tuple[str, ...]:
+def sentences_of(passage: Passage) -> tuple[str, ...]:
     """The sentences of ``passage``, in order.
 
     Boundaries that the passage brings are returned as they are (blank ones included, because gold
     sentence indices count them) and never split again.
 
-    Args:
-        passage: The passage.
-        language: ISO 639-1 code for the splitter's rules; used only without own boundaries.
-
-    Returns:
-        The sentences; what the splitter returns is free of blank sentences and of surrounding
-        whitespace, and loses nothing but whitespace.
+    What the splitter returns is free of blank sentences and of surrounding whitespace, and loses
+    nothing but whitespace.
     """
     if passage.sentences is not None:
         return passage.sentences
-    return split_sentences(passage.text, language)
+    return split_sentences(passage.text)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def split_sentences(text: str, language: str = "en") -> tuple[str, ...]:
     """Splits ``text`` with Wikimedia's sentencex; cached, since every epoch asks again."""
-    parts = (part.strip() for part in segment(language, text))
+    try:
+        parts = [part.strip() for part in segment(language, text)]
+    except UnicodeEncodeError:  # half of a surrogate pair, which a server's JSON may hold
+        parts = [text.strip()]
     return tuple(part for part in parts if part)
 
 
@@ -38,17 +36,8 @@ def source_sentence(head: str, relation: str, tail: str, sentences: Sequence[str
     """Index of the sentence that holds most of the triple's words.
 
     KiRAG's rule: count the words of the triple that a sentence contains as substrings (case
-    ignored), take the largest count; the first sentence wins a tie. So a triple that shares no
-    word with the passage belongs to its first sentence.
-
-    Args:
-        head: Head entity.
-        relation: Relation phrase.
-        tail: Tail entity or value.
-        sentences: The sentences of the passage, in order.
-
-    Returns:
-        An index into ``sentences``, or None where there are none.
+    ignored), take the largest count; the first sentence wins a tie. So a triple that shares no word
+    with the passage belongs to its first sentence. None where there are no sentences.
     """
     if not sentences:
         return None

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from cirag_jax.datasets.annotations import fill, overlap
+from cirag_jax.datasets.annotations import fact_of, overlap
 from cirag_jax.distill.oracle import Gold, Round, decide, fact_key, gold_of
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.extraction import ONLINE
@@ -168,10 +168,7 @@ def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
         answers = {i: hop.answers[0] for i, hop in enumerate(gold.hops) if hop.answers}
         for index, hop in enumerate(gold.hops):
             known = {i: answer for i, answer in answers.items() if i != index}
-            fact = hop.triple
-            if fact is None and hop.is_entity and hop.answers:
-                relation = hop.keywords.removeprefix(hop.about).strip()
-                fact = (fill(hop.about, known), relation, hop.answers[0])
+            fact = fact_of(hop, known)
             places = [i for i, _ in hop.places if i in gold.passages]
             if (
                 fact is None

@@ -173,6 +173,40 @@ def without_vain_rounds(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(steps[: vain[1]] if len(vain) > 1 else steps)
 
 
+def shuffled(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[Trajectory, ...]:
+    """The trajectories, a ``share`` of them with the candidates of every round in random order.
+
+    Where retrieval is easy, the best candidate is nearly always the right one, and a student learns
+    its number instead of reading it. A trajectory that is given twice is drawn for twice.
+
+    Args:
+      trajectories: with candidates by falling score.
+      share: in [0, 1], of the trajectories.
+      seed: of the draw and of the orders.
+
+    Raises:
+      UserError: ``share`` is no share.
+    """
+    if not 0.0 <= share <= 1.0:
+        raise UserError(f"config.shuffled={share} must be in [0, 1].")
+    found = []
+    for place, trajectory in enumerate(trajectories):
+        rng = random.Random(f"{seed}/{place}/{trajectory.question_id}")
+        if rng.random() < share:
+            steps = tuple(_shuffled(step, rng) for step in trajectory.steps)
+            trajectory = dataclasses.replace(trajectory, steps=steps)
+        found.append(trajectory)
+    return tuple(found)
+
+
+def _shuffled(step: Step, rng: random.Random) -> Step:
+    order = rng.sample(range(len(step.candidates)), len(step.candidates))
+    candidates = tuple(step.candidates[i] for i in order)
+    kept = tuple(fact for fact in candidates if fact in step.kept)
+    scores = tuple(step.scores[i] for i in order)
+    return dataclasses.replace(step, candidates=candidates, scores=scores, kept=kept)
+
+
 def marked(steps: Sequence[Step], gold: Gold) -> tuple[Step, ...]:
     """The rounds, those that are `Gold.is_unclear` with a note that training heeds (`UNCLEAR`)."""
     found: list[Step] = []

@@ -77,7 +77,7 @@ def exact_match(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -
     Raises:
       ValueError: no gold answer, or no such profile.
     """
-    return _best(_equal, prediction, golds, profile)
+    return _best(lambda p, gold: float(p == gold), prediction, golds, profile)
 
 
 def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
@@ -120,10 +120,7 @@ def score_answers(
 ) -> dict[str, Any]:
     """Scores a run; a question that failed is to be given as an empty prediction.
 
-    Args:
-      predictions: one answer a question.
-      golds: the accepted answers of each, the main one first.
-      profile: a key of `PROFILES`.
+    ``golds`` are the accepted answers of each question, the main one first.
 
     Returns:
       ``em``, ``f1`` and ``acc``: means over the questions, in [0, 1], NaN without questions;
@@ -140,10 +137,6 @@ def score_answers(
     }
     means = {name: float(a_Q.mean()) if pairs else np.nan for name, a_Q in per_question.items()}
     return {**means, "per_question": per_question}
-
-
-def _equal(predicted: str, gold: str) -> float:
-    return float(predicted == gold)
 
 
 def _best(

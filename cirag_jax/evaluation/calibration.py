@@ -11,13 +11,9 @@ _POINTS = 20  # Of the curve of coverage.
 def calibration(
     confidences: Sequence[float], right: Sequence[bool], total: int, bins: int = 10
 ) -> dict[str, Any]:
-    """Confidence against accuracy, of the answers that were given.
+    """Confidence (in [0, 1]) against accuracy, of the answers that were given.
 
-    Args:
-      confidences: of each answer, in [0, 1].
-      right: whether it is the gold answer.
-      total: how many answers were asked for; the others were refused.
-      bins: of equal width.
+    ``total`` answers were asked for; the others were refused. The bins are of equal width.
 
     Returns:
       ``bins``: of each that is not empty, ``confidence`` (its mean), ``right`` (its share) and

@@ -41,8 +41,8 @@ def described(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
     }
 
 
-def _row(spent: Spent, questions: int) -> Mapping[str, float]:
-    counts = {
+def _row(spent: Spent, questions: int) -> dict[str, float]:
+    counts: dict[str, float] = {
         "calls": spent.calls,
         "prompt_tokens": spent.usage.prompt_tokens,
         "cached_tokens": spent.usage.cached_tokens,

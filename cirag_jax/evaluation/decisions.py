@@ -12,13 +12,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
-from cirag_jax.methods.evidence import triple_line
+from cirag_jax.methods.evidence import Evidence, triple_line
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
@@ -36,14 +37,9 @@ Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 class Decided:
     """What a model decided at one step.
 
-    Attributes:
-      thought: its reasoning.
-      kept: the candidates it keeps.
-      next_query: what it asks next; None to end, or where ``has_question`` is False.
-      has_question: whether it says what to ask next, or that nothing is to be asked.
-      parse_errors: kinds of malformed output, as `prompts.cirag.parse_decision` names them.
-      response: its text.
-      error: why there is no decision, else None.
+    ``next_query`` is None to end, or where ``has_question`` is False: it says neither what to ask
+    next nor that nothing is to be asked. ``parse_errors`` are kinds of malformed output, as
+    `prompts.cirag.parse_decision` names them; ``error`` says why there is no decision.
     """
 
     thought: str = ""
@@ -69,9 +65,8 @@ Decisions = Sequence[Sequence[Decided]]  # of each trajectory, of each of its st
 def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Job]]:
     """A program a step that asks role ``integrator`` for its decision, the teacher's history given.
 
-    Args:
-      trajectories: of a teacher, with the real candidates of every step; one a question.
-      settings: how the model is asked and read; ``retry`` is off here: the one response counts.
+    ``trajectories`` have the real candidates of every step, one a question. ``retry`` of
+    ``settings`` is off here: the one response counts.
     """
     settings = dataclasses.replace(settings, retry=False)
     return [[_job(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
@@ -82,18 +77,12 @@ def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[l
     return [[_decided(records[j.id].outcome, records[j.id].error) for j in row] for row in jobs]
 
 
-def _digest(trajectory: Trajectory, index: int) -> str:
-    """Of all that a model is given at a step."""
-    steps = [codec.encode(step) for step in trajectory.steps[:index]]
-    candidates = [codec.encode(triple) for triple in trajectory.steps[index].candidates]
-    return codec.digest(codec.dump([trajectory.question, steps, candidates]))[:16]
-
-
 def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
     """A step's program; a step that was given something else is another program."""
     steps, step = trajectory.steps[:index], trajectory.steps[index]
+    given = codec.encode([trajectory.question, steps, step.candidates])
     return Job(
-        f"{trajectory.question_id}#{index + 1}@{_digest(trajectory, index)}",
+        f"{trajectory.question_id}#{index + 1}@{codec.digest(codec.dump(given))[:16]}",
         {"question": trajectory.question_id, "step": index + 1},
         lambda: _decide(trajectory.question, steps, step.candidates, settings),
     )
@@ -105,44 +94,57 @@ def _decide(
     """One integration call, as the journal holds its outcome."""
     parse_errors: collections.Counter[str] = collections.Counter()
     decision, text = yield from cirag.integrate(question, steps, candidates, settings, parse_errors)
-    return {
-        "thought": decision.thought,
-        "kept": [codec.encode(triple) for triple in decision.kept],
-        "next_query": decision.next_query,
-        "has_question": decision.has_question,
-        "parse_errors": list(decision.parse_errors),
-        "response": text,
-    }
+    return codec.encode(
+        Decided(
+            decision.thought,
+            decision.kept,
+            decision.next_query,
+            decision.has_question,
+            decision.parse_errors,
+            text,
+        )
+    )
 
 
 def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
     if outcome is None:
         return Decided(has_question=False, error=error)
-    return Decided(
-        outcome["thought"],
-        tuple(Triple(*triple) for triple in outcome["kept"]),
-        outcome["next_query"],
-        outcome["has_question"],
-        tuple(outcome["parse_errors"]),
-        outcome["response"],
-    )
+    return msgspec.convert(outcome, Decided)
 
 
 def top_k(trajectories: Sequence[Trajectory], chain: bool = False) -> list[list[Decided]]:
     """The baselines without a model, `methods.cirag.top_k`.
 
-    Args:
-      trajectories: of a teacher.
-      chain: whether the next query has what the teacher kept before, and what this step keeps.
+    With ``chain`` the next query has what the teacher kept before, and what this step keeps.
     """
-    return [[_top_k(t, index, chain) for index in range(len(t.steps))] for t in trajectories]
+    found: list[list[Decided]] = []
+    for trajectory in trajectories:
+        found.append([])
+        before: list[Triple] = []
+        for step in trajectory.steps:
+            known = dict.fromkeys((*before, *step.candidates[: cirag.TOP_K]))
+            texts = [triple_line(triple, "ascii") for triple in known] if chain else ()
+            made = cirag.top_k(trajectory.question, step.candidates, texts)
+            found[-1].append(Decided(made.thought, made.kept, made.next_query))
+            before += step.kept
+    return found
 
 
-def _top_k(trajectory: Trajectory, index: int, chain: bool) -> Decided:
-    candidates = trajectory.steps[index].candidates
-    before = [triple for step in trajectory.steps[:index] for triple in step.kept]
-    texts = [triple_line(t, "ascii") for t in dict.fromkeys((*before, *candidates[: cirag.TOP_K]))]
-    made = cirag.top_k(trajectory.question, candidates, texts if chain else ())
+def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Decided]]:
+    """What ``integrator=aligner`` decides after the teacher's rounds, `cirag.extend_chain`.
+
+    Args:
+      trajectories: of a teacher, with the scores of the aligner that ranked their candidates.
+      settings: with ``normalization`` and ``stop_below``.
+    """
+    return [[_aligner(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
+
+
+def _aligner(trajectory: Trajectory, index: int, settings: CiragConfig) -> Decided:
+    step, evidence = trajectory.steps[index], Evidence(settings.normalization)
+    candidates = cirag.Candidates(step.candidates, step.scores)
+    before = trajectory.steps[:index]
+    made = cirag.extend_chain(trajectory.question, before, candidates, evidence, settings)
     return Decided(made.thought, made.kept, made.next_query)
 
 
@@ -174,14 +176,10 @@ def score(
     A model that writes no facts keeps none, as in CIRAG's loop; a step whose request failed earns
     0. ``teacher/f1`` is the main figure: the mean over steps, where both keeping nothing is 1.
 
-    Args:
-      trajectories: the teacher's.
-      decisions: of the model, one a step.
-      normalization: normalisation by which triples are equal.
-      gold: the annotated core triples of every step, None where there are none; not scored without.
-      similarity: of two queries; ``query_cosine`` is left out without.
-      search: what a query retrieves; ``query_recall`` is left out without.
-      supporting: gold passages by question id, for ``query_recall``.
+    Triples are equal by ``normalization``. ``gold`` has the annotated core triples of every step,
+    None where there are none. ``query_cosine`` needs ``similarity`` of two queries,
+    ``query_recall`` needs ``search`` and the gold passages (``supporting``) by question id; what is
+    missing is not scored.
 
     Returns:
       ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for the core triples.

@@ -9,9 +9,60 @@ is a lower bound.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Prediction, Question, Triple
+
+
+def recall_per_step(
+    predictions: Sequence[Prediction | None], questions: Sequence[Question], ks: Sequence[int]
+) -> dict[str, Any] | None:
+    """How recall of gold passages grows with the steps, and how it falls with the hops.
+
+    Args:
+      predictions: one a question, with its steps; None where the question failed.
+      questions: with ``supporting`` where annotated.
+      ks: the K.
+
+    Returns:
+      ``found``: for each step i the mean share of gold passages that steps 1 to i retrieved; a
+      question that ended before keeps what it had. ``hops``: for each i, over the questions that
+      need so many, whether the i-th gold passage alone is among the first K of the final ranking
+      (KiRAG, Figures 3 and 9): ``recall@K`` and ``num_questions``. None where no question has
+      gold passages or none took a step.
+
+    Raises:
+      ValueError: lengths differ.
+    """
+    pairs = [(p, _in_order(q)) for p, q in zip(predictions, questions, strict=True) if q.supporting]
+    num_steps = max((len(p.steps) for p, _ in pairs if p), default=0)
+    if not num_steps:
+        return None
+    found = [
+        float(np.mean([recall_at(_found(p, i), gold, len(_found(p, i))) for p, gold in pairs]))
+        for i in range(1, num_steps + 1)
+    ]
+    hops = []
+    for hop in range(max(len(gold) for _, gold in pairs)):
+        needed = [(p.passages if p else (), gold[hop]) for p, gold in pairs if hop < len(gold)]
+        means = {f"recall@{k}": float(np.mean([g in f[:k] for f, g in needed])) for k in ks}
+        hops.append({**means, "num_questions": len(needed)})
+    return {"found": found, "hops": hops, "num_questions": len(pairs)}
+
+
+def _in_order(question: Question) -> tuple[str, ...]:
+    """Gold passages in the order of reasoning, as far as that is annotated."""
+    decomposed = [step.supporting for step in question.decomposition or () if step.supporting]
+    return tuple(dict.fromkeys([*decomposed, *(question.supporting or ())]))
+
+
+def _found(prediction: Prediction | None, num_steps: int) -> list[str]:
+    steps = prediction.steps[:num_steps] if prediction else ()
+    return [passage for step in steps for passage in step.passages]
 
 
 def endpoints(head: str, tail: str) -> tuple[str, ...]:

@@ -14,12 +14,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Overlap:
-    """How a predicted set meets the wanted one.
+    """How a predicted set meets the wanted one, by their sizes.
 
-    Attributes:
-      matched: size of what both have; a sum of similarities where matches are soft.
-      predicted: size of the predicted set.
-      wanted: size of the wanted set.
+    ``matched`` is the size of what both have; a sum of similarities where matches are soft.
     """
 
     matched: float
@@ -49,9 +46,7 @@ class Overlap:
 class Ratio(NamedTuple):
     """A score as the ratio of two sums over groups (questions, passages): float64 each.
 
-    Attributes:
-      top_Q: share of each group in the numerator.
-      bottom_Q: share of each group in the denominator.
+    The shares of each group in the numerator and in the denominator.
     """
 
     top_Q: np.ndarray
@@ -84,12 +79,9 @@ def ratio(
 def overlap_ratios(
     overlaps: Sequence[Overlap | None], groups: Sequence[int], num_groups: int
 ) -> dict[str, Ratio]:
-    """The macro and micro scores of many sets.
+    """The macro and micro scores of many sets, one a step or passage; None does not count.
 
-    Args:
-      overlaps: one a step or passage; None does not count.
-      groups: of each, the question or passage that the bootstrap draws as one.
-      num_groups: how many of these there are.
+    ``groups`` are, of each, the question or passage that the bootstrap draws as one.
 
     Returns:
       ``precision``, ``recall`` and ``f1``: means over the sets (macro); ``micro_precision``,

@@ -2,22 +2,18 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import logging
 import os
-import shutil
-import struct
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import cache_folder
+from cirag_jax.io import cache_folder, replacing, write_json
 from cirag_jax.llm.types import Message
 
 log = logging.getLogger(__name__)
@@ -72,7 +68,7 @@ class ChatTokenizer:
         """Reads the tokenizer of a model folder or of a ``.gguf`` file; no network, no remote code.
 
         Converting a GGUF's tokenizer takes seconds, so the result is kept in the user's cache
-        (``CIRAG_JAX_CACHE``, as for compiled programs), under the hash of the file's metadata.
+        (``CIRAG_JAX_CACHE``, as for compiled programs), under a hash of the file.
 
         Raises:
           UserError: there is no usable tokenizer.
@@ -90,16 +86,11 @@ class ChatTokenizer:
     def encode_prompt(
         self, messages: Sequence[Message], continue_final: bool = False
     ) -> np.ndarray:
-        """Tokens of a conversation, up to where the assistant's new text begins.
+        """Tokens (int32 ``[S]``) of a conversation, up to where the assistant's new text begins.
 
-        Args:
-          messages: the turns, oldest first. System turns of a model without them (Gemma) become
-            the start of the first user turn.
-          continue_final: the last turn is the assistant's and stays open, so that generation goes
-            on with it; an empty one is the same as none.
-
-        Returns:
-          int32 ``[S]``.
+        System turns of a model without them (Gemma) become the start of the first user turn. With
+        ``continue_final`` the last turn is the assistant's and stays open, so that generation goes
+        on with it; an empty one is the same as none.
 
         Raises:
           PromptError: there is no turn, ``continue_final`` without a final assistant turn, or the
@@ -171,10 +162,8 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray, continuing: bool = False) -> str:
         """The text of tokens, special ones left out, spaces as they are.
 
-        Args:
-          ids: vocabulary indices.
-          continuing: the tokens go on with a text. SentencePiece tokenizers otherwise drop the
-            space before the first word.
+        With ``continuing`` the tokens go on with a text: SentencePiece tokenizers otherwise drop
+        the space before the first word.
         """
         ids = [int(i) for i in ids]
         if not continuing:
@@ -230,18 +219,11 @@ def fit_prompt(
     overflow: Overflow = "error",
     continue_final: bool = False,
 ) -> tuple[np.ndarray, int]:
-    """Tokens of a conversation that fits, shortened only as the caller allows.
+    """Tokens of a conversation that fits, and how many observations were left out of it.
 
-    Args:
-      tokenizer: encodes the conversation.
-      messages: the turns, oldest first.
-      limit: most tokens the prompt may have.
-      overflow: ``error``, or ``truncate`` to replace `Message.observation` parts by ``[omitted]``,
-        oldest first, until the rest fits. `Message.content` is never touched.
-      continue_final: as in `ChatTokenizer.encode_prompt`.
-
-    Returns:
-      int32 ``[S]`` with ``S <= limit``, and how many observations were left out.
+    ``overflow`` is ``error``, or ``truncate`` to replace `Message.observation` parts by
+    ``[omitted]``, oldest first, until the rest fits; `Message.content` is never touched. The tokens
+    are int32 ``[S]`` with ``S <= limit``.
 
     Raises:
       PromptTooLong: it does not fit, whatever may be left out; the message gives the numbers.
@@ -330,101 +312,23 @@ def _generation_eos_ids(folder: Path) -> list[int]:
 
 
 def _load_gguf(path: Path) -> ChatTokenizer:
-    metadata = read_gguf_metadata(path)
-    extra = [metadata[key] for key in ("tokenizer.ggml.eot_token_id",) if key in metadata]
-    cache = cache_folder("tokenizers")
-    folder = cache / _fingerprint(path, metadata) if cache else None
+    from cirag_jax.models.io import fingerprint, gguf_weights
+
+    if not path.is_file():
+        raise UserError(f"{path} cannot be read: there is no such file.")
+    cache, version = cache_folder("tokenizers"), importlib.metadata.version("transformers")
+    folder = cache / f"6-{version}-{fingerprint.digest(str(path))}" if cache else None
     if folder is not None and (folder / "tokenizer.json").is_file():
         with contextlib.suppress(UserError):  # a damaged copy is made again
-            return ChatTokenizer(_open_tokenizer(folder), extra)
-    from cirag_jax.models.io.gguf_weights import tokenizer_from_gguf
-
-    tokenizer = tokenizer_from_gguf(path)
+            return ChatTokenizer.load(folder)
+    source = gguf_weights.open_gguf(path)
+    tokenizer = gguf_weights.tokenizer_from_gguf(source)
+    end_of_turn = source.metadata.get("tokenizer.ggml.eot_token_id")
+    extra = [] if end_of_turn is None else [int(end_of_turn)]
     if folder is not None:
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
-            _keep(tokenizer, folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(folder) as aside:
+                tokenizer.save_pretrained(str(aside))
+                write_json(aside / "generation_config.json", {"eos_token_id": extra})
     return ChatTokenizer(tokenizer, extra)
-
-
-def _fingerprint(path: Path, metadata: dict[str, Any]) -> str:
-    version = importlib.metadata.version("transformers")
-    digest = hashlib.sha256(f"5 {version}".encode())
-    with path.open("rb") as file:
-        left = metadata["end"]
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            digest.update(block)
-            left -= len(block)
-    return digest.hexdigest()[:32]
-
-
-def _keep(tokenizer: Any, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".tokenizer", dir=folder.parent))
-    try:
-        tokenizer.save_pretrained(str(aside))
-        if folder.exists():  # a damaged copy, or another process was first
-            shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-# GGUF value types with a fixed size (the format's specification): struct codes.
-_GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
-_GGUF_NUMBERS[12] = "d"
-_GGUF_STRING, _GGUF_ARRAY = 8, 9
-
-
-def read_gguf_metadata(path: Path) -> dict[str, Any]:
-    """Scalars and strings of a GGUF file's header, arrays skipped, in milliseconds.
-
-    ``end`` is the offset, in bytes, at which the key-value pairs end.
-
-    Raises:
-      UserError: the file cannot be read or is no little-endian GGUF of version 2 or 3.
-    """
-    try:
-        with path.open("rb") as file:
-            magic, version, _, count = struct.unpack("<4sIQQ", _read(file, 24))
-            if magic != b"GGUF" or version not in (2, 3):
-                raise UserError(f"{path} is not a GGUF file of version 2 or 3.")
-            found: dict[str, Any] = {}
-            for _ in range(count):
-                key = _gguf_string(file).decode("utf-8")
-                value = _gguf_value(file, *struct.unpack("<I", _read(file, 4)))
-                if value is not None:
-                    found[key] = value
-            return {**found, "end": file.tell()}
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (EOFError, UnicodeDecodeError, KeyError, struct.error):
-        raise UserError(f"{path} is damaged: its GGUF header cannot be read.") from None
-
-
-def _read(file: BinaryIO, count: int) -> bytes:
-    data = file.read(count)
-    if len(data) != count:
-        raise EOFError
-    return data
-
-
-def _gguf_string(file: BinaryIO) -> bytes:
-    (length,) = struct.unpack("<Q", _read(file, 8))
-    if length > 1 << 30:
-        raise EOFError
-    return _read(file, length)
-
-
-def _gguf_value(file: BinaryIO, kind: int) -> Any:
-    if kind == _GGUF_STRING:
-        return _gguf_string(file).decode("utf-8", "replace")
-    if kind != _GGUF_ARRAY:
-        code = "<" + _GGUF_NUMBERS[kind]
-        return struct.unpack(code, _read(file, struct.calcsize(code)))[0]
-    inner, count = struct.unpack("<IQ", _read(file, 12))
-    if inner in _GGUF_NUMBERS:
-        file.seek(count * struct.calcsize("<" + _GGUF_NUMBERS[inner]), os.SEEK_CUR)
-    else:
-        for _ in range(count):
-            _gguf_string(file) if inner == _GGUF_STRING else _gguf_value(file, inner)
-    return None

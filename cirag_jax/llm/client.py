@@ -20,7 +20,7 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.chat import OMITTED, Overflow
 from cirag_jax.llm.types import (
@@ -144,13 +144,9 @@ class OpenAIBackend:
     ):
         """Reads the key from the environment; without ``config.model``, asks the server for it.
 
-        Args:
-          config: the settings.
-          spent: what counts against the budget already.
-          uniform: random numbers in [0, 1) for the back-off.
-          sleep: waits for a number of seconds.
-          clock: seconds, for durations.
-          now: seconds since 1970, for Retry-After dates.
+        ``spent`` counts against the budget already. ``uniform`` (random numbers in [0, 1) for the
+        back-off), ``sleep``, ``clock`` (for durations) and ``now`` (seconds since 1970) can be
+        replaced.
 
         Raises:
           UserError: a setting is unusable or the key is missing.
@@ -419,14 +415,10 @@ def _error_text(error: Any) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that a server asks to wait, from Retry-After as seconds or as an HTTP date.
+    """Seconds (at least 0) that a server asks to wait, by Retry-After as seconds or as an HTTP
+    date.
 
-    Args:
-      headers: of the answer, looked up without regard to case.
-      now: seconds since 1970.
-
-    Returns:
-      At least 0, or None where the header is absent or unusable.
+    ``now`` is in seconds since 1970. None where the header is absent or unusable.
     """
     value = (headers.get("retry-after") or "").strip()
     if not value:
@@ -458,9 +450,7 @@ def is_environment_name(text: str) -> bool:
 def _check(config: OpenAIConfig) -> None:
     if not is_environment_name(config.api_key_env):
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
-    if config.server not in wire.SERVERS:
-        kinds = ", ".join(wire.SERVERS)
-        raise UserError(f"server={config.server!r} is unknown; there are {kinds}.")
+    check_choice("server", config.server, wire.SERVERS)
     if config.base_url is not None:
         try:
             url = urllib.parse.urlsplit(config.base_url)
@@ -474,6 +464,4 @@ def _check(config: OpenAIConfig) -> None:
     for name in ("max_concurrency", "timeout"):
         if getattr(config, name) <= 0:
             raise UserError(f"{name} must be positive.")
-    for name in ("max_retries", "backoff", "max_backoff"):
-        if getattr(config, name) < 0:
-            raise UserError(f"{name} must not be negative.")
+    check_at_least(0, config, "max_retries", "backoff", "max_backoff", prefix="")

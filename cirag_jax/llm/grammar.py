@@ -49,36 +49,29 @@ class JsonGrammar:
 
         key = json.dumps(schema, sort_keys=False)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(key)
+            self._compiled[key] = _compile(schema, self._tokenizer)
         matcher = LLMatcher(self._tokenizer, self._compiled[key], log_level=0)
         if matcher.is_error():
             raise UserError(_bad_schema(matcher.get_error()))
         return GrammarState(matcher, self.vocab_size)
 
-    def _compile(self, schema: str) -> str:
-        from llguidance import LLMatcher
-
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_NO_FREE_SPACE)
-        except ValueError as error:
-            raise UserError(_bad_schema(str(error))) from None
-        problem, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
-        if problem:
-            raise UserError(_bad_schema(messages[0]))
-        return grammar
-
 
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Raises `UserError` where ``schema`` cannot be enforced; needs no tokenizer."""
+    _compile(schema, None)
+
+
+def _compile(schema: Mapping[str, Any], tokenizer: Any) -> str:
     from llguidance import LLMatcher
 
     try:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_NO_FREE_SPACE)
-        problem, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        problem, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
     except (TypeError, ValueError) as error:
         raise UserError(_bad_schema(str(error))) from None
     if problem:
         raise UserError(_bad_schema(messages[0]))
+    return grammar
 
 
 def _bad_schema(reason: str) -> str:

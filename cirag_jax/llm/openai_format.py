@@ -159,7 +159,10 @@ def _read_completion(data: Any, request: Generate) -> Answer:
     for stop in request.stop:  # some servers leave it in
         text = text.partition(stop)[0]
     if request.json_schema is not None and reason == "stop":
-        _check_json(text)
+        try:
+            json.loads(text)
+        except ValueError:
+            raise Refused("the server ignored json_schema: its text is not JSON") from None
     usage = data.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
@@ -175,13 +178,6 @@ def _read_completion(data: Any, request: Generate) -> Answer:
 def _whole(text: str) -> str:
     """The text with replacement signs for halves of surrogate pairs, which no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _check_json(text: str) -> None:
-    try:
-        json.loads(text)
-    except ValueError:
-        raise Refused("the server ignored json_schema: its text is not JSON") from None
 
 
 def _count(value: Any) -> int | None:

@@ -57,7 +57,7 @@ def read_prompts(
       UserError: naming file, line and field: a field is missing, unknown, of the wrong type or out
         of range, an id occurs twice, or a schema cannot be enforced.
     """
-    check_defaults(defaults)
+    _stop("config", convert("config", dict(defaults), _Defaults).stop)
     requests: dict[str, Generate] = {}
     checked: set[str] = set()
     for place, line in read_lines(path, _Line):
@@ -68,11 +68,6 @@ def read_prompts(
             _check_schema(place, request.json_schema, checked)
         requests[line.id] = request
     return requests
-
-
-def check_defaults(defaults: Mapping[str, Any]) -> None:
-    """Raises `UserError` where a field of the config is out of range."""
-    _stop("config", convert("config", dict(defaults), _Defaults).stop)
 
 
 def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Generate:

@@ -5,6 +5,7 @@ rows of a batch wait for the slowest of them and no prefix is reused.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +113,6 @@ class TransformersBackend:
             tokenizer = _EncoderTokenizer(tokenizer.tokenizer, sorted(tokenizer.eos_ids))
         self.tokenizer = tokenizer
         self.usage = Usage()
-        self._grammar: JsonGrammar | None = None
         positions = getattr(model.config, "max_position_embeddings", None)
         self.context = self.config.context or positions or _UNBOUNDED
         # What the checkpoint's own config would add (penalties, samples) is not asked for.
@@ -224,14 +224,13 @@ class TransformersBackend:
             room = min(request.max_tokens, self.context - len(prompt))
         grammar = None
         if request.json_schema is not None:
-            grammar = self._json_grammar().start(request.json_schema)
+            grammar = self._grammar.start(request.json_schema)
         generator = torch.Generator().manual_seed(request.seed)
         return _Row(index, request, prompt, truncated, room, grammar, generator)
 
-    def _json_grammar(self) -> JsonGrammar:
-        if self._grammar is None:
-            self._grammar = JsonGrammar(self.tokenizer, self.model.config.vocab_size)
-        return self._grammar
+    @functools.cached_property
+    def _grammar(self) -> JsonGrammar:
+        return JsonGrammar(self.tokenizer, self.model.config.vocab_size)
 
     def _run(self, rows: list[_Row]) -> None:
         """Generates the tokens of one batch."""

@@ -7,11 +7,11 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from cirag_jax.datasets.chains import query_text, sentence_texts
+from cirag_jax.datasets.chains import query_text
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability, Message
 from cirag_jax.methods.evidence import (
@@ -19,6 +19,8 @@ from cirag_jax.methods.evidence import (
     Fact,
     fact_key,
     passage_line,
+    place_of,
+    places_of,
     rank_facts,
     rank_passages,
     rank_sentences,
@@ -48,7 +50,6 @@ from cirag_jax.types import (
     Passage,
     Prediction,
     Question,
-    Sentence,
     Step,
     Triple,
 )
@@ -184,6 +185,7 @@ class CiragConfig:
             roles=("integrator", "reader") if asks else ("reader",),
             abilities={"integrator": abilities} if abilities else {},
             rankers=("triples",) if rounds and self.use_reranker else (),
+            units=self.units if rounds and self.use_reranker else None,
             links=rounds and self.link_bonus > 0,
             triples=rounds and self.units == "triple",
         )
@@ -283,11 +285,7 @@ def construct(
 
 def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Candidates]:
     """D_t -> its sentences, the N nearest to a_t: candidates that need no extraction."""
-    places = {
-        text: Sentence(passage.id, index)
-        for passage in passages
-        for text, index in sentence_texts(passage).items()
-    }
+    places = places_of(passages)
     if not config.use_reranker or not places:
         return Candidates(tuple(places.values()), tuple(0.0 for _ in places))
     ranked: Ranked[str] = yield Rank(query, tuple(places), _num_ranked(config), "triples")
@@ -300,7 +298,7 @@ def follow(
     """The passages that the question and the facts kept so far name, but for those of the chain."""
     texts = [evidence.text(fact) for step in steps for fact in step.kept]
     named: Retrieved = yield Follow((question, *texts), 2 * config.num_passages)
-    visited = {fact.passage_id for fact in _chain(steps)}
+    visited = {place_of(fact)[0] for fact in _chain(steps)}
     return tuple(passage for passage in named.passages if passage.id not in visited)
 
 
@@ -308,7 +306,7 @@ def prefer(linked: Sequence[Passage], candidates: Candidates, config: CiragConfi
     """The N best candidates where those of linked passages have the bonus."""
     ids = {passage.id for passage in linked}
     scores = [
-        score + config.link_bonus * (fact.passage_id in ids)
+        score + config.link_bonus * (place_of(fact)[0] in ids)
         for fact, score in zip(candidates.facts, candidates.scores, strict=True)
     ]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: config.num_candidates]
@@ -503,11 +501,40 @@ def _step(
 # ---------------------------------------------------------------------------------------- cascade
 
 
+class CascadeConfig(Protocol):
+    """The fields of `CiragConfig` that the cascade reads; another method may read by it, too."""
+
+    @property
+    def pools(self) -> tuple[Granularity, ...]:
+        """See `CiragConfig.pools`."""
+        ...
+
+    @property
+    def force_answer(self) -> bool:
+        """See `CiragConfig`, as for the others."""
+        ...
+
+    @property
+    def wide_refusal(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def reader_format(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def answer_tokens(self) -> int:
+        """See above."""
+        ...
+
+
 def cascade(
     question: str,
     evidence: Evidence,
     first: Sequence[Passage],
-    config: CiragConfig,
+    config: CascadeConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[list[Attempt]]:
     """Triples, then sentences, then passages: the first granularity whose answer is no refusal.
@@ -549,7 +576,7 @@ def _read(
     question: str,
     granularity: Granularity,
     pool: tuple[str, ...],
-    config: CiragConfig,
+    config: CascadeConfig,
     parse_errors: collections.Counter[str],
     may_refuse: bool = True,
 ) -> Program[Attempt]:
@@ -567,7 +594,6 @@ def _read(
     )
     answer, sufficient, problem = reading.parse_answer(
         response.text,
-        question=question,
         wide=config.wide_refusal,
         truncated=response.finish_reason == "length",
     )
@@ -576,22 +602,30 @@ def _read(
     return Attempt(granularity, pool, response.text, answer, sufficient)
 
 
+def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
+    """The answer of the last attempt, and the granularity that gave it.
+
+    Where all refuse, that output stands, in the default bucket. So do an answer that was forced
+    and, where nobody read, the empty one.
+    """
+    if not attempts:
+        return "", "default"
+    last = attempts[-1]
+    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    return last.answer, last.granularity if by_itself else "default"
+
+
 def _prediction(
     steps: Sequence[Step],
     attempts: Sequence[Attempt],
     parse_errors: collections.Counter[str],
     config: CiragConfig,
 ) -> Prediction:
-    """The last attempt's answer; where all refuse, that output stands, in the default bucket.
-
-    So do an answer that was forced and, where nobody read, the empty one.
-    """
-    last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
-    by_itself = last.sufficient and len(attempts) <= len(config.pools)
+    answer, granularity = outcome(attempts, config)
     ranked = rank_facts(steps, config.normalization)
     return Prediction(
-        answer=last.answer,
-        granularity=last.granularity if by_itself else "default",
+        answer=answer,
+        granularity=granularity,
         passages=rank_passages(ranked, steps),
         sentences=rank_sentences(ranked),
         triples=tuple(fact for fact in ranked if isinstance(fact, Triple)),

@@ -1,13 +1,13 @@
-"""What a method has collected: triples with their provenance, and the rankings they induce."""
+"""What a method has collected: facts with their provenance, and the rankings they induce."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from cirag_jax.datasets.chains import sentence_text, triple_text
+from cirag_jax.datasets.chains import passage_text, sentence_text, sentence_texts, triple_text
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.triples.normalization import Normalization, triple_key
-from cirag_jax.types import Passage, Sentence, Step, Triple
+from cirag_jax.types import Passage, Sentence, Step, Triple, Unit
 
-Fact = Triple | Sentence  # a candidate of a round: where nobody extracted triples, a sentence
+Fact = Unit  # a candidate of a round: a triple, a sentence, or a passage by its id
 
 
 class Evidence:
@@ -52,7 +52,7 @@ class Evidence:
     @property
     def passages(self) -> tuple[Passage, ...]:
         """Core passages (D)."""
-        ids = dict.fromkeys(fact.passage_id for fact in self._facts.values())
+        ids = dict.fromkeys(place_of(fact)[0] for fact in self._facts.values())
         return tuple(self._seen[i] for i in ids if i is not None and i in self._seen)
 
     @property
@@ -62,13 +62,25 @@ class Evidence:
 
     def text(self, fact: Fact) -> str:
         """A fact as an aligner reads it."""
-        if isinstance(fact, Triple):
-            return triple_text(fact)
-        return sentence_text(self._seen[fact.passage_id], fact.index)
+        match fact:
+            case Triple():
+                return triple_text(fact)
+            case Sentence():
+                return sentence_text(self._seen[fact.passage_id], fact.index)
+        return passage_text(self._seen[fact])
 
     def sentence(self, place: tuple[str, int]) -> str:
         """A sentence as the reader sees it."""
         return sentence_line(self._seen[place[0]], place[1])
+
+
+def places_of(passages: Iterable[Passage]) -> dict[str, Sentence]:
+    """The sentences of passages by their texts as an aligner reads them, in reading order."""
+    return {
+        text: Sentence(passage.id, index)
+        for passage in passages
+        for text, index in sentence_texts(passage).items()
+    }
 
 
 def triple_line(triple: Triple, normalization: Normalization) -> str:
@@ -88,14 +100,17 @@ def passage_line(passage: Passage) -> str:
 
 def fact_key(fact: Fact, normalization: Normalization) -> Hashable:
     """What makes a fact the same as another."""
-    return fact if isinstance(fact, Sentence) else triple_key(fact, normalization)
+    return triple_key(fact, normalization) if isinstance(fact, Triple) else fact
 
 
 def place_of(fact: Fact) -> tuple[str | None, int | None]:
     """(passage id, sentence index) of a fact, each None where it is unknown."""
-    if isinstance(fact, Sentence):
-        return fact.passage_id, fact.index
-    return fact.passage_id, fact.sentence
+    match fact:
+        case Triple():
+            return fact.passage_id, fact.sentence
+        case Sentence():
+            return fact.passage_id, fact.index
+    return fact, None
 
 
 def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fact, ...]:
@@ -123,5 +138,5 @@ def rank_sentences(facts: Iterable[Fact]) -> tuple[tuple[str, int], ...]:
 
 def rank_passages(facts: Iterable[Fact], steps: Sequence[Step]) -> tuple[str, ...]:
     """Passages in the order of their best fact, then those without one, as retrieved."""
-    first = [fact.passage_id for fact in facts if fact.passage_id is not None]
+    first = [passage for passage, _ in map(place_of, facts) if passage is not None]
     return tuple(dict.fromkeys([*first, *(p for step in steps for p in step.passages)]))

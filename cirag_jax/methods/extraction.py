@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
+from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
 from cirag_jax.models.io import fingerprint
+from cirag_jax.prompts import dialects
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.store import Record, Status, content_hash
@@ -36,12 +38,28 @@ class ExtractionSettings:
         triple_tokens: Most new tokens of the triples' list.
         constrained: Force the answers into the JSON asked for (backends that can).
         grounded: Drop triples with a word in head or tail that the passage does not have.
+        dialect: openie (CIRAG's two calls), or in one call with angle brackets kirag or trace.
     """
 
     entity_tokens: int = 192
     triple_tokens: int = 512
     constrained: bool = False
     grounded: bool = False
+    dialect: str = dialects.OPENIE
+
+    def __post_init__(self):
+        if self.dialect not in dialects.DIALECTS:
+            raise UserError(
+                f"dialect={self.dialect!r} must be one of {', '.join(dialects.DIALECTS)}."
+            )
+        if self.constrained and self.dialect != dialects.OPENIE:
+            raise UserError(f"dialect={self.dialect} is no JSON that constrained could enforce.")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings as JSON; the default dialect goes without saying, as it always did."""
+        said = dataclasses.asdict(self)
+        return {k: v for k, v in said.items() if (k, v) != ("dialect", dialects.OPENIE)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,11 +84,37 @@ class Extraction:
 def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extraction]:
     """Asks for the entities of a passage, then for its triples (CIRAG, offline construction).
 
+    In another dialect it asks for the triples alone.
+
     An entity list that cannot be read costs its help, not the passage. A list of triples that
     cannot be read is a failure with a cause: never an empty result. Asking with a `Generate` of
     role ``extractor``, it fails as its requests fail (`RequestError`).
     """
     parse_errors: collections.Counter[str] = collections.Counter()
+    ask = _two_calls if settings.dialect == dialects.OPENIE else _one_call
+    parts, problem, answer = yield from ask(passage, settings, parse_errors)
+    parse_errors.update(_kinds("triples", problem))
+    own = [triple for triple in parts if not prompts.is_example(triple, passage)]
+    if len(own) < len(parts):  # small models repeat the worked example
+        parse_errors["triples: example"] += 1
+    kept = [t for t in own if is_grounded(t, passage)] if settings.grounded else own
+    if len(kept) < len(own):
+        parse_errors["triples: ungrounded"] += 1
+    if kept:
+        return Extraction("ok", _placed(kept, passage), parse_errors=parse_errors)
+    if problem == "empty":
+        return Extraction("empty", parse_errors=parse_errors, answer=answer[:200])
+    cause = UNREADABLE + (problem or ("ungrounded" if own else "example"))
+    return Extraction("failed", (), cause, parse_errors, answer[:200])
+
+
+_Told = tuple[tuple[prompts.Parts, ...], prompts.Problem | dialects.Problem | None, str]
+
+
+def _two_calls(
+    passage: Passage, settings: ExtractionSettings, parse_errors: collections.Counter[str]
+) -> Program[_Told]:
+    """The entities first, which the triples shall hold; the last answer, read and as it came."""
     schema = prompts.ENTITIES_SCHEMA if settings.constrained else None
     listed: Generated = yield Generate(
         prompts.entity_messages(passage), "extractor", settings.entity_tokens, json_schema=schema
@@ -84,20 +128,17 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
         settings.triple_tokens,
         json_schema=schema,
     )
-    parts, problem = prompts.parse_triples(told.text, told.finish_reason)
-    parse_errors.update(_kinds("triples", problem))
-    own = [triple for triple in parts if not prompts.is_example(triple, passage)]
-    if len(own) < len(parts):  # small models repeat the worked example
-        parse_errors["triples: example"] += 1
-    kept = [t for t in own if is_grounded(t, passage)] if settings.grounded else own
-    if len(kept) < len(own):
-        parse_errors["triples: ungrounded"] += 1
-    if kept:
-        return Extraction("ok", _placed(kept, passage), parse_errors=parse_errors)
-    if problem == "empty":
-        return Extraction("empty", parse_errors=parse_errors, answer=told.text[:200])
-    cause = UNREADABLE + (problem or ("ungrounded" if own else "example"))
-    return Extraction("failed", (), cause, parse_errors, told.text[:200])
+    return *prompts.parse_triples(told.text, told.finish_reason), told.text
+
+
+def _one_call(
+    passage: Passage, settings: ExtractionSettings, parse_errors: collections.Counter[str]
+) -> Program[_Told]:
+    """The triples at once, in angle brackets."""
+    asked = dialects.messages(passage, settings.dialect)
+    told: Generated = yield Generate(asked, "extractor", settings.triple_tokens)
+    found = dialects.parse(told.text, told.finish_reason, settings.dialect, passage)
+    return *found, told.text
 
 
 def is_grounded(triple: prompts.Parts, passage: Passage) -> bool:
@@ -156,9 +197,10 @@ def program_of(passage: Passage) -> str:
 # ------------------------------------------------------------------------------------ the extractor
 
 
-def version() -> dict[str, Any]:
+def version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """What decides, beside the model, which triples a passage gets: JSON that changes with it."""
-    return {"prompt": prompts.prompt_hash(), "parser": PARSER}
+    own = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
+    return {"prompt": own, "parser": PARSER}
 
 
 def extractor_identity(config: Any, model: str, settings: ExtractionSettings) -> dict[str, Any]:
@@ -169,7 +211,7 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
         model: As the config names it, or as the server does.
         settings: How.
     """
-    identity: dict[str, Any] = {"model": model, **version()}
+    identity: dict[str, Any] = {"model": model, **version(settings.dialect)}
     if settings.constrained:
         identity["constrained"] = True
     if settings.grounded:
@@ -182,6 +224,10 @@ def extractor_identity(config: Any, model: str, settings: ExtractionSettings) ->
             from cirag_jax.models.io import workdir
 
             workdir.check_role(config.adapter, "extractor")
+            if settings.dialect != dialects.OPENIE:
+                raise UserError(
+                    f"{config.adapter} was trained in the dialect openie, not {settings.dialect}."
+                )
         if config.adapter is not None:
             identity["adapter"] = fingerprint.digest(config.adapter)
     return identity

@@ -1,11 +1,18 @@
-"""IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., ACL 2023)."""
+"""IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., ACL 2023).
 
+IRDoc (KiRAG, Figure 1) is its switch ``thoughts=documents``.
+"""
+
+import collections
 import dataclasses
+from typing import Literal
 
+from cirag_jax.errors import UserError
+from cirag_jax.methods.evidence import passage_line
+from cirag_jax.methods.reading import check_reader_format, read
 from cirag_jax.prompts import ircot as prompts
-from cirag_jax.prompts.rag import parse_short_answer, reading_messages
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Attempt, Passage, Prediction, Question, Step
+from cirag_jax.types import Passage, Prediction, Question, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,36 +23,67 @@ class IrcotConfig:
       num_passages: passages retrieved for the question and for every thought.
       max_passages: passages collected at most; the earliest stay.
       max_thoughts: thoughts at most.
+      thoughts: model; or documents (IRDoc): in a thought's place the best passage that was in none.
+      num_read: passages read, the best; 0: all that were collected.
+      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
     """
-
-    needs = Needs(roles=("reasoner", "reader"))
 
     num_passages: int = 5
     max_passages: int = 15
     max_thoughts: int = 5
+    thoughts: Literal["model", "documents"] = "model"
+    num_read: int = 0
+    reader_format: str = "documents"
+
+    def __post_init__(self):
+        if self.thoughts not in ("model", "documents"):
+            raise UserError(f"thoughts={self.thoughts!r} must be model or documents.")
+        check_reader_format(self.reader_format)
+
+    @property
+    def needs(self) -> Needs:
+        """No model reasons where documents take its place."""
+        return Needs(roles=("reasoner", "reader") if self.thoughts == "model" else ("reader",))
 
 
 def ircot(asked: Question, config: IrcotConfig) -> Program[Prediction]:
     """Retrieves with the question, then with each thought; a reader reads what was collected."""
     query, thoughts, steps = asked.question, [], []
     collected: dict[str, Passage] = {}
+    best: dict[str, float] = {}  # the highest score of each passage
+    errors = collections.Counter[str]()
     while len(thoughts) < config.max_thoughts:
         found: Retrieved = yield Retrieve(query, config.num_passages)
+        for passage, score in zip(found.passages, found.scores, strict=True):
+            best[passage.id] = max(score, best.get(passage.id, score))
         collected = {p.id: p for p in (*collected.values(), *found.passages)}
         collected = dict(list(collected.items())[: config.max_passages])
-        messages = prompts.thought_messages(asked.question, collected.values(), thoughts)
-        said: Generated = yield Generate(messages, "reasoner")
-        thought = prompts.parse_thought(said.text)
-        ends = not thought or prompts.FINAL.lower() in thought.lower()
+        said = ""
+        if config.thoughts == "model":
+            messages = prompts.thought_messages(asked.question, collected.values(), thoughts)
+            response: Generated = yield Generate(messages, "reasoner")
+            said, thought = response.text, prompts.parse_thought(response.text)
+            errors["thought_empty"] += not thought
+        else:
+            new = (passage_line(p) for p in found.passages if passage_line(p) not in thoughts)
+            thought = next(new, "")
+        repeats = thought in thoughts or thought == asked.question
+        errors["repeated_query"] += repeats
+        ends = repeats or not thought or prompts.FINAL.lower() in thought.lower()
         ids, following = tuple(p.id for p in found.passages), None if ends else thought
-        steps.append(Step(query, ids, thought=thought, next_query=following, response=said.text))
+        steps.append(Step(query, ids, thought=thought, next_query=following, response=said))
         if ends:
             break
         thoughts.append(thought)
         query = thought
-    read = tuple(collected.values())
-    response: Generated = yield Generate(reading_messages(asked.question, read), "reader")
-    answer = parse_short_answer(response.text)
-    texts = tuple(f"{p.title}\n{p.text}" for p in read)
-    attempt = Attempt("passage", texts, response.text, answer, bool(answer))
-    return Prediction(answer, "passage", tuple(collected), steps=tuple(steps), attempts=(attempt,))
+    ranked = sorted(collected.values(), key=lambda passage: -best[passage.id])
+    passages = ranked[: config.num_read or None]
+    attempt = yield from read(asked.question, "passage", passages, config.reader_format, errors)
+    return Prediction(
+        attempt.answer,
+        "passage",
+        tuple(passage.id for passage in ranked),
+        steps=tuple(steps),
+        attempts=(attempt,),
+        parse_errors={kind: count for kind, count in sorted(errors.items()) if count},
+    )

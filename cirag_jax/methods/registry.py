@@ -5,10 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cirag_jax.errors import UserError
+from cirag_jax.methods.beam_retrieval import BeamRetrievalConfig, beam_retrieval
+from cirag_jax.methods.c2rag import c2rag
+from cirag_jax.methods.c2rag_config import C2ragConfig
 from cirag_jax.methods.cirag import CiragConfig, cirag
 from cirag_jax.methods.direct import DirectConfig, direct
+from cirag_jax.methods.dualrag import DualragConfig, dualrag
+from cirag_jax.methods.genground import GengroundConfig, genground
 from cirag_jax.methods.ircot import IrcotConfig, ircot
+from cirag_jax.methods.iter_retgen import IterRetgenConfig, iter_retgen
+from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
+from cirag_jax.methods.oracle import OracleConfig, oracle
 from cirag_jax.runtime.requests import Program
 from cirag_jax.types import Prediction, Question
 
@@ -29,10 +37,17 @@ class Method:
 
 
 METHODS: Mapping[str, Method] = {
+    "beam_retrieval": Method(beam_retrieval, BeamRetrievalConfig),
+    "c2rag": Method(c2rag, C2ragConfig),
     "cirag": Method(cirag, CiragConfig),
     "direct": Method(direct, DirectConfig),
+    "dualrag": Method(dualrag, DualragConfig),
+    "genground": Method(genground, GengroundConfig),
     "ircot": Method(ircot, IrcotConfig),
+    "iter_retgen": Method(iter_retgen, IterRetgenConfig),
+    "kirag": Method(kirag, KiragConfig),
     "native_rag": Method(native_rag, NativeRagConfig),
+    "oracle": Method(oracle, OracleConfig),
 }
 
 

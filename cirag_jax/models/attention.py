@@ -5,13 +5,39 @@ Keys are held transposed, B K H S, so that a step over a few rows runs along mem
 products.
 """
 
-from typing import NamedTuple
+import logging
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+log = logging.getLogger(__name__)
+
+Implementation = Literal["transposed", "xla", "cudnn"]
 MASKED = -1e30  # finite, so that a row without any key has no NaN
 _KEY_BLOCK = 128
+
+
+def choose(
+    dtype: str, head_dim: int, platform: str | None, *, plain: bool = False, fusible: bool = True
+) -> Implementation:
+    """The implementation of a platform (None: the one JAX runs on), which is logged.
+
+    ``transposed`` on a CPU and where attention is to be ``plain``; ``cudnn``, the fused kernel of
+    NVIDIA GPUs, for 16-bit operands and heads of at most 128 in multiples of 8, where the rest is
+    ``fusible``; ``xla`` else.
+    """
+    platform = platform or jax.default_backend()
+    fusible = fusible and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
+    choice: Implementation = "xla"
+    if platform == "cpu" or plain:
+        choice = "transposed"
+    elif platform in ("gpu", "cuda") and fusible:
+        choice = "cudnn"
+    log.info(
+        "attention: %s (platform %s, dtype %s, head size %d)", choice, platform, dtype, head_dim
+    )
+    return choice
 
 
 class Scoring(NamedTuple):

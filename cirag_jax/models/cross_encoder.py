@@ -155,18 +155,10 @@ def load_cross_encoder(
     dropout: float = 0.0,
     remat: bool = False,
 ) -> PairEncoder:
-    """Opens a cross-encoder, or an encoder to make one of.
+    """Opens a cross-encoder, or an encoder to make one of; otherwise as `pretrained.load_encoder`.
 
-    Args:
-      spec: see `pretrained.resolve_model_folder`.
-      dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are fp32 in either case.
-      mesh: parameters are placed on it; None: the default device.
-      name: recorded as ``source`` instead of ``spec``.
-      new_head: seed of what the folder lacks of the head (an encoder's has no classifier); None: it
-        must be whole.
-      max_length: recorded instead of the folder's own limit.
-      dropout: rate, active only where a dropout key is passed.
-      remat: recompute layers in the backward pass.
+    ``new_head`` is the seed of what the folder lacks of the head (an encoder's has no classifier);
+    None: it must be whole. ``max_length`` is recorded instead of the folder's own limit.
 
     Raises:
       UserError: the model cannot be found, read or mapped, or scores more than one label.

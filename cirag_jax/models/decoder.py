@@ -13,7 +13,6 @@ step, six times the price of decoding one token (measured, SmolLM2-135M).
 
 import dataclasses
 import functools
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -25,16 +24,20 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
 from cirag_jax.models import block_attention
-from cirag_jax.models.attention import Scoring, attend, attend_blocks, softcap
+from cirag_jax.models.attention import (
+    Implementation,
+    Scoring,
+    attend,
+    attend_blocks,
+    choose,
+    softcap,
+)
 from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
-log = logging.getLogger(__name__)
-
 Params = Any  # the dictionary described in `Decoder`
 Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see models/lora.py
-Attention = Literal["transposed", "xla", "cudnn"]
 Remat = Literal["off", "projections", "full"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -92,7 +95,7 @@ class DecoderConfig:
     windows: tuple[int, ...] = ()
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    attention: Attention = "xla"
+    attention: Implementation = "xla"
     remat: Remat = "off"
     initializer_range: float = 0.02
 
@@ -114,36 +117,16 @@ class DecoderConfig:
 
 def choose_attention(
     config: DecoderConfig, *, platform: str | None = None, packed: bool = False
-) -> Attention:
-    """Picks the attention of the training path once, at start-up, and logs it.
+) -> Implementation:
+    """Picks the attention of the training path once, at start-up; see `attention.choose`.
 
     ``transposed`` (CPU) multiplies operands laid out B K (G T) H, block by block where there are
-    several (`block_attention`); ``cudnn`` is the fused kernel of
-    NVIDIA GPUs for 16-bit operands, head sizes up to 128 in multiples of 8, one window for all
-    layers, no soft cap and no packing; ``xla`` is the rest.
+    several (`block_attention`); ``cudnn`` takes one window for all layers, no soft cap and no
+    packing.
     """
-    platform = platform or jax.default_backend()
-    fused = (
-        config.dtype == "bfloat16"
-        and config.head_dim <= 128
-        and not config.head_dim % 8
-        and config.attention_softcap is None
-        and len(set(config.windows)) <= 1
-        and not packed
-    )
-    choice: Attention = "xla"
-    if platform == "cpu":
-        choice = "transposed"
-    elif platform in ("gpu", "cuda") and fused:
-        choice = "cudnn"
-    log.info(
-        "attention: %s (platform %s, dtype %s, head size %d)",
-        choice,
-        platform,
-        config.dtype,
-        config.head_dim,
-    )
-    return choice
+    one_window = len(set(config.windows)) <= 1
+    fusible = config.attention_softcap is None and one_window and not packed
+    return choose(config.dtype, config.head_dim, platform, fusible=fusible)
 
 
 # ------------------------------------------------------------------------------------ parameters
@@ -501,12 +484,6 @@ Cache = dict[str, tuple[jax.Array, ...]]
 CACHE_LENGTH_AXIS = {"k": 3, "v": 2}
 
 
-def cache_shapes(config: DecoderConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
-    """Shape of each layer's keys and values."""
-    k, h = config.num_kv_heads, config.head_dim
-    return {"k": (batch, k, h, length), "v": (batch, k, length, h)}
-
-
 def empty_cache(
     config: DecoderConfig, batch: int, length: int, batch_axis: str | None = "batch"
 ) -> Cache:
@@ -516,7 +493,8 @@ def empty_cache(
         array = jnp.zeros(shape, config.dtype)
         return sharding.constrain(array, batch_axis, "kv_heads", None, None)
 
-    shapes = cache_shapes(config, batch, length)
+    k, h = config.num_kv_heads, config.head_dim
+    shapes = {"k": (batch, k, h, length), "v": (batch, k, length, h)}
 
     def build():
         layers = range(config.num_layers)

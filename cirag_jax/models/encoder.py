@@ -7,7 +7,6 @@ replayed with the same dropout key.
 
 import dataclasses
 import functools
-import logging
 import math
 from typing import Any, Literal
 
@@ -17,11 +16,9 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-
-log = logging.getLogger(__name__)
+from cirag_jax.models.attention import Implementation, choose
 
 Pooling = Literal["mean", "cls"]
-Attention = Literal["transposed", "xla", "cudnn"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
@@ -56,7 +53,7 @@ class EncoderConfig:
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
     dtype: Literal["float32", "bfloat16"] = "float32"
-    attention: Attention = "xla"
+    attention: Implementation = "xla"
     remat: bool = False
     scan_layers: bool = False
     pooling: Pooling = "mean"
@@ -74,26 +71,13 @@ class EncoderConfig:
 
 def choose_attention(
     dtype: str, head_dim: int, *, platform: str | None = None, dropout: float = 0.0
-) -> Attention:
-    """Picks the attention implementation once, at start-up, and logs it.
+) -> Implementation:
+    """Picks the attention implementation once, at start-up; see `attention.choose`.
 
     ``transposed`` (CPU, or attention dropout) makes B N T H operands before two batched products;
-    ``cudnn`` is the fused kernel of NVIDIA GPUs for 16-bit operands, heads of at most 128 in
-    multiples of 8 and no dropout on probabilities; ``xla`` is the rest.
+    ``cudnn`` drops no probabilities.
     """
-    platform = platform or jax.default_backend()
-    if platform == "cpu" or dropout > 0.0:
-        choice: Attention = "transposed"
-    elif (
-        platform in ("gpu", "cuda") and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
-    ):
-        choice = "cudnn"
-    else:
-        choice = "xla"
-    log.info(
-        "attention: %s (platform %s, dtype %s, head size %d)", choice, platform, dtype, head_dim
-    )
-    return choice
+    return choose(dtype, head_dim, platform, plain=dropout > 0.0)
 
 
 def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:

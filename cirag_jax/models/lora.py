@@ -150,11 +150,8 @@ def _merged(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float) -> j
 def merge(params: Params, adapter: Adapter, scale: float) -> Params:
     """The base with ``scale * A B`` added to the adapted kernels, summed in fp32.
 
-    Args:
-      params: the base, layers stacked or as a tuple; it is left as it is, and shares with the
-        result every array that no adapter changes.
-      adapter: pairs, stacked or as a tuple like ``params["layers"]``.
-      scale: see `LoraConfig.scale`.
+    Layers are stacked or a tuple, in both alike. ``params`` is left as it is, and shares with the
+    result every array that no adapter changes.
     """
 
     def layer(own: Mapping[str, jax.Array], pairs: Mapping[str, Any]) -> dict[str, jax.Array]:

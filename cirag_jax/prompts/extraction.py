@@ -62,7 +62,7 @@ _TRIPLES_TASK = (
     '{"triples": [["subject", "relation", "object"], ...]}'
 )
 
-_EXAMPLE = Passage(
+EXAMPLE = Passage(
     id="",
     title="Ferrymoor Observatory",
     text=(
@@ -82,7 +82,7 @@ _EXAMPLE_ENTITIES = (
     "Dunnet & Sons",
     "Oriel",
 )
-_EXAMPLE_TRIPLES: tuple[Parts, ...] = (
+EXAMPLE_TRIPLES: tuple[Parts, ...] = (
     ("Ferrymoor Observatory", "is located on", "Isle of Calder"),
     ("Ferrymoor Observatory", "was founded in", "1894"),
     ("Ferrymoor Observatory", "was founded by", "Agnes Thorley"),
@@ -98,9 +98,9 @@ def entity_messages(passage: Passage) -> tuple[Message, ...]:
     """The conversation that asks for the named entities of ``passage``."""
     return (
         Message("system", _ENTITIES_TASK),
-        Message("user", _passage_text(_EXAMPLE)),
+        Message("user", passage_turn(EXAMPLE)),
         Message("assistant", render_entities(_EXAMPLE_ENTITIES)),
-        Message("user", _passage_text(passage)),
+        Message("user", passage_turn(passage)),
     )
 
 
@@ -108,19 +108,20 @@ def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message,
     """The conversation that asks for the triples of ``passage``, given its entities."""
     return (
         Message("system", _TRIPLES_TASK),
-        Message("user", _triples_text(_EXAMPLE, _EXAMPLE_ENTITIES)),
-        Message("assistant", render_triples(_EXAMPLE_TRIPLES)),
+        Message("user", _triples_text(EXAMPLE, _EXAMPLE_ENTITIES)),
+        Message("assistant", render_triples(EXAMPLE_TRIPLES)),
         Message("user", _triples_text(passage, entities)),
     )
 
 
-def _passage_text(passage: Passage) -> str:
+def passage_turn(passage: Passage) -> str:
+    """A passage as the prompts show it."""
     # The text is no observation: an extraction from a text left out would be an invention.
     return f"Title: {passage.title}\nText: {passage.text}"
 
 
 def _triples_text(passage: Passage, entities: Sequence[str]) -> str:
-    return f"{_passage_text(passage)}\nNamed entities: {render_entities(entities)}"
+    return f"{passage_turn(passage)}\nNamed entities: {render_entities(entities)}"
 
 
 def render_entities(entities: Sequence[str]) -> str:
@@ -177,10 +178,10 @@ def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Pro
     found, problem = _items(text, "triples", finish_reason)
     if found is None:
         return (), problem
-    triples = [triple for triple in map(_triple, found) if triple is not None]
+    triples = [triple for triple in map(triple_of, found) if triple is not None]
     kept: dict[Parts, Parts] = {}
     for triple in triples[: 2 * MAX_ITEMS]:
-        kept.setdefault(_folded(triple), triple)
+        kept.setdefault(folded(triple), triple)
     return tuple(kept.values())[:MAX_ITEMS], _problem(problem, found, len(triples))
 
 
@@ -218,7 +219,8 @@ def _items(text: str, key: str, finish_reason: str) -> tuple[list[Any] | None, P
     return None, "wrong_shape" if bare is not None else problem
 
 
-def _triple(item: Any) -> Parts | None:
+def triple_of(item: Any) -> Parts | None:
+    """Three names on a line each, or None where an item of a list is no triple."""
     if isinstance(item, dict):
         item = next(
             ([item[n] for n in names] for names in _NAMES if all(n in item for n in names)), None
@@ -247,13 +249,14 @@ def _clean(value: Any) -> str:
     return " ".join("".join(plain).split())
 
 
-def _folded(triple: Parts) -> Parts:
+def folded(triple: Parts) -> Parts:
+    """What makes triples of one passage the same."""
     head, relation, tail = (part.casefold() for part in triple)
     return head, relation, tail
 
 
 _EXAMPLE_NAMES = frozenset(
     name.casefold()
-    for names in (_EXAMPLE_ENTITIES, *((head, tail) for head, _, tail in _EXAMPLE_TRIPLES))
+    for names in (_EXAMPLE_ENTITIES, *((head, tail) for head, _, tail in EXAMPLE_TRIPLES))
     for name in names
 )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
-from cirag_jax.prompts.conclusions import conclude, written_facts
 from cirag_jax.prompts.refusals import refuses
 
 UNANSWERABLE = "Unanswerable"
@@ -125,14 +124,12 @@ def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[st
 
 
 def parse_answer(
-    text: str, *, question: str = "", wide: bool = False, truncated: bool = False
+    text: str, *, wide: bool = False, truncated: bool = False
 ) -> tuple[str, bool, str | None]:
     """Reads a reader's response; never fails.
 
     Args:
       text: the response.
-      question: what was asked, where the response holds facts before its answer: what they compare
-        is concluded from them (`conclusions.conclude`), whatever is written after.
       wide: also take a refusal in other words (`refusals.refuses`) for one.
       truncated: whether generation ended at its token limit.
 
@@ -154,6 +151,4 @@ def parse_answer(
     if not answer:
         return "", False, problem or "empty"
     refused = "unanswerable" in answer.lower() or (wide and refuses(answer))
-    if question and not refused:
-        answer = conclude(question, written_facts(text), answer)
     return answer, not refused and (marked or not truncated), problem

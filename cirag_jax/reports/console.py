@@ -20,12 +20,8 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
     Model output and passages cannot drive the terminal: see `plain`.
 
-    Args:
-      prediction: of any method.
-      passages: those it names, by id; one that is missing is shown by its id.
-
-    Returns:
-      Lines of at most `WIDTH` characters, without a newline at the end.
+    Lines have at most `WIDTH` characters. A passage that is missing in ``passages`` is shown by its
+    id.
     """
     lines = _paragraph("Answer: ", prediction.answer or "(none)")
     lines += [_origin(prediction), "", "Evidence"]

@@ -83,6 +83,13 @@ def write_table(table: str, workdir: pathlib.Path) -> None:
     print(table, file=sys.stderr)
 
 
+def captioned(caption: str, rows: Sequence[Sequence[str]], complete: bool) -> str:
+    """A table below what it is of; says how to go on where not all of it is there."""
+    if not complete:
+        caption += "; not complete, run the command again to go on"
+    return f"{caption}\n\n{markdown(rows)}"
+
+
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """An aligned Markdown table; the first row is its header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

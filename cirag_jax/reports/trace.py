@@ -23,6 +23,7 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
+from cirag_jax.io import replacing
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.types import Config, Passage, Sentence, Step, Triple, Unit
@@ -32,11 +33,7 @@ VERDICTS = ("right", "wrong", "unscored", "failed", "unfinished")
 
 
 def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Writes ``trace.html`` for the run that ``config.run`` names.
-
-    Args:
-      config: configs/report.py.
-      workdir: an existing folder.
+    """Writes ``trace.html`` for the run that ``config.run`` (configs/report.py) names.
 
     Returns:
       ``page`` (path), ``bytes``, ``num_questions`` and how many questions had each verdict.
@@ -61,16 +58,11 @@ def write_trace(
     title: str | None = None,
     profile: str = answers.DEFAULT,
 ) -> dict[str, int]:
-    """Writes a run's page: aside, then renamed.
+    """Writes a run's page, aside, then renamed; returns the counts of `write_page`.
 
-    Args:
-      run: a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its ``journal.sqlite``.
-      page: the file to write.
-      title: of the page; by default the method's name and the workdir's.
-      profile: scorer of answers (`answers.PROFILES`): exact match says what is right.
-
-    Returns:
-      ``num_questions`` and the number of questions of each of `VERDICTS`.
+    ``run`` is a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its
+    ``journal.sqlite``; the title is by default the method's name and the workdir's. Exact match by
+    ``profile`` says what is right.
 
     Raises:
       UserError: no journal there, one that holds no questions, or one that a run is writing.
@@ -84,16 +76,11 @@ def write_trace(
     passages = journal.read_passages(path)
     method = journal.read_settings(path).get("method")
     title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
-    aside = page.with_name(f".{page.name}.{os.getpid()}.part")
     try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            counts = write_page(file, title, records, passages, profile)
-        os.replace(aside, page)
+        with replacing(page) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+            return write_page(file, title, records, passages, profile)
     except OSError as error:
         raise UserError(f"{page} cannot be written: {error.strerror or error}.") from None
-    finally:
-        aside.unlink(missing_ok=True)
-    return counts
 
 
 def write_page(

@@ -65,15 +65,9 @@ def encode(
 ) -> np.ndarray:
     """Unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.
 
-    Args:
-      encoder: tokenizer, prefixes, architecture.
-      texts: any strings; equal ones are encoded once.
-      params: its state, possibly newer than ``encoder.state``; None means that one.
-      kind: which prefix to prepend.
-      max_length: tokens kept of each text; default ``encoder.max_length``.
-      mesh: batches are split over its data and fsdp axes.
-      tokens_per_batch: default by platform.
-      progress: called with the number of distinct texts just finished (``tqdm.update``).
+    Equal texts are encoded once. ``params`` is the encoder's state, possibly newer than
+    ``encoder.state``, which None means; ``kind`` says which prefix to prepend, ``max_length`` how
+    many tokens are kept of each text (default: the encoder's). See `map_texts` for the rest.
     """
     params = encoder.state if params is None else params
     prefix = encoder.query_prefix if kind == "query" else encoder.passage_prefix

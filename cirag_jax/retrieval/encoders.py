@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -12,7 +11,8 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.io import replacing
 from cirag_jax.models.io.fingerprint import of_packages, small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.encode import encode
@@ -93,12 +93,9 @@ class FlaxEncoder:
 class CachedEncoder:
     """An encoder that keeps the vectors of whole collections on disk, by their content.
 
-    Neither queries are kept nor collections of more than a gigabyte of vectors, which belong in an
-    index (launch/index.py). A damaged file is computed again.
-
-    Args:
-      encoder: what embeds.
-      folder: of the ``.npy`` files, one for each list of passages.
+    ``folder`` has a ``.npy`` file for each list of passages. Neither queries are kept nor
+    collections of more than a gigabyte of vectors, which belong in an index (launch/index.py). A
+    damaged file is computed again.
     """
 
     def __init__(self, encoder: Encoder, folder: pathlib.Path):
@@ -121,10 +118,8 @@ class CachedEncoder:
         vectors_ND = self._encoder.encode(texts, kind, progress)
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
             self._folder.mkdir(parents=True, exist_ok=True)
-            aside = file.with_suffix(f".{os.getpid()}.part")
-            with aside.open("wb") as out:
+            with replacing(file) as aside, aside.open("wb") as out:
                 np.save(out, vectors_ND, allow_pickle=False)
-            aside.replace(file)
         return vectors_ND
 
 
@@ -195,14 +190,8 @@ class _Memory:
 class SentenceTransformersEncoder:
     """A model that exists only in PyTorch, run by sentence-transformers.
 
-    Args:
-      model: a loaded ``SentenceTransformer``.
-      name: recorded as the model's name.
-      query_prefix: None: the model's own prompt, if it has one; likewise ``passage_prefix``.
-      passage_prefix: see above.
-      query_max_length: tokens kept, at most the model's own limit; likewise ``passage_max_length``.
-      passage_max_length: see above.
-      batch_size: texts of one batch.
+    ``name`` is recorded as that of the loaded ``SentenceTransformer``. A prefix of None is the
+    model's own prompt, if it has one; limits are tokens kept, at most the model's own limit.
     """
 
     def __init__(
@@ -283,25 +272,18 @@ class SentenceTransformersEncoder:
 
 
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
-    """The encoder that a ``configs.retrievers.encoder()`` block describes.
-
-    Args:
-      config: the block.
-      mesh: our encoders split their batches over it; None: one device.
+    """The encoder that a ``configs.retrievers.encoder()`` block describes; ours split their batches
+    over ``mesh``.
 
     Raises:
       UserError: the model cannot be opened, or the config asks for something unknown.
     """
-    for field in ("query_max_length", "passage_max_length", "batch_size"):
-        if config[field] < 1:
-            raise UserError(f"config.encoder.{field}={config[field]} must be at least 1")
+    sizes = ("query_max_length", "passage_max_length", "batch_size")
+    check_at_least(1, config, *sizes, prefix="config.encoder.")
+    check_choice("config.encoder.backend", config.backend, ("flax", "sentence_transformers"))
     if config.backend == "flax":
         return _open_flax(config, mesh)
-    if config.backend == "sentence_transformers":
-        return _open_sentence_transformers(config)
-    raise UserError(
-        f"config.encoder.backend is {config.backend!r}; it must be flax or sentence_transformers"
-    )
+    return _open_sentence_transformers(config)
 
 
 def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
@@ -332,8 +314,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
             "config.encoder.backend=sentence_transformers needs the Python package "
             f"{error.name!r}, which is not installed (pip install sentence-transformers)"
         ) from None
-    if config.dtype not in ("float32", "bfloat16"):
-        raise UserError(f"config.encoder.dtype is {config.dtype!r}; it must be float32 or bfloat16")
+    check_choice("config.encoder.dtype", config.dtype, ("float32", "bfloat16"))
     from cirag_jax.models.io.pretrained import resolve_model_folder
 
     is_local = config.model.startswith("package:") or pathlib.Path(config.model).is_dir()

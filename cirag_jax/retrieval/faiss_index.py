@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.types import Config
 
 FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")
@@ -35,14 +35,10 @@ class IndexOptions:
           UserError: a value cannot be used.
         """
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
-        if options.dtype not in ("float32", "bfloat16"):
-            raise UserError(
-                f"config.retriever.dtype is {options.dtype!r}; it must be float32 or bfloat16"
-            )
+        check_choice("config.retriever.dtype", options.dtype, ("float32", "bfloat16"))
         for field in dataclasses.fields(cls)[1:]:
             least = 0 if field.name == "ivf_lists" else 1
-            if getattr(options, field.name) < least:
-                raise UserError(f"config.retriever.{field.name} must be at least {least}")
+            check_at_least(least, options, field.name, prefix="config.retriever.")
         return options
 
 
@@ -50,12 +46,8 @@ class FaissIndex:
     """Inner-product search by faiss; ``search`` means what ``ExactIndex.search`` does.
 
     IVF and HNSW are approximate: rows may be missed. Under ``allowed`` they may find fewer rows
-    than asked for; the places left hold row -1 and score -inf.
-
-    Args:
-      index: a faiss index of all rows, on the CPU.
-      kind: one of `FAISS_KINDS`.
-      options: what a search needs of them.
+    than asked for; the places left hold row -1 and score -inf. ``index`` is a faiss index of all
+    rows, on the CPU.
     """
 
     def __init__(self, index: Any, kind: str, options: IndexOptions):

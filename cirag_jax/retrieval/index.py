@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from cirag_jax.datasets.chains import UNIT_KINDS, passage_text, sentence_texts, triple_text
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
@@ -33,13 +33,7 @@ FORMAT = 2  # 2: the corpus's hash holds sentences, the encoder's identity its f
 
 @dataclasses.dataclass(frozen=True)
 class PassageIndex:
-    """Passages that texts can be searched in.
-
-    Attributes:
-      ids: passage id of every row.
-      kind: one of `KINDS`.
-      corpus_hash: of the passages, see `hash_corpus`.
-    """
+    """Passages that texts can be searched in, by the id of every row; see `hash_corpus`."""
 
     ids: tuple[str, ...]
     kind: str
@@ -58,15 +52,10 @@ class PassageIndex:
         mesh: jax.sharding.Mesh | None = None,
         progress: Progress | None = None,
     ) -> "PassageIndex":
-        """Embeds and indexes ``passages`` now.
+        """Embeds and indexes ``passages`` now, in the order of the rows.
 
-        Args:
-          passages: in the order of the rows.
-          encoder: embeds passages and queries; may be None for ``bm25``.
-          kind: one of `KINDS`.
-          options: sizes and storage.
-          mesh: rows of an exact index are split over all its devices.
-          progress: see `Encoder.encode`.
+        ``encoder`` may be None for ``bm25``. The rows of an exact index are split over all devices
+        of ``mesh``.
 
         Raises:
           UserError: the kind is unknown, or there is no passage.
@@ -94,11 +83,9 @@ class PassageIndex:
     ) -> "PassageIndex":
         """Opens a folder that ``launch/index.py`` (`build.build_index`) has written.
 
-        Args:
-          folder: the index folder.
-          encoder: embeds queries; must be the one that embedded the passages. None for ``bm25``.
-          options: how to search, and in which dtype to keep vectors.
-          mesh: rows of an exact index are split over all its devices.
+        ``encoder`` must be the one that embedded the passages, None for ``bm25``; ``options`` say
+        how to search, and in which dtype to keep vectors. The rows of an exact index are split over
+        all devices of ``mesh``.
 
         Raises:
           UserError: there is no finished index, it is damaged, or another encoder built it; the
@@ -200,9 +187,7 @@ def open_retriever(
     """
     check_kind(config.kind)
     options = IndexOptions.of(config)
-    if config.units not in UNIT_KINDS:
-        known = ", ".join(UNIT_KINDS)
-        raise UserError(f"config.retriever.units={config.units!r} must be one of {known}")
+    check_choice("config.retriever.units", config.units, UNIT_KINDS)
     if config.units != "passage":
         if config.kind != "exact" or config.folder:
             raise UserError(
@@ -242,8 +227,7 @@ def make_search(
 
 def check_kind(kind: str) -> None:
     """Raises UserError unless ``kind`` is one of `KINDS`."""
-    if kind not in KINDS:
-        raise UserError(f"config.retriever.kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    check_choice("config.retriever.kind", kind, KINDS)
 
 
 def needed(encoder: Encoder | None, kind: str) -> Encoder:

@@ -65,14 +65,9 @@ def score_pairs(
 ) -> np.ndarray:
     """Logits of (query, text) pairs, float32 of shape (N,), in input order.
 
-    Args:
-      model: tokenizer and architecture.
-      params: its state, possibly newer than ``model.state``; None means that one.
-      pairs: equal ones are scored once.
-      max_length: tokens kept of a pair; default ``model.max_length``.
-      mesh: batches are split over its data and fsdp axes.
-      tokens_per_batch: default by platform.
-      progress: called with the number of distinct pairs just finished.
+    Equal pairs are scored once. ``params`` is the model's state, possibly newer than
+    ``model.state``, which None means; ``max_length`` is how many tokens are kept of a pair
+    (default: the model's). See `map_texts` for the rest.
     """
     params = model.state if params is None else params
     return map_texts(
@@ -87,6 +82,19 @@ def score_pairs(
         tokens_per_batch=tokens_per_batch,
         progress=progress,
     )
+
+
+def score_groups(
+    model: PairEncoder,
+    params: Any,
+    queries: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    **how: Any,
+) -> list[np.ndarray]:
+    """For each query, `score_pairs` of its own texts, in their order; ``how``: see there."""
+    pairs = [(query, text) for query, group in zip(queries, texts, strict=True) for text in group]
+    ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
+    return np.split(score_pairs(model, params, pairs, **how), ends)[: len(texts)]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,23 +6,23 @@ it: a `Write`, by default `text_of`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
-from jax.sharding import Mesh
 
-from cirag_jax.datasets.chains import passage_text, triple_text
-from cirag_jax.errors import UserError
+from cirag_jax.datasets.chains import UnitKind, passage_text, triple_text
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
-from cirag_jax.retrieval.pairs import score_pairs
+from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Config, Passage, Text, Triple
 
 KINDS = ("bi_encoder", "aligner", "cross_encoder", "bm25")
+LENGTHS = ("query_max_length", "passage_max_length")
 
 Write = Callable[[Text], str]
 
@@ -91,10 +91,12 @@ def open_ranker(
     if block.kind == "bm25":
         return BM25Ranker(write)
     if block.kind == "cross_encoder":
-        return CrossEncoderRanker.open(block.model, write=write)
+        from cirag_jax.models.io.workdir import open_cross_encoder
+
+        return CrossEncoderRanker(open_cross_encoder(block.model)[0], write)
     own = config.encoder.copy_and_resolve_references()
-    if block.model:
-        own.model = block.model
+    own.model = block.model or own.model
+    own.update({name: block[name] for name in LENGTHS if block[name] is not None})
     return BiEncoderRanker(open_encoder(own), write)
 
 
@@ -133,12 +135,30 @@ def _default(block: Config) -> TripleText:
 def check_ranker(block: Config, name: str) -> None:
     """Raises UserError where a block cannot be right, before anything is opened."""
     field = f"config.rankers.{name}"
-    if block.kind not in KINDS:
-        raise UserError(f"{field}.kind={block.kind!r} is unknown; there are {', '.join(KINDS)}.")
-    if block.triple_text not in (None, "tuple", "angle"):
-        raise UserError(f"{field}.triple_text={block.triple_text!r} must be tuple or angle.")
+    check_choice(f"{field}.kind", block.kind, KINDS)
+    check_choice(f"{field}.triple_text", block.triple_text, (None, "tuple", "angle"))
     if block.kind in ("aligner", "cross_encoder") and not block.model:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
+
+
+def check_units(config: Config, name: str, units: UnitKind) -> None:
+    """Raises UserError where ``config.rankers.NAME`` is an aligner of other units than ``units``.
+
+    What does not say what it was trained on may rank anything.
+    """
+    block = config.rankers[name]
+    if block.kind not in ("bi_encoder", "aligner"):
+        return
+    from cirag_jax.models.io.workdir import trained_units
+
+    spec = str(block.model or config.encoder.model)
+    trained = trained_units(spec)
+    if trained not in (None, units):
+        raise UserError(
+            f"{spec} is an aligner of {trained}s, but config.{config.method}.units={units}: give "
+            f"--config.{config.method}.units={trained}, or --config.rankers.{name}.model= one that "
+            f"was trained with --config.data.units={units}."
+        )
 
 
 class BiEncoderRanker:
@@ -169,73 +189,20 @@ class BiEncoderRanker:
 
 
 class CrossEncoderRanker:
-    """Logits of a cross-encoder; above 0 it takes a text for more likely relevant than not.
+    """Logits of a cross-encoder; above 0 it takes a text for more likely relevant than not."""
 
-    Args:
-      model: the cross-encoder.
-      write: a text as it reads it.
-      max_length: tokens kept of a pair; None: the model's own limit.
-      mesh: batches are split over it; None: one device.
-    """
-
-    def __init__(
-        self,
-        model: PairEncoder,
-        write: Write = text_of,
-        max_length: int | None = None,
-        mesh: Mesh | None = None,
-    ):
+    def __init__(self, model: PairEncoder, write: Write = text_of):
         self._model = model
         self._write = write
-        self._max_length = max_length
-        self._mesh = mesh
-        self.identity: Mapping[str, Any] = {
-            "model": model.source,
-            "revision": model.revision,
-            "dtype": model.config.dtype,
-            "max_length": max_length or model.max_length,
-        }
-
-    @classmethod
-    def open(
-        cls,
-        spec: str,
-        *,
-        write: Write = text_of,
-        dtype: str = "float32",
-        max_length: int | None = None,
-        mesh: Mesh | None = None,
-    ) -> "CrossEncoderRanker":
-        """Opens a training workdir (its best checkpoint), a model folder or a hub id.
-
-        Raises:
-          UserError: it cannot be opened, or is no cross-encoder.
-        """
-        from cirag_jax.models.io.workdir import open_cross_encoder
-
-        model, _ = open_cross_encoder(spec, dtype=dtype, mesh=mesh)
-        return cls(model, write, max_length, mesh)
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Raw logits: for each query, float32 scores in the order of its texts."""
-        pairs = [
-            (query, self._write(text))
-            for query, group in zip(queries, texts, strict=True)
-            for text in group
-        ]
-        logit_N = score_pairs(
-            self._model, None, pairs, max_length=self._max_length, mesh=self._mesh
-        )
-        ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
-        return np.split(logit_N, ends)[: len(texts)]
+        written = [[self._write(text) for text in group] for group in texts]
+        return score_groups(self._model, None, queries, written)
 
 
 class BM25Ranker:
-    """BM25 over each query's own texts; a word's rarity is its rarity among them.
-
-    Args:
-      write: a text as it is indexed.
-    """
+    """BM25 over each query's own texts; a word's rarity is its rarity among them."""
 
     def __init__(self, write: Write = text_of):
         self._write = write

@@ -1,4 +1,4 @@
-"""Exact maximum-inner-product search and candidate scoring, jitted.
+"""Exact maximum-inner-product search, jitted.
 
 A sort of all scores would cost ten times the products themselves. The k best are found in two
 stages instead, and still exactly: a group of scores can hold one of the k best only if its maximum
@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _QUERIES = 128  # Most queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
-_CANDIDATE_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
 
 _GROUP = 64  # Scores that share a maximum.
 # Rows a device searches at once: the scores of one call take at most 4 * 128 * 2^20 bytes.
@@ -238,48 +237,6 @@ def _products(query_QD, block_RD):
         "qd,rd->qr",
         query_QD,
         block_RD.astype(jnp.float32),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
-
-
-def score_candidates(
-    query_QD: np.ndarray, unit_ND: np.ndarray, candidates: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Inner products of each query with its own candidates.
-
-    Args:
-      query_QD: float32 queries.
-      unit_ND: float32 matrix on the host; only the rows asked for travel to the device.
-      candidates: for each query, int rows of ``unit_ND``.
-
-    Returns:
-      For each query, float32 scores in the order of its candidates.
-    """
-    result: list[np.ndarray] = []
-    for start in range(0, len(candidates), _QUERIES):
-        part = candidates[start : start + _QUERIES]
-        longest = max(map(len, part), default=0)
-        width = next((b for b in _CANDIDATE_BUCKETS if b >= longest), longest)
-        rows_padded = _bucket(len(part))
-        index_QC = np.zeros((rows_padded, width), np.int64)
-        for row, rows in enumerate(part):
-            index_QC[row, : len(rows)] = rows
-        if not len(unit_ND):
-            result += [np.zeros(0, np.float32) for _ in part]
-            continue
-        queries = _pad_rows(np.asarray(query_QD[start : start + _QUERIES], np.float32), rows_padded)
-        score_QC = np.asarray(_score(queries, unit_ND[index_QC]))
-        result += [score_QC[row, : len(rows)] for row, rows in enumerate(part)]
-    return result
-
-
-@jax.jit
-def _score(query_QD, unit_QCD):
-    return jnp.einsum(
-        "qd,qcd->qc",
-        query_QD,
-        unit_QCD,
         precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )

@@ -16,13 +16,9 @@ _DEPTH = 10
 class UnitIndex:
     """Passages by the inner product of query and best unit (KiRAG's "w/o Retriever").
 
-    An aligner knows passages best by the units that it was trained on.
-
-    Args:
-      texts: the units of every passage, in the order of the rows, as the encoder reads them.
-      encoder: embeds units and queries.
-      dtype: in which vectors are kept: ``float32`` or ``bfloat16``.
-      progress: see `Encoder.encode`.
+    An aligner knows passages best by the units that it was trained on. ``texts`` are the units of
+    every passage, in the order of the rows, as the encoder reads them; vectors are kept in
+    ``dtype``, ``float32`` or ``bfloat16``.
 
     Raises:
       UserError: there is no unit.

@@ -17,10 +17,7 @@ from cirag_jax.types import Usage
 
 
 class ResponseCache:
-    """A SQLite file from (model, request) to responses.
-
-    Args:
-      path: created where absent.
+    """A SQLite file from (model, request) to responses; created where absent.
 
     Raises:
       UserError: the file is no such cache.

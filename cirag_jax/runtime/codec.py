@@ -12,44 +12,22 @@ from typing import Any
 
 import msgspec
 
-from cirag_jax.runtime.requests import (
-    Demonstrate,
-    Demonstrated,
-    Extract,
-    Extracted,
-    Follow,
-    Generate,
-    Generated,
-    Rank,
-    Ranked,
-    Request,
-    RequestError,
-    Response,
-    Retrieve,
-    Retrieved,
-    Score,
-    Scored,
-)
+from cirag_jax.runtime import requests
+from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
 from cirag_jax.types import Passage, Prediction
 
-KINDS: Mapping[type, str] = {
-    Retrieve: "retrieve",
-    Follow: "follow",
-    Extract: "extract",
-    Rank: "rank",
-    Demonstrate: "demonstrate",
-    Generate: "generate",
-    Score: "score",
-}
 _ANSWERS: Mapping[type, type] = {
-    Retrieve: Retrieved,
-    Follow: Retrieved,
-    Extract: Extracted,
-    Rank: Ranked,
-    Demonstrate: Demonstrated,
-    Generate: Generated,
-    Score: Scored,
+    requests.Retrieve: requests.Retrieved,
+    requests.Fetch: requests.Retrieved,
+    requests.Follow: requests.Retrieved,
+    requests.Extract: requests.Extracted,
+    requests.Anchor: requests.Anchored,
+    requests.Rank: requests.Ranked,
+    requests.Demonstrate: requests.Demonstrated,
+    requests.Generate: requests.Generated,
+    requests.Score: requests.Scored,
 }
+KINDS = {request: request.__name__.lower() for request in _ANSWERS}
 
 
 def dump(value: Any) -> str:
@@ -96,10 +74,10 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))
     match request, response:
-        case Retrieve() | Follow(), Retrieved():
+        case Retrieve() | Fetch() | Follow(), requests.Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
-        case Rank(), Ranked():
+        case requests.Rank(), requests.Ranked():
             place = {text: index for index, text in enumerate(request.texts)}
             order = [place[text] for text in response.texts]
             return {"order": order, "scores": list(response.scores)}
@@ -113,20 +91,17 @@ def decode_response(
 ) -> Any:
     """The response that `encode_response` wrote: one to ``request``, or a `RequestError`.
 
-    Args:
-      request: what it answers.
-      data: what was written.
-      passage: finds a passage by its id; only `Retrieve` and `Follow` need it.
+    ``passage`` finds a passage by its id, where passages are what was asked for.
     """
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case Retrieve() | Follow():
+        case Retrieve() | Fetch() | Follow():
             assert passage is not None
-            return Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
-        case Rank():
+            return requests.Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
+        case requests.Rank():
             texts = tuple(request.texts[index] for index in data["order"])
-            return Ranked(texts, tuple(data["scores"]))
+            return requests.Ranked(texts, tuple(data["scores"]))
     return msgspec.convert(data, _ANSWERS[type(request)])
 
 

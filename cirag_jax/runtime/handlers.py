@@ -16,10 +16,13 @@ from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -32,6 +35,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 
 # Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
@@ -40,17 +44,18 @@ Search = Callable[..., tuple[np.ndarray, np.ndarray]]
 TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
 
 
-class RetrieveHandler:
-    """Passages by one search for all queries of the same k.
-
-    Args:
-      search: over the rows of ``passages``.
-      passages: the corpus.
-      allowed: rows that each program may find; None: all.
-    """
+class _Quick:
+    """A handler that has no budget, and that pays to be asked before language models are."""
 
     is_slow = False
     is_exhausted = False
+
+
+class RetrieveHandler(_Quick):
+    """Passages by one search over the corpus for all queries of the same k.
+
+    ``allowed`` are the rows that each program may find; None: all.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,29 @@ class RetrieveHandler:
                 done(index, Retrieved(passages, tuple(score for _, score in found)))
 
 
-class FollowHandler:
+class FetchHandler(_Quick):
+    """Passages by their ids.
+
+    Args:
+      passages: the corpus.
+    """
+
+    def __init__(self, passages: Sequence[Passage]):
+        self._passages = {passage.id: passage for passage in passages}
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for index, call in enumerate(calls):
+            request: Fetch = call.request
+            missing = [name for name in request.passage_ids if name not in self._passages]
+            if missing:
+                done(index, RequestError(f"the corpus has no passage {missing[0]!r}"))
+                continue
+            found = tuple(self._passages[name] for name in request.passage_ids)
+            done(index, Retrieved(found, (1.0,) * len(found)))
+
+
+class FollowHandler(_Quick):
     """Passages that texts name.
 
     Args:
@@ -89,9 +116,6 @@ class FollowHandler:
       passages: the corpus.
       allowed: rows that each program may find; None: all.
     """
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(
         self,
@@ -117,11 +141,8 @@ class FollowHandler:
             done(index, Retrieved(passages, tuple(float(times[row]) for row in rows)))
 
 
-class ExtractHandler:
+class ExtractHandler(_Quick):
     """Triples that were extracted before: a triple store's, or a dataset's."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, source: TripleSource):
         self._source = source
@@ -137,25 +158,41 @@ class ExtractHandler:
             done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
 
 
-class DemonstrateHandler:
+class AnchorHandler(_Quick):
+    """Entities and the triples around them."""
+
+    def __init__(self, index: EntityIndex):
+        self._index = index
+
+    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+        """See `Handler`."""
+        for place, call in enumerate(calls):
+            request: Anchor = call.request
+            entities = self._index.anchors(request.surface, request.n, request.match)
+            done(place, Anchored(entities, self._index.neighbours(entities)))
+
+
+class DemonstrateHandler(_Quick):
     """Training questions by the cosine of their embeddings.
 
     Args:
-      questions: those that may be shown.
+      questions: those that may be shown; there may be none.
       encoder: embeds them, all as queries.
     """
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
         self._questions = questions
         self._encoder = encoder
-        self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
+        if questions:
+            self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
         """See `Handler`."""
         requests: list[Demonstrate] = [call.request for call in calls]
+        if not self._questions:
+            for index in range(len(requests)):
+                done(index, Demonstrated(()))
+            return
         query_QD = self._encoder.encode([request.query for request in requests], "query")
         row_QK, _ = self._index.search(query_QD, max(request.n for request in requests))
         for index, request in enumerate(requests):
@@ -163,11 +200,8 @@ class DemonstrateHandler:
             done(index, Demonstrated(tuple(self._questions[row] for row in rows)))
 
 
-class RankHandler:
+class RankHandler(_Quick):
     """Texts by a ranker's score, best first; ties keep the order they came in."""
-
-    is_slow = False
-    is_exhausted = False
 
     def __init__(self, ranker: Ranker):
         self._ranker = ranker

@@ -8,6 +8,7 @@ and the trajectory that distillation trains on.
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -18,7 +19,9 @@ from typing import Any
 
 import msgspec
 
+from cirag_jax import sqlite
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing, replacing
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import codec
@@ -63,7 +66,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """What the journal knows of one program.
+    """What the journal knows of one program (of a question, of a passage).
 
     Attributes:
       id: of the program (a question's, a passage's).
@@ -95,10 +98,7 @@ class Record:
 class Totals:
     """What a journal has recorded since it was started, forgotten programs included.
 
-    Attributes:
-      programs: that ended.
-      calls: responses of language models.
-      usage: of these, by role.
+    ``programs`` ended; ``calls`` are responses of language models, ``usage`` is theirs by role.
     """
 
     programs: int = 0
@@ -111,15 +111,13 @@ class Totals:
         return Totals(self.programs + other.programs, self.calls + other.calls, usage)
 
 
-class Journal:
+class Journal(Closing):
     """An open journal; a context manager. One process writes it at a time."""
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
         """Opens or begins the journal of a run.
 
-        Args:
-          path: the file.
-          settings: everything that decides what a program gets to see, as JSON.
+        ``settings`` are everything that decides what a program gets to see, as JSON.
 
         Raises:
           UserError: it was begun with other settings, another process writes it, or it cannot be
@@ -128,19 +126,12 @@ class Journal:
         self.path = Path(path)
         self._passages: dict[str, Passage] = {}
         self._known: set[str] = set()
-        with contextlib.ExitStack() as stack:  # closes what is refused: others may use it
-            try:
-                self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
-                self._begin(settings)
-            except sqlite3.Error as error:
-                raise _unusable(self.path, error) from None
+        self._named_errors = functools.partial(sqlite.named_errors, self.path)
+        with contextlib.ExitStack() as stack, self._named_errors():
+            self._db = sqlite.connect(self.path)
+            stack.enter_context(contextlib.closing(self._db))  # what is refused: others may use it
+            self._begin(settings)
             stack.pop_all()
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the file; it is then a single one again, which a read-only folder may hold."""
@@ -153,13 +144,9 @@ class Journal:
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing, a power cut little
-        self._db.execute("BEGIN IMMEDIATE")
-        if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in _SCHEMA.split(";"):
-                self._db.execute(statement)
+        with sqlite.transaction(self._db):
             rows = [("format", str(FORMAT)), ("settings", codec.dump(settings))]
-            self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
-        self._db.execute("COMMIT")
+            sqlite.create(self._db, _SCHEMA, rows)
         meta = _read_meta(self._db, self.path)
         if not self._db.execute("SELECT 1 FROM responses").fetchone():
             self._set("settings", codec.dump(settings))  # nothing recorded binds nobody
@@ -230,7 +217,7 @@ class Journal:
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
         rows = [(program,) for program in programs]
-        with self._named_errors(), self._transaction():
+        with self._named_errors(), sqlite.transaction(self._db):
             dropped = _totals(self._db, programs)
             self._set("forgotten", codec.dump(dataclasses.asdict(_forgotten(self._db) + dropped)))
             self._db.executemany("DELETE FROM responses WHERE program = ?", rows)
@@ -264,19 +251,16 @@ class Journal:
         answer = codec.dump(codec.encode_response(request, response))
         statement = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)"
         row = (key.program, key.ordinal, key.part, codec.digest(text), text, answer)
-        if isinstance(response, Retrieved):
-            new = [p for p in response.passages if p.id not in self._known]
-            if new:
-                self._record_passages(new, statement, row)
-                return
-        self._write(statement, row)
-
-    def _record_passages(self, passages: list[Passage], statement: str, row: Any) -> None:
-        records = [(p.id, codec.dump(dataclasses.asdict(p))) for p in passages]
-        with self._named_errors(), self._transaction():
+        passages = response.passages if isinstance(response, Retrieved) else ()
+        new = [p for p in passages if p.id not in self._known]
+        if not new:
+            self._write(statement, row)
+            return
+        records = [(p.id, codec.dump(dataclasses.asdict(p))) for p in new]
+        with self._named_errors(), sqlite.transaction(self._db):
             self._db.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?)", records)
             self._db.execute(statement, row)
-        self._known.update(p.id for p in passages)
+        self._known.update(p.id for p in new)
 
     def add_seconds(self, seconds: float, loading: bool = False) -> float:
         """Adds to the wall time of this run's earlier parts, or to its part until the first
@@ -295,25 +279,6 @@ class Journal:
     def _one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
         with self._named_errors():
             return self._db.execute(query, values).fetchone()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or, after an error, nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except sqlite3.Error:
-            if self._db.in_transaction:  # else SQLite has rolled back by itself
-                self._db.execute("ROLLBACK")
-            raise
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise _unusable(self.path, error) from None
 
     def passage(self, passage_id: str) -> Passage:
         """A passage that a recorded response holds.
@@ -352,19 +317,16 @@ def share(folder: Path, index: int, count: int) -> Path:
 
 
 def merge(parts: Sequence[Path], target: Path) -> None:
-    """Writes one journal with what every process of a run recorded in its own.
+    """Writes one journal, ``target``, with what every process of a run recorded in its own.
 
-    Args:
-      parts: the closed journals, one a process; programs were dealt out to them in turn.
-      target: replaced where it exists.
+    The journals are closed; programs were dealt out to them in turn.
 
     Raises:
       UserError: a journal cannot be read, or the disk is full.
     """
-    aside = target.with_name(f".{target.name}.part")
-    try:
+    with sqlite.named_errors(target), replacing(target) as aside:
         shutil.copyfile(parts[0], aside)
-        with contextlib.closing(_connect(aside)) as db:
+        with contextlib.closing(sqlite.connect(aside)) as db:
             db.execute("UPDATE programs SET place = place * ?", (len(parts),))
             for index, part in enumerate(parts[1:], start=1):
                 db.execute("ATTACH ? AS part", (str(part),))
@@ -381,13 +343,6 @@ def merge(parts: Sequence[Path], target: Path) -> None:
                     "(SELECT CAST(value AS REAL) FROM part.meta WHERE key = 'seconds')"
                 )
                 db.execute("DETACH part")
-        aside.replace(target)
-    except sqlite3.Error as error:
-        raise _unusable(target, error) from None
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}.") from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------- reading what was left
@@ -453,19 +408,9 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection; SQLite's own errors become one sentence."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; the journal of a run is {FILE}.")
-    where = f"{path.resolve().as_uri()}?mode=ro"
-    try:
-        with contextlib.closing(sqlite3.connect(where, uri=True, timeout=1.0)) as db:
-            _read_meta(db, path)
-            yield db
-    except sqlite3.Error as error:
-        raise _unusable(path, error) from None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Transactions are begun by hand; a second writer is refused after a second, not waited for.
-    # A server's client may report from a thread of its own, while this one waits for it.
-    return sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
+    with sqlite.named_errors(path), contextlib.closing(sqlite.connect(path, "ro")) as db:
+        _read_meta(db, path)
+        yield db
 
 
 def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
@@ -527,12 +472,3 @@ def _forgotten(db: sqlite3.Connection) -> Totals:
 
 def _passage(text: str) -> Passage:
     return msgspec.convert(json.loads(text), Passage)
-
-
-def _unusable(path: Path, error: sqlite3.Error) -> UserError:
-    text = str(error)
-    if "locked" in text:
-        return UserError(f"{path} is in use by another run on the same workdir.")
-    if "full" in text:
-        return UserError(f"{path} cannot be written: the disk is full; what is recorded is kept.")
-    return UserError(f"{path} cannot be used: {text}.")

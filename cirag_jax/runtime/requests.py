@@ -9,7 +9,10 @@ import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from cirag_jax.datasets.chains import UnitKind
 from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
+from cirag_jax.triples.entity_index import Match
+from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Feedback, Passage, Question, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
@@ -47,6 +50,16 @@ class Follow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Fetch:
+    """The passages with these ids, in their order; answered by `Retrieved`, every score 1.
+
+    It fails where the run's corpus lacks one.
+    """
+
+    passage_ids: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Extract:
     """The triples of each passage; answered by `Extracted`."""
 
@@ -58,6 +71,26 @@ class Extracted:
     """For every passage asked for, its triples, or None where extraction failed or never ran."""
 
     triples: tuple[tuple[Triple, ...] | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Anchor:
+    """The ``n`` entities of all triples nearest to a name, and what is said of them.
+
+    Answered by `Anchored`; ``match`` as in `EntityIndex.anchors`.
+    """
+
+    surface: str
+    n: int
+    match: Match = "coverage"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Anchored:
+    """Entities, best first, and the triples with one of them at either end, by passage."""
+
+    entities: tuple[str, ...]
+    triples: tuple[Triple, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +120,7 @@ class Ranked(Generic[TextT]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrate:
-    """The ``n`` training questions most similar to ``query``; answered by `Demonstrated`.
+    """At most ``n`` training questions, most similar to ``query``; answered by `Demonstrated`.
 
     Never one that is being answered, by its id or by its text.
     """
@@ -98,13 +131,13 @@ class Demonstrate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrated:
-    """Training questions with their annotations, the most similar first."""
+    """Training questions with their annotations, the most similar first; none where none is."""
 
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Follow | Extract | Rank | Demonstrate | Generate | Score
-Response = Retrieved | Extracted | Ranked | Demonstrated | Generated | Scored
+Request = Retrieve | Fetch | Follow | Extract | Anchor | Rank | Demonstrate | Generate | Score
+Response = Retrieved | Extracted | Anchored | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -120,10 +153,15 @@ class Needs:
       roles: language models, each a block of the config.
       abilities: what a role is asked for that not every backend gives.
       rankers: each a block of ``config.rankers``.
-      corpus: passages, by `Retrieve`.
+      units: what these rank, where that is triples, sentences or passages alone: an aligner that
+        was trained on others is refused.
+      corpus: passages, by `Retrieve` or `Fetch`.
+      search: without it passages are only fetched by their ids, and nothing is embedded.
       feedback: whether it retrieves by vectors that passages move.
       links: from texts to the passages that they name, by `Follow`.
       triples: of passages, by `Extract`.
+      entities: of the triples of the whole corpus, by `Anchor`, with their passages, by `Fetch`;
+        the normal form of their names. None: not needed.
       demonstrations: training questions, by `Demonstrate`.
       gold: what a question's benchmark annotates, its answers too; results say so.
     """
@@ -131,12 +169,20 @@ class Needs:
     roles: tuple[str, ...] = ()
     abilities: Mapping[str, tuple[Ability, ...]] = dataclasses.field(default_factory=dict)
     rankers: tuple[str, ...] = ()
+    units: UnitKind | None = None
     corpus: bool = True
+    search: bool = True
     feedback: bool = False
     links: bool = False
     triples: bool = False
+    entities: Normalization | None = None
     demonstrations: bool = False
     gold: bool = False
+
+    @property
+    def index(self) -> bool:
+        """Whether an index over the passages is needed."""
+        return self.corpus and self.search
 
 
 class RequestError(Exception):

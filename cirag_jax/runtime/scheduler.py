@@ -74,15 +74,9 @@ class Job:
 class Progress:
     """Where a run stands; the same object is updated and shown.
 
-    Attributes:
-      total: programs in all.
-      done: programs that ended, failures included.
-      failed: programs that ended with an error.
-      replayed: responses taken from the journal.
-      calls: responses of handlers.
-      generated: language-model responses among them.
-      prompt_tokens: of these.
-      generated_tokens: of these.
+    Of ``total`` programs those ``done`` ended, ``failed`` ones with an error. ``replayed``
+    responses were taken from the journal, ``calls`` were answered by handlers; ``generated`` of
+    these are language models', and have the tokens.
     """
 
     total: int = 0
@@ -107,14 +101,10 @@ class _Running:
 
 
 class Scheduler:
-    """Runs programs over handlers, recording in a journal.
+    """Runs programs over handlers (by `addressee`; one may serve several), recording in a journal.
 
-    Args:
-      handlers: by `addressee`; one handler may serve several.
-      journal: where responses are recorded.
-      in_flight: programs that run at once.
-      encode: a program's result as JSON.
-      on_progress: called with the `Progress` after every response and every ended program.
+    At most ``in_flight`` programs run at once; ``encode`` makes JSON of a program's result;
+    ``on_progress`` is called with the `Progress` after every response and every ended program.
     """
 
     def __init__(
@@ -140,12 +130,9 @@ class Scheduler:
     def run(self, jobs: Iterable[Job], *, deadline: float | None = None) -> bool:
         """Runs all jobs to their ends; those that have a result already are not begun.
 
-        Args:
-          jobs: with distinct ids; begun in this order.
-          deadline: `time.monotonic()` after which no further batch is begun.
-
-        Returns:
-          Whether all have ended; False after the deadline or when a budget is exhausted.
+        Jobs have distinct ids and are begun in this order. After ``deadline`` (of `time.monotonic`)
+        no further batch is begun. Returns whether all have ended; False after the deadline or when
+        a budget is exhausted.
 
         Raises:
           UserError: the journal belongs to another run, or a handler cannot work at all.

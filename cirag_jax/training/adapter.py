@@ -17,7 +17,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models import decoder, lora
@@ -183,23 +183,13 @@ _FREE = ("trajectories", "dev", "rows_per_device", "decode")
 
 
 def _check_config(config: Config) -> None:
-    for name in ("length", "batch_size", "rows_per_device", "chunk"):
-        if config[name] < 1:
-            raise UserError(f"config.{name}={config[name]} must be at least 1")
-    if config.decode.num_trajectories < 0 or config.decode.max_tokens < 1:
-        raise UserError(
-            f"config.decode.num_trajectories={config.decode.num_trajectories} must not be negative "
-            f"and config.decode.max_tokens={config.decode.max_tokens} must be at least 1"
-        )
-    for name in ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories"):
-        if config.get(name, 0) < 0:
-            raise UserError(f"config.{name}={config[name]} must not be negative")
+    ones = ("length", "batch_size", "rows_per_device", "chunk", "decode.max_tokens")
+    check_at_least(1, config, *ones)
+    numbers = ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories")
+    check_at_least(0, config, "decode.num_trajectories", *(n for n in numbers if n in config))
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs and config.num_steps must not both be 0")
-    if config.model.remat not in ("off", "projections", "full"):
-        raise UserError(
-            f"config.model.remat is {config.model.remat!r}; it must be off, projections or full"
-        )
+    check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
         raise UserError(f"config.buckets={buckets} must ascend")
@@ -236,13 +226,8 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> 
 
 def make_lora(config: Config) -> LoraConfig:
     """The adapter's hyper-parameters; `UserError` where they cannot be."""
-    return LoraConfig(
-        rank=config.lora.rank,
-        alpha=float(config.lora.alpha),
-        dropout=config.lora.dropout,
-        targets=tuple(config.lora.targets),
-        rank_stabilised=config.lora.rank_stabilised,
-    )
+    fields = {field.name: config.lora[field.name] for field in dataclasses.fields(LoraConfig)}
+    return LoraConfig(**{**fields, "alpha": float(config.lora.alpha)})
 
 
 def make_adapter(
@@ -273,13 +258,7 @@ def make_adapter(
 
 def lora_description(config: LoraConfig) -> dict[str, Any]:
     """The fields of a `LoraConfig` as the checkpoint's description holds them."""
-    return {
-        "rank": config.rank,
-        "alpha": config.alpha,
-        "dropout": config.dropout,
-        "targets": list(config.names),
-        "rank_stabilised": config.rank_stabilised,
-    }
+    return {**dataclasses.asdict(config), "targets": list(config.names)}
 
 
 # ---------------------------------------------------------------------------------------- evaluate

@@ -3,7 +3,8 @@
 import dataclasses
 import pathlib
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +27,8 @@ from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
+HELD_OUT = ("tune", "test")  # folds of a training split
+
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains to the end (or from the last checkpoint on) and returns the best dev metrics.
@@ -38,10 +41,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     start = time.monotonic()
 
     # ---- Data -----------------------------------------------------------------------------------
-    dataset = load.load_dataset(config.data)
-    train_questions, dev_questions = split_questions(dataset, config)
+    sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
-    chains, pools = pools_lib.chains_and_pools(dataset, train_questions, kind, config.negatives)
+    chains, pools = training_chains(sets, config)
+    num_dev = sum(len(one.dev) for one in sets)
 
     # ---- Mesh and model -------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -63,7 +66,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
     state_lib.announce(
-        f"{len(chains):,} chains, {len(dev_questions):,} dev questions, {total_steps:,} steps of "
+        f"{len(chains):,} chains, {num_dev:,} dev questions, {total_steps:,} steps of "
         f"{config.batch_size} queries, mesh {dict(mesh.shape)}, "
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
     )
@@ -76,7 +79,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
-        "trained_on": sorted(question.id for question in train_questions),
+        "trained_on": sorted(question.id for one in sets for question in one.train),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
@@ -88,7 +91,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps, batches)
 
     # ---- Train ----------------------------------------------------------------------------------
-    evaluate = make_evaluate(config, dataset, dev_questions, encoder, mesh)
+    evaluate = make_evaluate(config, sets, encoder, mesh)
     complete = True
     with (
         checkpoints,
@@ -129,7 +132,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "best_step": best,
         **(dev_metrics or {}),
         "num_chains": len(chains),
-        "num_dev_questions": len(dev_questions),
+        "num_dev_questions": num_dev,
         "seconds": round(time.monotonic() - start, 1),
     }
 
@@ -195,16 +198,24 @@ def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> gradient_cac
 # -------------------------------------------------------------------------------------------- data
 
 
-def split_questions(
-    dataset: Dataset, config: Config
-) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Train and dev questions.
+class Questions(NamedTuple):
+    """The questions of one dataset: those that are trained on, and those that choose."""
+
+    dataset: Dataset
+    train: tuple[Question, ...]
+    dev: tuple[Question, ...]
+
+
+def split_questions(dataset: Dataset, config: Config) -> Questions:
+    """Train and dev questions of one of the datasets.
 
     Dev is ``config.dev.split`` and ``.fold`` where one is named; otherwise
     ``config.dev.questions`` of the training questions themselves, the last of a seeded
-    permutation, as KiRAG does.
+    permutation, as KiRAG does. Where no fold is named, those that others evaluate on are left out.
     """
     train = load.select_questions(dataset, config.data)
+    if not config.data.fold:
+        train = tuple(question for question in train if question.fold not in HELD_OUT)
     if config.dev.split or config.dev.fold:
         wanted: Config = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
         wanted.split, wanted.fold = config.dev.split, config.dev.fold
@@ -215,8 +226,20 @@ def split_questions(
                 f"config.dev selects {len(clash)} of the training questions (first: {min(clash)}); "
                 "choose another config.dev.split or config.dev.fold"
             )
-        return train, dev
-    return state_lib.hold_out(train, config)
+        return Questions(dataset, train, dev)
+    return Questions(dataset, *state_lib.hold_out(train, config))
+
+
+def training_chains(
+    sets: Sequence[Questions], config: Config
+) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
+    """The chains of all training questions, and the units of each one's own passages."""
+    chains, pools = [], []
+    for dataset, train, _ in sets:
+        found = pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)
+        chains += found[0]
+        pools += found[1]
+    return chains, pools
 
 
 def make_batches(
@@ -271,17 +294,18 @@ def make_batches(
 
 
 def make_evaluate(
-    config: Config,
-    dataset: Dataset,
-    questions: tuple[Question, ...],
-    encoder: TextEncoder,
-    mesh: jax.sharding.Mesh,
+    config: Config, sets: Sequence[Questions], encoder: TextEncoder, mesh: jax.sharding.Mesh
 ) -> Any:
     """A function from parameters to ``dev/...`` metrics over each question's own candidates."""
-    if not questions:
-        return lambda params: {}
     kind = config.data.units
-    problems = next_unit.next_units(*pools_lib.chains_and_pools(dataset, questions, kind), kind)
+    problems = [
+        problem
+        for dataset, _, dev in sets
+        if dev
+        for problem in next_unit.next_units(*pools_lib.chains_and_pools(dataset, dev, kind), kind)
+    ]
+    if not problems:
+        return lambda params: {}
 
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):

@@ -18,14 +18,14 @@ from tqdm import tqdm
 from cirag_jax import sharding
 from cirag_jax.datasets import load
 from cirag_jax.datasets.chains import passage_text
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import reranking
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
-from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
+from cirag_jax.retrieval.pairs import score_groups, tokenize_pairs
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText
 from cirag_jax.training import optimizers
 from cirag_jax.training import state as state_lib
@@ -247,6 +247,7 @@ def make_batch(
     mesh: jax.sharding.Mesh,
 ) -> data_lib.Batch:
     """A step's pairs as padded arrays, the same on every process."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
     rows = tokenize_pairs(model, [(query, text) for query, text, _ in pairs], config.max_length)
     return data_lib.pack(
         rows,
@@ -255,15 +256,9 @@ def make_batch(
             *config.buckets,
             *([config.max_length] if max(config.buckets) < config.max_length else []),
         ),
-        _chunk_rows(config, mesh),
+        -(-config.chunk_rows // ways) * ways,  # rounded up to the mesh's row shards
         model.config.pad_id,
     )
-
-
-def _chunk_rows(config: Config, mesh: jax.sharding.Mesh) -> int:
-    """Rows of a chunk: what the config says, rounded up to the mesh's row shards."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    return -(-config.chunk_rows // ways) * ways
 
 
 # ---------------------------------------------------------------------------------------- evaluate
@@ -352,18 +347,10 @@ def _scorer(
     config: Config, model: PairEncoder, params: Any, mesh: jax.sharding.Mesh, name: str = ""
 ) -> reranking.Score:
     def score(queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        pairs = [(q, text) for q, group in zip(queries, texts, strict=True) for text in group]
-        with _bar(name, len(set(pairs))) as bar:
-            logit_N = score_pairs(
-                model,
-                params,
-                pairs,
-                max_length=config.max_length,
-                mesh=mesh,
-                progress=bar.update,
-            )
-        ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
-        return np.split(logit_N, ends)[: len(texts)]
+        total = sum(len(set(group)) for group in texts)
+        with _bar(name, total) as bar:
+            how: Any = {"max_length": config.max_length, "mesh": mesh, "progress": bar.update}
+            return score_groups(model, params, queries, texts, **how)
 
     return score
 
@@ -377,9 +364,7 @@ def _describe(values: dict[str, float], batch: data_lib.Batch, seconds: float) -
 
 
 def _check_config(config: Config) -> None:
-    for field in ("targets_per_step", "max_length", "chunk_rows"):
-        if config[field] < 1:
-            raise UserError(f"config.{field}={config[field]} must be at least 1")
+    check_at_least(1, config, "targets_per_step", "max_length", "chunk_rows")
     unknown = set(config.kinds) - {"passage", "triple"}
     if unknown or not config.kinds:
         raise UserError(f"config.kinds={tuple(config.kinds)} must name passage, triple or both")

@@ -46,15 +46,12 @@ def cross_entropy(
       chunk: tokens (of all rows together) whose fp32 logits are in memory at once.
     """
     weights_BT = mask_BT.astype(jnp.float32)
-    head = _head(config, params)
-    targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
-    total: Any = _cross_entropy(config, chunk, head, hidden_BTD, targets_BT, weights_BT)
-    return total, weights_BT.sum()
-
-
-def _head(config: DecoderConfig, params: Params) -> dict[str, jax.Array]:
     name = "embedding" if config.tie_embeddings else "lm_head"
-    return {name: params[name]}
+    targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
+    total: Any = _cross_entropy(
+        config, chunk, {name: params[name]}, hidden_BTD, targets_BT, weights_BT
+    )
+    return total, weights_BT.sum()
 
 
 def _width(batch: int, length: int, chunk: int) -> int:

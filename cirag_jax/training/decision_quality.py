@@ -29,14 +29,11 @@ SCORES = {
 
 
 class DecisionQuality:
-    """Scores an adapter's decisions at every step of a teacher's trajectories.
+    """Scores an adapter's decisions at every step of a teacher's trajectories, at least one.
 
-    Args:
-      engine: over the frozen base.
-      lora_config: of the adapter.
-      trajectories: of questions that are not trained on, at least one.
-      prompt: ``normalization``, ``prompt_format`` and ``few_shot``, as the student is trained.
-      max_tokens: most tokens of a decision.
+    The trajectories are of questions that are not trained on, the engine is over the frozen base.
+    ``prompt`` has ``normalization``, ``prompt_format`` and ``few_shot``, as the student is trained;
+    a decision has at most ``max_tokens`` tokens.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ instead of running its forward pass twice.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +58,10 @@ def loss_and_gradient(
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
     )
-    keys = _chunk_keys(dropout_key, len(batch.chunks))
+    keys = [
+        None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+        for index in range(len(batch.chunks))
+    ]
     backward = []
     for chunk, key in zip(batch.chunks, keys, strict=True):
         if keep_activations:
@@ -78,12 +80,6 @@ def loss_and_gradient(
         else:
             gradient = _pull(graphdef, params, gradient, gradient_ND, chunk, key)
     return loss, metrics, gradient
-
-
-def _chunk_keys(key: jax.Array | None, count: int) -> Sequence[jax.Array | None]:
-    if key is None:
-        return [None] * count
-    return [jax.random.fold_in(key, index) for index in range(count)]
 
 
 def _rows(
@@ -153,10 +149,3 @@ def compile_counts() -> dict[str, int]:
         name: sum(function._cache_size() for function in functions)
         for name, functions in _JITTED.items()
     }
-
-
-def clear_caches() -> None:
-    """Forgets what was compiled, so that ``compile_counts`` starts from nothing."""
-    for functions in _JITTED.values():
-        for function in functions:
-            function.clear_cache()

@@ -130,16 +130,12 @@ class TrainStep:
     def __call__(
         self, state: TrainState, params: Params, batches: Sequence[Batch]
     ) -> tuple[TrainState, Metrics]:
-        """One optimiser step over all micro-batches; ``state`` is donated, ``params`` is not.
+        """One optimiser step over all micro-batches; ``state`` is donated, ``params`` (the base) is
+        not.
 
-        Args:
-          state: from `training.state.make_state` or the step before.
-          params: the base.
-          batches: micro-batches on the mesh (`place_batch`), of any shapes.
-
-        Returns:
-          The new state, and device scalars: mean loss, number of tokens, norms of gradient,
-          update and adapter. Without any token that counts, the gradient is zero.
+        ``batches`` are micro-batches on the mesh (`place_batch`), of any shapes. Returns the new
+        state, and device scalars: mean loss, number of tokens, norms of gradient, update and
+        adapter. Without any token that counts, the gradient is zero.
         """
         total = None
         for index, batch in enumerate(batches):

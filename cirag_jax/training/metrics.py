@@ -15,6 +15,7 @@ from typing import Any, TextIO, TypeVar
 import tqdm
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing, write_text
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
@@ -51,7 +52,7 @@ class StepClock:
         return max(now - began, 1e-9)
 
 
-class MetricWriter:
+class MetricWriter(Closing):
     """Writes scalars by step, and shows progress on standard error.
 
     Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (of training, summed
@@ -119,12 +120,6 @@ class MetricWriter:
                 # Rate and time left are ours: tqdm's take evaluations for steps.
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
-
-    def __enter__(self) -> MetricWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Records scalars of a step; arrays of one element are fetched, which waits for them."""
@@ -211,8 +206,7 @@ class MetricWriter:
 def truncate(path: pathlib.Path, step: int) -> float:
     """Drops the lines beyond ``step`` and a half-written last one.
 
-    Returns:
-      The ``seconds`` of the last line kept, 0 where there is none.
+    Returns the ``seconds`` of the last line kept, 0 where there is none.
     """
     if not path.exists():
         return 0.0
@@ -227,7 +221,5 @@ def truncate(path: pathlib.Path, step: int) -> float:
             except (ValueError, KeyError, TypeError):
                 continue  # The process died while it wrote this line.
             kept.append(line if line.endswith("\n") else line + "\n")
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.replace(path)
+    write_text(path, kept)
     return seconds

@@ -38,13 +38,8 @@ def lora_flops(
     its scores are; only supervised tokens need the output layer; recomputation, padding, norms and
     the optimiser do not count.
 
-    Args:
-      config: of the base.
-      rank: of the adapter.
-      targets: names of the adapted layers.
-      tokens: real tokens.
-      supervised: tokens that the loss counts.
-      attended: sum over examples of their squared lengths.
+    ``tokens`` are real ones, ``supervised`` those that the loss counts; ``attended`` is the sum
+    over examples of their squared lengths.
     """
     shapes = {n: s for n, (s, _) in decoder.layer_parameters(config).items() if n.endswith("_proj")}
     linear = config.num_layers * sum(rows * columns for rows, columns in shapes.values())

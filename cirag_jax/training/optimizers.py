@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_choice
 from cirag_jax.types import Config
 
 
@@ -25,11 +25,7 @@ def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
         "cosine": optax.cosine_decay_schedule(peak, rest),
         "constant": optax.constant_schedule(peak),
     }
-    if config.schedule not in decays:
-        raise UserError(
-            f"config.optimizer.schedule is {config.schedule!r}; it must be one of "
-            f"{', '.join(decays)}"
-        )
+    check_choice("config.optimizer.schedule", config.schedule, decays)
     if warmup == 0:
         return decays[config.schedule]
     return optax.join_schedules(

@@ -29,7 +29,7 @@ class PreemptionGuard:
     others, so its handler is left in place (and SIGINT is left to Python).
 
     The former handlers are back once the block is left. Outside the main thread, where Python
-    allows no handlers, only ``request`` raises the flag.
+    allows no handlers, only setting ``signal_name`` raises the flag.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,6 @@ class PreemptionGuard:
             # None stands for a handler that was not set from Python and cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._former.clear()
-
-    def request(self, reason: str = "request") -> None:
-        """Raises the flag as a signal would."""
-        self.signal_name = reason
 
     def should_stop(self, step: int) -> bool:
         """Whether to save and leave now that ``step`` steps are done; call it once a step."""

@@ -38,11 +38,7 @@ def make_state(
 ) -> TrainState:
     """The state before the first step, on the mesh; optimiser moments lie like their parameters.
 
-    Args:
-      params: what is trained (copied).
-      tx: the optimiser.
-      seed: of dropout.
-      mesh: the mesh.
+    ``params`` is what is trained (copied); ``seed`` is of dropout.
     """
 
     def init(params: nnx.State) -> TrainState:
@@ -139,12 +135,8 @@ def restore(
 ) -> tuple[TrainState, int]:
     """The state of the latest checkpoint and its step; ``state`` and 0 where there is none.
 
-    Args:
-      checkpoints: of the workdir.
-      state: before the first step.
-      meta: what this run would write beside its checkpoints; its ``run`` must be theirs.
-      total_steps: for the user.
-      data: the iterator that goes on where it was, if there is one.
+    ``meta`` is what this run would write beside its checkpoints; its ``run`` must be theirs.
+    ``data`` is the iterator that goes on where it was, if there is one.
 
     Raises:
       UserError: the checkpoints are another run's; the message names the fields.
@@ -165,10 +157,8 @@ def restore(
 class Report:
     """Writes a step's metrics once the next one is under way, and stops on one that is not finite.
 
-    Args:
-      writer: where they go.
-      advice: what to do against values that are not finite.
-      describe: given a step's values, its batch and its seconds, changes the values and adds more.
+    ``advice`` says what to do against such values. ``describe``, given a step's values, its batch
+    and its seconds, changes the values and adds more.
     """
 
     def __init__(

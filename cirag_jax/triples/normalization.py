@@ -48,13 +48,14 @@ def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[
     one of which that leaves nothing either as it stands: different names never share the key "".
     """
     return (
-        _part_key(triple.head, normalization),
-        _part_key(triple.relation, normalization),
-        _part_key(triple.tail, normalization),
+        name_key(triple.head, normalization),
+        name_key(triple.relation, normalization),
+        name_key(triple.tail, normalization),
     )
 
 
-def _part_key(text: str, normalization: Normalization) -> str:
+def name_key(text: str, normalization: Normalization = "ascii") -> str:
+    """What two surfaces of a name have in common; see `triple_key`. Empty where nothing is left."""
     return normalise(text, normalization) or normalise(text, "unicode") or text.strip()
 
 

@@ -18,7 +18,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
+from cirag_jax import sqlite
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing, replacing
 from cirag_jax.types import Passage, Triple
 
 FILE = "triples.sqlite"  # within a workdir of launch/extract.py
@@ -78,7 +80,7 @@ def content_hash(passage: Passage) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
-class TripleStore:
+class TripleStore(Closing):
     """An open store; a context manager. One process writes it at a time, others may read."""
 
     def __init__(self, path: Path, db: sqlite3.Connection):
@@ -89,10 +91,7 @@ class TripleStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Opens a store for reading.
-
-        Args:
-            folder: The file, or the workdir of launch/extract.py that holds it.
+        """Opens a store for reading: the file, or the workdir of launch/extract.py that holds it.
 
         Raises:
             UserError: There is no store, it is of an earlier version, or it is damaged.
@@ -105,10 +104,8 @@ class TripleStore:
         # What a killed writer left half-done is undone first, which needs the right to write; where
         # there is none, nobody can have been writing.
         mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
-        with _named_errors(path):
-            db = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None
-            )
+        with sqlite.named_errors(path):
+            db = sqlite.connect(path, mode)
             _check_format(db, path)
             db.execute("PRAGMA query_only = ON")
             return cls(path, db)
@@ -122,14 +119,8 @@ class TripleStore:
         """
         path = Path(path)
         refuse_earlier(path.parent)
-        with _named_errors(path):
+        with sqlite.named_errors(path):
             return cls(path, _create(path))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the file."""
@@ -164,7 +155,10 @@ class TripleStore:
             try:
                 rows = _decoder.decode(text) if text is not None else None
             except (msgspec.DecodeError, TypeError) as error:
-                raise _damaged(self.path, f"passage {passage_id!r}: {error}") from None
+                raise UserError(
+                    f"{self.path} is damaged (passage {passage_id!r}: {error}); restore it or use "
+                    "another --workdir."
+                ) from None
             found[passage_id] = (
                 None if rows is None else tuple(Triple(*r[:3], passage_id, r[3]) for r in rows)
             )
@@ -237,7 +231,7 @@ class TripleStore:
         return self._extractors[number]
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        with _named_errors(self.path):
+        with sqlite.named_errors(self.path):
             yield from self._db.execute(statement, values)
 
     # ------------------------------------------------------------------------------------ writing
@@ -248,19 +242,17 @@ class TripleStore:
         extractor: Mapping[str, Any],
         deleted: Iterable[str] = (),
     ) -> None:
-        """Adds or replaces passages, and removes others, in one transaction.
+        """Adds or replaces passages that ``extractor`` (JSON) extracted, and removes others, in one
+        transaction.
 
-        Args:
-            records: What was extracted.
-            extractor: Who extracted it, as JSON.
-            deleted: Passages that left the corpus; unknown ones are ignored.
+        Unknown ids in ``deleted`` (passages that left the corpus) are ignored.
 
         Raises:
             UserError: The disk is full; nothing has changed then.
         """
         identity = json.dumps(extractor, sort_keys=True, ensure_ascii=False)
         number = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        with _named_errors(self.path), self._transaction():
+        with sqlite.named_errors(self.path), sqlite.transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO extractors VALUES (?, ?)", (number, identity))
             self._db.executemany(
                 f"INSERT OR REPLACE INTO passages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -271,43 +263,29 @@ class TripleStore:
 
     def note(self, run: Mapping[str, int]) -> None:
         """Keeps what the last run counted; see `noted`."""
-        with _named_errors(self.path):
+        with sqlite.named_errors(self.path):
             row = ("run", json.dumps(run))
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or, after an error, nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # else SQLite has rolled back by itself
-                self._db.execute("ROLLBACK")
-            raise
-
 
 def merge(parts: Sequence[Path], target: Path) -> None:
-    """Writes one store with what every process of a run left in its own.
+    """Writes one store, ``target``, with what every process of a run left in its own.
 
-    Args:
-        parts: The closed stores; no passage is in two of them.
-        target: Replaced where it exists.
+    The stores are closed, and no passage is in two of them.
 
     Raises:
         UserError: A store cannot be read, or the disk is full.
     """
-    aside = target.with_name(f".{target.name}.part")
-    aside.unlink(missing_ok=True)
-    with _named_errors(target):
-        with contextlib.closing(_create(aside)) as db:
-            for part in parts:
-                db.execute("ATTACH ? AS part", (str(part),))
-                db.execute("INSERT OR IGNORE INTO extractors SELECT * FROM part.extractors")
-                db.execute(f"INSERT INTO passages SELECT {_COLUMNS} FROM part.passages")
-                db.execute("DETACH part")
-        aside.replace(target)
+    with (
+        sqlite.named_errors(target),
+        replacing(target) as aside,
+        contextlib.closing(_create(aside)) as db,
+    ):
+        for part in parts:
+            db.execute("ATTACH ? AS part", (str(part),))
+            db.execute("INSERT OR IGNORE INTO extractors SELECT * FROM part.extractors")
+            db.execute(f"INSERT INTO passages SELECT {_COLUMNS} FROM part.passages")
+            db.execute("DETACH part")
 
 
 def refuse_earlier(workdir: Path) -> None:
@@ -324,14 +302,9 @@ def refuse_earlier(workdir: Path) -> None:
 
 
 def _create(path: Path) -> sqlite3.Connection:
-    # Transactions are begun by hand; a second writer is refused after a second, not waited for.
-    db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-    if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-        db.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA.split(";"):
-            db.execute(statement)
-        db.execute("INSERT INTO meta VALUES ('format', ?)", (str(FORMAT),))
-        db.execute("COMMIT")
+    db = sqlite.connect(path)
+    with sqlite.transaction(db):
+        sqlite.create(db, _SCHEMA, [("format", str(FORMAT))])
     _check_format(db, path)
     return db
 
@@ -362,25 +335,3 @@ def _plain(cause: str) -> str:
 
 def _sorted(counter: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counter.items(), key=lambda kv: (-kv[1], kv[0])))
-
-
-def _damaged(path: Path, reason: object) -> UserError:
-    text = " ".join(str(reason).split())[:200]
-    return UserError(f"{path} is damaged ({text}); restore it, or extract into another --workdir.")
-
-
-@contextlib.contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """SQLite's own errors as one sentence that names the file."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        text = str(error)
-        if "locked" in text:
-            raise UserError(f"{path} is in use by another run.") from None
-        if "full" in text:
-            raise UserError(
-                f"{path} cannot be written: the disk is full; what is recorded is kept, so make "
-                "room and run the same command again."
-            ) from None
-        raise _damaged(path, text) from None

@@ -1,7 +1,7 @@
 """What the configs of all methods share."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -19,11 +19,12 @@ def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> A
     return config
 
 
-def method(name: str, **max_tokens: int) -> Any:
-    """Everything but the presets, with a block for whatever the method's default settings need.
+def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: int) -> Any:
+    """Everything but the presets, with a block for whatever the method may need.
 
     Args:
       name: of the method; ``config.<name>`` holds its own settings.
+      switches: settings other than the defaults whose needs get a block, too.
       **max_tokens: how much each of its roles may write.
     """
     config: Any = ConfigDict()
@@ -46,10 +47,10 @@ def method(name: str, **max_tokens: int) -> Any:
     config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.
     config.recall_at = (3, 5)  # The K of recall@K and hit@K.
 
-    needs = settings.needs
-    if needs.corpus:
+    needs = dataclasses.replace(settings, **(switches or {})).needs
+    if needs.index:
         config.retriever = retrievers.retriever()
-    if needs.corpus or needs.rankers or needs.demonstrations:
+    if needs.index or needs.rankers or needs.demonstrations:
         config.encoder = retrievers.encoder()
     if needs.rankers:
         config.rankers = ConfigDict()
@@ -76,8 +77,9 @@ def method(name: str, **max_tokens: int) -> Any:
 
 def shipped(config: Any) -> Any:
     """``config`` with the aligner and the reader that come with this repository."""
-    config.encoder.model = "shipped:aligner"
-    config.retriever.units = "sentence"  # What the aligner was trained on.
+    if "retriever" in config:
+        config.encoder.model = "shipped:aligner"
+        config.retriever.units = "sentence"  # What the aligner was trained on.
     config.reader.adapter = "shipped:reader"
     config.reader.max_tokens = 160  # Four facts, what is compared, the answer.
     config[config.method].reader_format = "chain"
@@ -108,7 +110,7 @@ def preset(config: Any, name: str) -> Any:
             config[who].overflow = "truncate"
     elif name == "paper":
         config.model = "Qwen/Qwen2.5-7B-Instruct"
-        if needs.corpus:
+        if needs.index:
             config.encoder.model = "BAAI/bge-small-en-v1.5"
     elif name:
         raise ValueError("the presets are small, medium and paper")

@@ -12,6 +12,13 @@ rounds, 15 candidates and a worked example, so that SmolLM2-135M keeps the integ
 after an example; ``paper`` names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a
 GPU: not yet run.
 
+Record of ``small`` (--config.data.dir=2wikimultihopqa --config.data.split=dev
+--config.data.fold=dev_tune --config.data.limit=80 --config.data.random=true
+--config.data.corpus=ircot_full; 2026-11-24, 2 CPU cores beside other work, commit 55fd3e4): 572
+seconds over vectors kept from before; EM 45.0, F1 54.3 (experiments/RESULTS.md), passage R@3 90.9,
+R@5 96.3, sentence R@5 92.2; 22 answers were forced. ``link_bonus`` and ``keep`` were chosen on this
+fold.
+
 Record (``llm``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
 50746bd): 13 min 50 s; EM 1.0, F1 4.2, Acc 5.0, passage Recall@3 45.2, Recall@5 54.4; 85 answered

@@ -18,7 +18,9 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """NativeRAG as the preset says."""
-    config = blocks.method("native_rag", reader=32)
+    config = blocks.method(
+        "native_rag", {"units": "triple", "rerank_from": 50, "reader_format": "chain"}, reader=32
+    )
     if preset == "small":
         config.native_rag.num_read = 5
         return blocks.shipped(config)

@@ -114,7 +114,7 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
         ("train.py", ["--config.data.unit=triple"], "did you mean data.units?"),
         ("train.py", ["--config=configs/aligner.py:fast"], "quick"),
         ("train.py", ["--config.data.dir={root}/data", "--config.data.units=word",
-                      "--config.dev.questions=2"], "units is 'word'"),
+                      "--config.dev.questions=2"], "units='word' must be one of triple"),
         ("train.py", ["--config.model.spec={root}/data", "--config.data.dir={root}/data",
                       "--config.dev.questions=2"], "config.json"),
     ],

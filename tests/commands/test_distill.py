@@ -230,6 +230,9 @@ class Tutor:
     def budget_exhausted(self):
         return self.left <= 0
 
+    def with_options(self, options):
+        return self
+
     def generate(self, requests, progress, done):
         del progress
         for index, request in enumerate(requests):
@@ -330,17 +333,17 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
     [
         ("teacher.kind=oracle", "config.teacher.kind='oracle' must be one of annotations, llm"),
         ("teacher.share=1.5", "config.teacher.share must lie in [0, 1]"),
-        ("min_steps=0", "config.min_steps must be at least 1"),
+        ("min_steps=0", "config.min_steps=0 must be at least 1"),
         ("keep=good", "config.keep='good' must be one of all, parsed, correct_only"),
-        ("limit=-1", "config.limit must not be negative"),
+        ("limit=-1", "config.limit=-1 must not be negative"),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.prefilled_headers=true", "config.cirag.prefilled_headers=true: a teacher writes"),
         ("cirag.integrator=top_k", "config.cirag.integrator=top_k: config.teacher decides"),
-        ("cirag.max_steps=0", "config.cirag.max_steps must be at least 1"),
+        ("cirag.max_steps=0", "config.cirag.max_steps=0 must be at least 1"),
         ("cirag.prompt_format=paper", "the annotation teacher reads the multi_turn format alone"),
         ("triples=online", "extract them first (launch/extract.py)"),
         ("data.split=autumn", "config.data.split=autumn leaves no question"),
-        ("in_flight=0", "config.in_flight must be at least 1"),
+        ("in_flight=0", "config.in_flight=0 must be at least 1"),
     ],
 )
 def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, words):

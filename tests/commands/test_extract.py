@@ -331,7 +331,7 @@ def test_another_model_needs_a_word(server, tmp_path):
 def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:  # a store from before there was a version
-        patch.setattr(extraction, "version", lambda: {"prompt": prompts.prompt_hash()})
+        patch.setattr(extraction, "version", lambda *_: {"prompt": prompts.prompt_hash()})
         run(server, folder, tmp_path / "w")
     for fields in ({}, {"estimate_only": True}):
         with pytest.raises(UserError, match=r"parser=null, not \d+; --config.replace=true"):
@@ -368,7 +368,10 @@ def test_the_contexts_of_selected_questions_alone(server, tmp_path):
     ("fields", "words"),
     [
         ({"data.limit": 2}, "config.data.limit selects questions; .*corpus=selected_questions"),
-        ({"data.corpus": "all"}, "is not a corpus policy"),
+        (
+            {"data.corpus": "all"},
+            "config.data.corpus='all' must be one of ircot_full",
+        ),
         ({"data.corpus": "selected_questions", "import_openie": "x"}, "takes the whole file"),
     ],
 )

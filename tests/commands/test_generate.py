@@ -233,8 +233,8 @@ def test_a_bad_line_is_named(tmp_path, record, words):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"backend": "vllm"}, "backend='vllm' is unknown; there are jax, openai, transformers"),
-        ({"overflow": "drop"}, "error or truncate"),
+        ({"backend": "vllm"}, "backend='vllm' must be one of jax, openai, transformers"),
+        ({"overflow": "drop"}, "error, truncate"),
         ({"base_url": "http://localhost/v1"}, "base_url belongs to backend=openai"),
         ({"temperature": -1.0}, "config: field 'temperature'"),
         ({"top_logprobs": 21}, "at most 20"),

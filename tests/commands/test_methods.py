@@ -15,7 +15,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
-from cirag_jax.runtime.requests import Demonstrate, Needs, Rank, Retrieve
+from cirag_jax.runtime.requests import Anchor, Demonstrate, Fetch, Needs, Rank, Retrieve
 from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step
 from configs.methods import cirag as cirag_config
 from tests import tiny
@@ -95,8 +95,7 @@ def test_an_evaluated_question_is_never_demonstrated():
     dataset = Dataset("towns", (*asked, *others), {}, {})
     shown = opening.Task(Needs(demonstrations=True), dataset, asked, Corpus("none", ()))
     assert [q.id for q in opening.demonstrations(shown)] == ["f", "g"]
-    with pytest.raises(UserError, match="no question of split train to demonstrate"):
-        opening.demonstrations(shown._replace(questions=dataset.questions))
+    assert opening.demonstrations(shown._replace(questions=dataset.questions)) == ()
     reworded = (*asked, train("g", "In what way?"))
     assert [q.id for q in opening.demonstrations(shown._replace(questions=reworded))] == ["f"]
 
@@ -129,6 +128,14 @@ def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeyp
     for row in lines(tmp_path / "predictions.jsonl"):
         shown = row["answer"].split()
         assert len(shown) == 2 and set(shown) <= {f"q{i}" for i in range(8)}
+
+
+def test_where_there_is_no_training_question_none_is_shown(folders, tmp_path, capsys, monkeypatch):
+    config = config_of(tmp_path, "shows", shows, Shows, monkeypatch)
+    values = {"data.dir": folders["data"], "encoder.model": folders["encoder"]}  # all are asked
+    argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
+    assert run(capsys, [*argv, f"--workdir={tmp_path}"])["answered"] == 12
+    assert {row["answer"] for row in lines(tmp_path / "predictions.jsonl")} == {""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,18 +171,81 @@ def test_a_method_has_several_rankers_and_moves_its_query(folders, tmp_path, cap
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Anchors:
+    needs = Needs(triples=True, entities="unicode")
+
+
+def anchors(question, config):
+    """The name in the question, and the passages that say something about it."""
+    found = yield Anchor(question.question, 1)
+    sources = tuple(dict.fromkeys(triple.passage_id for triple in found.triples))
+    fetched = yield Fetch(sources)
+    return Prediction(found.entities[0], "default", tuple(p.id for p in fetched.passages))
+
+
+def test_a_method_finds_names_in_the_triples_of_the_corpus(folders, tmp_path, capsys, monkeypatch):
+    config = config_of(tmp_path, "anchors", anchors, Anchors, monkeypatch)
+    values = {
+        "data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev",
+    }  # fmt: skip
+    argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
+    result = run(capsys, [*argv, f"--workdir={tmp_path}"])
+    assert result["calls"] == {"anchor": 4, "fetch": 4} and result["answered"] == 4
+    first, *_ = rows = lines(tmp_path / "predictions.jsonl")
+    assert first["answer"] in tiny.dataset().questions[8].question
+    assert set(first["passages"]) == {"p8"}
+    (tmp_path / "predictions.jsonl").unlink()
+    assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
+    assert lines(tmp_path / "predictions.jsonl") == rows
+    with pytest.raises(UserError, match="config.triples=online extracts passages when they are"):
+        online = cli.load_config(config.removeprefix("--config="), ["--config.triples=online"])
+        opening.check(online, Anchors.needs)
+
+
+def test_c2rag_answers_whatever_its_planner_writes(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path / "w", method="c2rag")
+    more = ["--config.data.limit=3", "--config.planner.max_tokens=24"]
+    result = run(capsys, [*argv, *more, "--config.c2rag.kg_scope=corpus"])
+    assert (result["answered"], result["failures"]) == (3, 0)
+    assert result["parse_errors"]["plan_invalid"] == 6  # a random model, asked twice
+    assert result["calls"]["retrieve"] == 6 and result["recall"]["passage"]["num_questions"] == 3
+    assert result["calls"]["generate"] == 9
+
+
+def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_path, capsys):
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "openie.jsonl").unlink()
+    argv = arguments({**folders, "data": data}, tmp_path / "w", method="c2rag")
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/c2rag.py", ["answer.py", *argv])
+    assert end.value.code == 2 and "has triples; extract them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", ["code", "code_defaults"])
+def test_c2rag_has_the_released_code_as_a_preset(preset):
+    config = cli.load_config(str(_ROOT / f"configs/methods/c2rag.py:{preset}"))
+    settings = registry.find_method("c2rag").config(**task.plain(config.c2rag))
+    opening.check(config, settings.needs)
+    assert settings.needs.entities and settings.neff_unit == "variable"
+    assert settings.gamma == (1.0 if preset == "code" else 1.5)
+    assert config.rankers.triples.kind == config.rankers.passages.kind == "cross_encoder"
+
+
 @pytest.mark.parametrize("name", registry.METHODS)
 @pytest.mark.parametrize("preset", ["", "small", "medium", "paper"])
 def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
     config = cli.load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
+    for block in config.get("rankers", {}).values():
+        block.model = "given" if block.kind == "aligner" else block.model
     needs = registry.find_method(name).config(**task.plain(config[name])).needs
     opening.check(config, needs)
     assert all(config[role].max_tokens > 0 for role in needs.roles)
     assert all(ranker in config.rankers for ranker in needs.rankers)
-    assert ("retriever" in config) == needs.corpus
+    assert ("retriever" in config) == needs.index
     assert "triples" in config or not needs.triples  # CIRAG has the block where it asks for none.
     if preset == "paper":
-        assert all("Qwen" in config[role].model for role in needs.roles)
+        assert all(config[role].model.startswith(("Qwen/", "meta-llama/")) for role in needs.roles)
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -229,7 +299,7 @@ def test_what_a_backend_cannot_give_is_refused_before_anything_opens(block, want
 
 
 def test_prefilled_headers_need_a_backend_that_continues():
-    config = cirag_config.get_config("small")
+    config = cirag_config.get_config("llm")
     config.integrator.backend = "openai"
     needs = CiragConfig(prefilled_headers=True).needs
     with pytest.raises(UserError, match="config.integrator.backend=openai .* continue_final"):
@@ -256,3 +326,62 @@ def test_one_model_serves_every_role_that_names_none():
         config = cli.load_config(str(_ROOT / "configs/methods/cirag.py:medium"), order)
         assert (config.integrator.model, config.reader.model) == ("model.gguf", "another")
         assert config.model == "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("method", "ranker"), [("cirag", "rankers.triples"), ("kirag", "rankers.aligner")]
+)
+def test_an_aligner_of_other_units_is_refused_before_anything_opens(method, ranker, tmp_path):
+    (tmp_path / "training.json").write_text('{"component": "aligner", "units": "sentence"}')
+    for field in ("encoder.model", f"{ranker}.model"):
+        config = cli.load_config(
+            str(_ROOT / f"configs/methods/{method}.py"), [f"--config.{field}={tmp_path}"]
+        )
+        needs = registry.find_method(method).config(**task.plain(config[method])).needs
+        assert needs.units == "triple"
+        said = f"an aligner of sentences, but config.{method}.units=triple: give --config.{method}"
+        with pytest.raises(UserError, match=re.escape(said)):
+            opening.check(config, needs)
+        opening.check(config, dataclasses.replace(needs, units="sentence"))
+        block = config.rankers[ranker.partition(".")[2]]
+        block.kind = "bm25"  # reads words
+        opening.check(config, needs)
+
+
+def test_kirag_without_triples_is_refused_and_has_a_way_out(folders, tmp_path, capsys):
+    data = tiny.dataset_folder(tmp_path / "data")
+    (data / "openie.jsonl").unlink()
+    argv = [
+        "--config=configs/methods/kirag.py",
+        f"--config.data.dir={data}",
+        f"--config.encoder.model={folders['encoder']}",
+        f"--workdir={tmp_path / 'w'}",
+    ]
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
+    assert end.value.code == 2
+    assert "configs/methods/kirag.py:small, which needs none" in capsys.readouterr().err
+    values = {
+        "kirag.units": "sentence", "kirag.max_steps": 2, "kirag.use_constructor": False,
+        "kirag.reader": "nothing", "data.limit": 2, "data.split": "train",
+    }  # fmt: skip
+    result = run(capsys, [*argv, *(f"--config.{key}={value}" for key, value in values.items())])
+    assert (
+        result["calls"] == {"retrieve": 4, "rank": 4}
+        and len(result["recall_per_step"]["found"]) == 2
+    )
+
+
+def test_kirag_ends_to_end_on_tiny_models(folders, tmp_path, capsys):
+    values = {
+        "data.dir": folders["data"], "data.split": "dev", "encoder.model": folders["encoder"],
+        "model": folders["decoder"], "constructor.max_tokens": 6, "reader.max_tokens": 4,
+        "kirag.max_steps": 2, "kirag.append_best": True, "kirag.match_cutoff": 0.8,
+        "kirag.num_demonstrations": 1, "in_flight": 4,
+    }  # fmt: skip
+    for role in ("constructor", "reader"):
+        values |= {f"{role}.prefix_tokens": 0, f"{role}.batch_size": 4}
+    argv = ["--config=configs/methods/kirag.py", f"--workdir={tmp_path}"]
+    result = run(capsys, [*argv, *(f"--config.{key}={value}" for key, value in values.items())])
+    assert (result["answered"], result["failures"], result["steps"]) == (4, 0, 2.0)
+    assert result["calls"]["demonstrate"] == 4 and result["recall_per_step"]["num_questions"] == 4

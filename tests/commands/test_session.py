@@ -56,7 +56,7 @@ def test_a_dataset_folder_and_another_method(folders):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "crag"}, "method='crag' is unknown; there are cirag, direct"),
+        ({"method": "crag"}, "method='crag' is unknown; there are beam_retrieval, c2rag"),
         ({"preset": "llm"}, "cirag.py:small, which needs none"),
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),

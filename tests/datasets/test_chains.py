@@ -151,7 +151,7 @@ def test_units_and_pool():
         "person",
         "other",
     }
-    with pytest.raises(UserError, match="units is 'word'"):
+    with pytest.raises(UserError, match="units='word' must be one of triple"):
         units_of(dataset, "jon", "word")  # pyright: ignore[reportArgumentType]
 
 

@@ -260,7 +260,7 @@ def test_the_command_writes_a_folder_that_reads_back(
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="great_tables"):
-        sources.films()
+        sources.great_table("09-films")
 
 
 def test_a_package_without_the_file_is_named() -> None:

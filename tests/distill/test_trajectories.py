@@ -172,3 +172,27 @@ def test_of_rounds_in_vain_one_is_kept():
     assert left(kept, vain, vain, kept) == (kept, vain)
     assert left(vain, kept, vain) == (vain, kept)
     assert left(vain) == (vain,) and left(kept) == (kept,)
+
+
+def test_candidates_in_another_order_are_the_same_candidates():
+    many = tuple(NOISE._replace(tail=f"novel {i}") for i in range(8))
+    scores = tuple(1.0 - i / 10 for i in range(10))
+    step = dataclasses.replace(
+        STEPS[0], candidates=(BORN, LIES, *many), scores=scores, kept=(BORN, LIES)
+    )
+    whole = dataclasses.replace(WHOLE, steps=(step, *STEPS[1:]))
+    assert trajectories.shuffled([whole], 0.0, 0) == (whole,)
+    first, second = trajectories.shuffled([whole, whole], 1.0, 0)
+    assert first.steps[0].candidates != step.candidates != second.steps[0].candidates
+    assert first != second  # drawn for twice
+    assert trajectories.shuffled([whole, whole], 1.0, 0) == (first, second)
+    for made in (first, second):
+        now = made.steps[0]
+        pairs = dict(zip(step.candidates, step.scores, strict=True))
+        assert dict(zip(now.candidates, now.scores, strict=True)) == pairs
+        assert set(now.kept) == {BORN, LIES}
+        assert now.kept == tuple(fact for fact in now.candidates if fact in now.kept)
+    some = trajectories.shuffled([whole] * 40, 0.5, 0)
+    assert 8 < sum(made == whole for made in some) < 32
+    with pytest.raises(UserError, match=r"shuffled=1\.5 must be in"):
+        trajectories.shuffled([whole], 1.5, 0)

@@ -15,7 +15,7 @@ from cirag_jax.datasets import jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Decided, score, top_k
+from cirag_jax.evaluation.decisions import Decided, aligner, score, top_k
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora
@@ -219,6 +219,20 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     assert [one.kept for row in chained for one in row] == [(A, B, C), (D, B), (B,)]
     first, second = (one.next_query or "" for one in chained[0])
     assert first.startswith("Where?") and len(second) > len(first) > len("Where?")
+
+
+def test_the_aligner_keeps_its_best_new_candidate_and_stops_below_a_score():
+    kept = [[one.kept for one in row] for row in aligner(BOTH, CiragConfig())]
+    best = [[t.candidates[0] for t in row.steps] for row in BOTH]
+    assert kept[0][0] == (best[0][0],) and all(len(one) == 1 for row in kept for one in row)
+    # What the teacher kept before is not kept again.
+    again = dataclasses.replace(BOTH[0], steps=(BOTH[0].steps[0], BOTH[0].steps[0]))
+    (row,) = aligner([again], CiragConfig())
+    assert row[0].kept == (A,) and row[1].kept == (B,)
+    assert A.head in (row[0].next_query or "") and B.head in (row[1].next_query or "")
+    high = max(max(step.scores) for t in BOTH for step in t.steps) + 0.1
+    stopped = aligner(BOTH, CiragConfig(stop_below=high))
+    assert all(one == Decided() and one.stops for row in stopped for one in row)
 
 
 def test_queries_are_compared_where_both_ask():

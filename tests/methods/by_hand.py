@@ -6,10 +6,13 @@ from typing import Any
 
 from cirag_jax.llm.types import Token
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -20,6 +23,7 @@ from cirag_jax.runtime.requests import (
     Score,
     Scored,
 )
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Passage, Question, Text, Triple
 
@@ -73,9 +77,16 @@ class Hand:
                 named = self.named.items()
                 found = [p for name, p in named if any(name in text for text in texts)][:k]
                 return Retrieved(tuple(found), (1.0,) * len(found))
+            case Fetch(ids):
+                known = {p.id: p for passages in self.found.values() for p in passages}
+                return Retrieved(tuple(known[i] for i in ids), (1.0,) * len(ids))
             case Extract(passages):
                 found = (self.triples.get(passage.id) for passage in passages)
                 return Extracted(tuple(None if t is None else tuple(t) for t in found))
+            case Anchor(surface, n, match):
+                index = EntityIndex(t for found in self.triples.values() for t in found or ())
+                entities = index.anchors(surface, n, match)
+                return Anchored(entities, index.neighbours(entities))
             case Rank(_, texts, n, _):
                 score = {t: self.scores.get(_score_key(t), 0.0) for t in texts}
                 best = sorted(texts, key=lambda t: -score[t])[: n or None]

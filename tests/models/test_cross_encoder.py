@@ -1,7 +1,5 @@
 """Cross-encoders: parity with sentence-transformers for both kinds of head, and export."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.io.export import export_cross_encoder
+from cirag_jax.models.io.workdir import open_cross_encoder
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
 from tests import tiny
@@ -172,10 +171,9 @@ def test_the_longer_text_of_a_pair_is_cut(tmp_path):
 
 def test_the_reranker_scores_each_querys_own_texts(tmp_path):
     folder = _folder(tmp_path, "xlm-roberta")
-    reranker = CrossEncoderRanker.open(str(folder))
+    reranker = CrossEncoderRanker(open_cross_encoder(str(folder))[0])
     scores = reranker.score(["a", "b", "c"], [["x", "y z"], [], ["x"]])
     assert [len(s) for s in scores] == [2, 0, 1]
     expected = _ours(folder, [("a", "x"), ("a", "y z"), ("c", "x")])
     np.testing.assert_array_equal(np.concatenate(scores), expected)
     assert reranker.score([], []) == []
-    json.dumps(reranker.identity)

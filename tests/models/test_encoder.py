@@ -14,7 +14,7 @@ from flax import nnx
 from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool
-from cirag_jax.models.io import weights
+from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.pretrained import load_encoder, random_state, read_config
 
 TINY = EncoderConfig(101, 32, 2, 4, 64, max_positions=40, attention="transposed")
@@ -88,7 +88,7 @@ def test_our_weights_run_in_transformers(tmp_path, kind):
     config = dataclasses.replace(config, attention="transposed", initializer_range=0.3)
     graphdef, state = random_state(config, 3)
     tensors = weights.to_tensors(state, config, raw["model_type"])
-    weights.save_tensors(tensors, tmp_path / "random" / "model.safetensors")
+    tensor_files.save_tensors(tensors, tmp_path / "random" / "model.safetensors")
     again = type(model).from_pretrained(tmp_path / "random", add_pooling_layer=False).eval()
     tokens_BT, mask_BT = batch(config.pad_id)
     theirs_BTD = torch_hidden(again, tokens_BT, mask_BT)
@@ -109,7 +109,7 @@ def test_minilm_equals_transformers(minilm):
 def test_minilm_weights_survive_a_round_trip_bitwise(minilm):
     encoder = load_encoder(str(minilm))
     tensors = weights.to_tensors(encoder.state, encoder.config)
-    original = {name: array for name, _, array in weights.read_tensors(minilm)}
+    original = {name: array for name, _, array in tensor_files.read_tensors(minilm)}
     assert set(original) - set(tensors) <= {
         "embeddings.position_ids",
         "pooler.dense.weight",

@@ -7,6 +7,7 @@ from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
+    Fetch,
     Generate,
     Generated,
     Rank,
@@ -76,6 +77,8 @@ def response_to(request: Any) -> Any:
                 tuple(passage(f"{query}{i}") for i in range(k)),
                 tuple(1.0 / (i + 1) for i in range(k)),
             )
+        case Fetch(ids):
+            return Retrieved(tuple(map(passage, ids)), (1.0,) * len(ids))
         case Extract(passages):
             return Extracted(tuple((Triple(p.id, "is", "x", p.id, 0),) for p in passages))
         case Rank(_, texts, n):

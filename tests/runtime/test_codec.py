@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Demonstrated,
     Extract,
     Extracted,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -48,7 +51,10 @@ def exchanges(draw):
     """A request and a response to it."""
     kind = draw(
         st.sampled_from(
-            ["retrieve", "follow", "extract", "rank", "demonstrate", "generate", "error"]
+            [
+                *("retrieve", "fetch", "follow", "extract", "anchor", "rank", "demonstrate"),
+                *("generate", "error"),
+            ]
         )
     )
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
@@ -61,9 +67,15 @@ def exchanges(draw):
     if kind == "follow":
         found = Retrieved(passages, tuple(draw(NUMBER) for _ in passages))
         return Follow(draw(tuples(TEXT)), draw(COUNT)), found, passages
+    if kind == "fetch":
+        ids, ones = tuple(p.id for p in passages), (1.0,) * len(passages)
+        return Fetch(ids), Retrieved(passages, ones), passages
     if kind == "extract":
         triples = tuple(draw(st.one_of(st.none(), tuples(TRIPLE))) for _ in passages)
         return Extract(passages), Extracted(triples), passages
+    if kind == "anchor":
+        request = Anchor(draw(TEXT), draw(COUNT), draw(st.sampled_from(["coverage", "ratio"])))
+        return request, Anchored(draw(tuples(TEXT)), draw(tuples(TRIPLE))), passages
     if kind == "demonstrate":
         return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":

@@ -12,8 +12,10 @@ from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
+    AnchorHandler,
     DemonstrateHandler,
     ExtractHandler,
+    FetchHandler,
     FollowHandler,
     GenerateHandler,
     RankHandler,
@@ -21,8 +23,11 @@ from cirag_jax.runtime.handlers import (
 )
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import (
+    Anchor,
+    Anchored,
     Demonstrate,
     Extract,
+    Fetch,
     Follow,
     Generate,
     Generated,
@@ -31,6 +36,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
@@ -121,6 +127,13 @@ def test_rows_that_were_not_found_are_left_out():
     assert [p.id for p in found.passages] == ["visby"] and found.scores == (0.0,)
 
 
+def test_passages_are_fetched_by_their_ids():
+    handler = FetchHandler(TOWNS)
+    found, missing = ask(handler, Fetch(("visby", "lund")), Fetch(("lund", "osk")))
+    assert [p.id for p in found.passages] == ["visby", "lund"] and found.scores == (1.0, 1.0)
+    assert isinstance(missing, RequestError) and "no passage 'osk'" in str(missing)
+
+
 class Letters:
     """An encoder of a text's letters."""
 
@@ -160,6 +173,16 @@ def test_every_passage_is_looked_up_once():
     found = ask(ExtractHandler(source), Extract((q, p)), Extract((p, r, s)), Extract(()))
     assert asked == [["q", "p", "r", "s"]]
     assert [f.triples for f in found] == [(None, (triple,)), ((triple,), (), None), ()]
+
+
+def test_entities_come_with_their_triples_and_passages_by_their_ids():
+    lives = Triple("Ada Moen", "lives in", "Lund", "lund", 0)
+    dug = Triple("Kiruna", "known for", "iron", "kiruna", 0)
+    handler = AnchorHandler(EntityIndex([lives, dug]))
+    found = ask(handler, Anchor("moen", 3), Anchor("Paris", 3), Anchor("iron ore", 1, "ratio"))
+    assert found == [
+        Anchored(("Ada Moen",), (lives,)), Anchored((), ()), Anchored(("iron",), (dug,))
+    ]  # fmt: skip
 
 
 class Scores:

@@ -84,6 +84,9 @@ def test_records_sum_tokens_and_calls(path):
     assert found["a"].calls == {
         "retrieve": 1,
         "extract": 0,
+        "anchor": 0,
+        "fetch": 0,
+        "follow": 0,
         "rank": 0,
         "demonstrate": 0,
         "generate": 3,

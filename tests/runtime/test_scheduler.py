@@ -143,7 +143,10 @@ def test_the_order_of_jobs_is_the_order_of_records(book):
     assert record.input == {"name": "z"} and record.error is None and record.seconds > 0
     assert record.calls == {
         "retrieve": 2,
+        "fetch": 0,
+        "follow": 0,
         "extract": 0,
+        "anchor": 0,
         "rank": 0,
         "demonstrate": 0,
         "generate": 2,

@@ -1,5 +1,6 @@
 """The training loop: one golden step, interruption and resumption, several processes."""
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import cli, sharding
+from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
@@ -78,7 +80,7 @@ def test_golden_step(folders):
     from cirag_jax.datasets import load
 
     dataset = load.load_dataset(config.data)
-    questions, _ = aligner.split_questions(dataset, config)
+    questions = aligner.split_questions(dataset, config).train
     chains, pools = pools_lib.chains_and_pools(dataset, questions, "triple")
     batches = aligner.make_batches(config, chains, pools, encoder, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)
@@ -115,15 +117,86 @@ def test_training_learns_the_tiny_chains(folders, tmp_path, one_device):
     assert list(tmp_path.glob("tensorboard/*"))
 
 
-@pytest.mark.parametrize("preset", ["paper", "code"])
-def test_the_papers_presets_train(folders, tmp_path, preset):
+@pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
+def test_the_papers_presets_train(folders, tmp_path, preset, batch_size):
     """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
-    changes = {"num_steps": 2, "eval_every": 2, "batch_size": 16, "num_negatives": 10}
+    changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = cli.load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(folders, **changes)
     )
     result = aligner.train_and_evaluate(config, tmp_path)
     assert result["complete"] and config.best_metric in result
+
+
+def test_the_presets_are_what_paper_and_code_say():
+    """Spec, section 2, "Aligner training"; what differs between the two is listed whole."""
+    paper, code = (
+        cli.load_config(str(_ROOT / f"configs/aligner.py:{name}")) for name in ("paper", "code")
+    )
+    shared = {
+        "temperature": 0.01, "batch_size": 64, "chain_negatives": True,
+        "mask_false_negatives": False, "query_max_length": 256, "dev.questions": 500,
+        "optimizer.learning_rate": 2e-5, "optimizer.weight_decay": 0.01, "eval_every": 200,
+        "model.spec": "intfloat/e5-large-v2", "model.dropout": 0.0,
+    }  # fmt: skip
+    for config in (paper, code):
+        assert {name: _get(config, name) for name in shared} == shared
+    differs = {
+        name: (_get(paper, name), _get(code, name))
+        for name in _leaves(paper)
+        if _get(paper, name) != _get(code, name)
+    }
+    assert differs == {
+        "prefixes_per_question": (1, 2), "order": ("printed", "annotation"),
+        "num_negatives": (7, 10), "negatives": ("own", "cross_device"),
+        "accumulation": ("cached", "official"), "micro_batches": (1, 2),
+        "unit_max_length": (128, 64), "num_epochs": (23.6, 10.0),
+        "optimizer.schedule": ("constant", "linear"), "optimizer.warmup_ratio": (0.0, 0.1),
+        "optimizer.clip_norm": (0.0, 1.0), "best_metric": ("dev/recall@5", "dev/mrr"),
+    }  # fmt: skip
+
+
+def _leaves(config, prefix=""):
+    for name, value in config.items():
+        if hasattr(value, "items"):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _get(config, path):
+    for name in path.split("."):
+        config = config[name]
+    return config
+
+
+def test_several_folders_train_together_and_resume(folders, tmp_path, one_device):
+    """The second folder has other questions, two of which others evaluate on."""
+    model, data = folders
+    other = tmp_path / "other"
+    made = tiny.dataset()
+    fold = {2: "tune", 3: "test", 4: "train"}
+    questions = tuple(
+        dataclasses.replace(question, id=f"other{index}", fold=fold.get(index))
+        for index, question in enumerate(made.questions[:8])
+    )
+    jsonl.write_dataset(dataclasses.replace(made, questions=questions), other)
+    several = _overrides(
+        folders, **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2}
+    )
+    config = cli.load_config(str(_ROOT / "configs/aligner.py"), [*several, "--config.num_steps=2"])
+    config.eval_every = 1
+    result = aligner.train_and_evaluate(config, tmp_path / "w")
+    assert (result["num_chains"], result["num_dev_questions"]) == (6 + 4, 4)
+    with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
+        learnt = set(checkpoints.meta()["trained_on"])
+    assert len(learnt) == 10 and not learnt & {"other2", "other3"}
+    assert {name[0] for name in learnt} == {"q", "o"}
+    again = aligner.train_and_evaluate(config, tmp_path / "w")  # the same run, which has ended
+    assert again["step"] == 2
+    with pytest.raises(UserError, match=r"config\.data\.split=valid leaves no question of data"):
+        config.data.split = "valid"
+        aligner.train_and_evaluate(config, tmp_path / "w2")
 
 
 def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path):
@@ -159,7 +232,7 @@ def test_dev_questions_are_never_trained_on(folders):
     config = _config(folders, **{"dev.split": "null", "dev.questions": 3})
     from cirag_jax.datasets import load
 
-    train, dev = aligner.split_questions(load.load_dataset(config.data), config)
+    _, train, dev = aligner.split_questions(load.load_dataset(config.data), config)
     assert (len(train), len(dev)) == (5, 3)
     assert not {q.id for q in train} & {q.id for q in dev}
     with pytest.raises(UserError, match="8 of the training questions"):

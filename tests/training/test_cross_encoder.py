@@ -177,7 +177,8 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
     folder = json.loads(done.stdout)["folder"]
     theirs = CrossEncoder(folder, device="cpu").predict(pairs, show_progress_bar=False)
     for spec in (str(tmp_path / "w"), folder):
-        (scores,) = CrossEncoderRanker.open(spec).score([pairs[0][0]], [[pairs[0][1]]])
+        ranker = CrossEncoderRanker(open_cross_encoder(spec)[0])
+        (scores,) = ranker.score([pairs[0][0]], [[pairs[0][1]]])
         np.testing.assert_allclose(1 / (1 + np.exp(-scores[0])), theirs[0], atol=1e-5)
     np.testing.assert_allclose(
         1 / (1 + np.exp(-score_pairs(model, None, pairs))), theirs, atol=1e-5

@@ -47,7 +47,7 @@ def test_outside_the_main_thread_only_requests_count():
     def work():
         with PreemptionGuard() as guard:
             stopped.append(guard.should_stop(1))
-            guard.request()
+            guard.signal_name = "request"
             stopped.append(guard.should_stop(2))
 
     thread = threading.Thread(target=work)

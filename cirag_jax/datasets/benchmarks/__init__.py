@@ -4,31 +4,11 @@ The records lie in ArrayRecord files and are read through ``as_data_source`` and
 is never imported. `to_dataset` turns them into the project's own types.
 """
 
-from cirag_jax.datasets.benchmarks.base import (
-    OfficialBuilder,
-    RecordSource,
-    data_source,
-    prepare_builder,
-    to_dataset,
-)
+from cirag_jax.datasets.benchmarks.base import data_source, prepare_builder, to_dataset
 from cirag_jax.datasets.benchmarks.hotpotqa import HotpotQA
 from cirag_jax.datasets.benchmarks.musique import MuSiQue
 from cirag_jax.datasets.benchmarks.two_wiki import TwoWiki
 
-BENCHMARKS: dict[str, type[OfficialBuilder]] = {
-    "hotpotqa": HotpotQA,
-    "two_wiki": TwoWiki,
-    "musique": MuSiQue,
-}
+__all__ = ["BENCHMARKS", "data_source", "prepare_builder", "to_dataset"]
 
-__all__ = [
-    "BENCHMARKS",
-    "HotpotQA",
-    "MuSiQue",
-    "OfficialBuilder",
-    "RecordSource",
-    "TwoWiki",
-    "data_source",
-    "prepare_builder",
-    "to_dataset",
-]
+BENCHMARKS = {"hotpotqa": HotpotQA, "two_wiki": TwoWiki, "musique": MuSiQue}

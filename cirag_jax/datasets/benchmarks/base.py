@@ -103,11 +103,8 @@ def prepare_builder(
 ) -> OfficialBuilder:
     """Writes the ArrayRecord files of one benchmark anew and returns the builder to read them.
 
-    Args:
-        builder_class: One of ``BENCHMARKS``.
-        config: Name of its config, e.g. ``distractor``.
-        data_dir: Where TFDS keeps its files; downloads go to its subfolder ``downloads``.
-        manual_dir: Where official files were placed by hand; ``data_dir/downloads/manual`` if None.
+    TFDS keeps its files in ``data_dir``; downloads go to its subfolder ``downloads``, where
+    official files placed by hand lie in ``manual``, if ``manual_dir`` is None.
 
     Raises:
         UserError: The config is unknown, the files are neither placed nor to be downloaded, or a
@@ -131,11 +128,7 @@ def prepare_builder(
 
 
 def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
-    """The records of a prepared split.
-
-    Args:
-        builder: From `prepare_builder`.
-        split: ``train``, ``dev`` or ``test``.
+    """The records of split ``train``, ``dev`` or ``test`` of a builder of `prepare_builder`.
 
     Raises:
         UserError: The split was not built.
@@ -148,18 +141,11 @@ def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
 
 
 def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) -> Dataset:
-    """Converts a prepared benchmark.
+    """Converts the splits of a prepared benchmark; all built ones if ``splits`` is None.
 
-    A passage is identified by its title and text, so one that several questions share is kept
-    once. Where questions may share an id (MuSiQue-Full: the answerable and the unanswerable twin),
-    the later one gets ``__2``.
-
-    Args:
-        builder: From `prepare_builder`.
-        splits: Which splits, in this order; all built ones if None.
-
-    Returns:
-        Questions in official order, and every passage of their contexts.
+    A passage is identified by its title and text, so one that several questions share is kept once.
+    Where questions may share an id (MuSiQue-Full: the answerable and the unanswerable twin), the
+    later one gets ``__2``. Questions keep their official order.
 
     Raises:
         UserError: A split was not built, or two questions have the same id.
@@ -193,11 +179,8 @@ def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) ->
 def passage_of(title: str, text: str, sentences: Sequence[str] | None = None) -> Passage:
     """A passage whose id is a hash of its title and text, boundaries included where given.
 
-    Args:
-        title: Its title.
-        text: Its text; ignored where ``sentences`` are given.
-        sentences: Official sentences; surrounding whitespace goes, blank ones stay because
-            official sentence indices count them.
+    ``text`` is ignored where there are official ``sentences``. Their surrounding whitespace goes;
+    blank ones stay because official sentence indices count them.
     """
     if sentences is not None:
         sentences = tuple(sentence.strip() for sentence in sentences)

@@ -22,14 +22,10 @@ _CHUNK = 1 << 20  # characters read at a time
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OfficialFile:
-    """One file as its publisher names it.
+    """One file as its publisher names it, such as ``dev.json``.
 
-    Attributes:
-        name: File name, e.g. ``dev.json``.
-        url: Where its publisher offers it; an archive where ``archive`` is set.
-        archive: Name of the zip archive it is in, or None.
-        sha256: Checksum of what ``url`` gives, or None where none is known.
-        checksum_by: Who states the checksum.
+    ``url`` offers it, or the zip ``archive`` that it is in. ``sha256`` is the checksum of what
+    ``url`` gives, where one is known, as ``checksum_by`` states it.
     """
 
     name: str
@@ -87,15 +83,11 @@ def find_files(
     download_manager: tfds.download.DownloadManager,
     manual_dir: Path,
 ) -> dict[str, FoundFile]:
-    """Locates the file of every split.
+    """Locates the official file of every split.
 
-    Files placed by hand win: where ``manual_dir`` holds at least one of them, exactly those are
-    used (a split without a file is left out, with a warning). Otherwise all are downloaded.
-
-    Args:
-        files: Split -> official file.
-        download_manager: Downloads into the cache of TFDS.
-        manual_dir: Searched itself, then its immediate subfolders, for the file and its archive.
+    Files placed by hand win: where ``manual_dir`` (itself, then its immediate subfolders) holds at
+    least one of them, or its archive, exactly those are used; a split without a file is left out,
+    with a warning. Otherwise all are downloaded into the cache of TFDS.
 
     Raises:
         UserError: Nothing lies in ``manual_dir`` and a download fails or has another checksum.

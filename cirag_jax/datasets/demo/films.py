@@ -11,16 +11,15 @@ from babel import Locale, localedata
 from babel.core import get_global
 
 from cirag_jax.datasets.demo import sources
-from cirag_jax.datasets.demo.graph import COUNTRIES, LIMITS, World, counted, with_article
+from cirag_jax.datasets.demo.graph import (
+    CORRECTIONS,
+    COUNTRIES,
+    LIMITS,
+    World,
+    counted,
+    with_article,
+)
 from cirag_jax.datasets.demo.sources import fold
-
-# States that film credits name and that no longer exist: they have a name but no passage.
-FORMER_STATES = {
-    "SU": "Soviet Union",
-    "CS": "Czechoslovakia",
-    "YU": "Yugoslavia",
-    "DD": "East Germany",
-}
 
 
 def add_languages(world: World) -> None:
@@ -29,7 +28,11 @@ def add_languages(world: World) -> None:
     users: Counter[str] = Counter()
     for country in world.of_kind("country"):
         users.update(str(f.target) for f in country.facts.get("country.language", []))
-    spoken = {code.strip() for film in sources.films() for code in film["languages"].split(",")}
+    spoken = {
+        code.strip()
+        for film in sources.great_table("09-films")
+        for code in film["languages"].split(",")
+    }
     codes = {key.removeprefix("language:") for key in users} | spoken
     for code in sorted(codes):
         entry = pycountry.languages.get(alpha_2=code) or pycountry.languages.get(alpha_3=code)
@@ -68,7 +71,7 @@ def add_script(world: World, code: str, name: str) -> None:
 
 def add_films(world: World) -> None:
     """Films in competition at Cannes, and the directors who had at least two of them."""
-    rows = sources.films()
+    rows = sources.great_table("09-films")
     by_director: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         by_director[row["director"].strip()].append(row)
@@ -115,7 +118,7 @@ def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: 
         world.fact(film, "director", part, target=target if len(parts) == 1 else None)
     for code in row["countries_of_origin"].split(","):
         country = world.entities.get(f"country:{code.strip()}")
-        said = country.name if country else FORMER_STATES.get(code.strip())
+        said = country.name if country else CORRECTIONS["countries"]["former"].get(code.strip())
         if said:
             world.fact(film, "country", said, with_article(said), country.key if country else None)
     names = Locale("en").languages

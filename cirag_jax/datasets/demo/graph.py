@@ -1,6 +1,9 @@
 """The graph of entities and typed facts, and how numbers and names are written in it."""
 
 import dataclasses
+import pathlib
+import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 # How many entities of the large kinds become passages; the small kinds are taken whole.
@@ -14,15 +17,8 @@ LIMITS = {
     "namesake city": 60,
     "subdivision": 30,
 }
-COUNTRIES_WITH_ARTICLE = {
-    "Åland Islands", "Bahamas", "British Virgin Islands", "Caribbean Netherlands",
-    "Cayman Islands", "Central African Republic", "Cocos Islands", "Comoros", "Cook Islands",
-    "Democratic Republic of the Congo", "Dominican Republic", "Falkland Islands", "Faroe Islands",
-    "Gambia", "Isle of Man", "Maldives", "Marshall Islands", "Netherlands",
-    "Northern Mariana Islands", "Palestinian Territory", "Philippines", "Republic of the Congo",
-    "Seychelles", "Solomon Islands", "Soviet Union", "Turks and Caicos Islands",
-    "U.S. Virgin Islands", "United Arab Emirates", "United Kingdom", "United States",
-}  # fmt: skip
+_FILE = pathlib.Path(__file__).parent / "corrections.toml"
+CORRECTIONS: Mapping[str, Any] = tomllib.loads(_FILE.read_text("utf-8"))
 HOME_NATIONS = {"England": "GB-ENG", "Scotland": "GB-SCT"}
 
 COUNTRIES = ("country or territory", "countries and territories")
@@ -118,7 +114,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 def with_article(name: str) -> str:
     """A country's name as a sentence says it."""
-    return f"the {name}" if name in COUNTRIES_WITH_ARTICLE else name
+    return f"the {name}" if name in CORRECTIONS["countries"]["with_article"] else name
 
 
 def coordinates(latitude: float, longitude: float) -> str:

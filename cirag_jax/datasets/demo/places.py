@@ -6,7 +6,6 @@ babel (CLDR: currencies, official languages), airportsdata and us.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from typing import Any, cast
 
 import airportsdata
@@ -19,6 +18,7 @@ from babel.numbers import get_currency_precision
 
 from cirag_jax.datasets.demo import sources
 from cirag_jax.datasets.demo.graph import (
+    CORRECTIONS,
     COUNTRIES,
     HOME_NATIONS,
     LIMITS,
@@ -29,20 +29,8 @@ from cirag_jax.datasets.demo.graph import (
     counted,
     with_article,
 )
-from cirag_jax.datasets.demo.sources import fold, shuffled
+from cirag_jax.datasets.demo.sources import fold, shuffled, stable
 
-COUNTRY_NAMES = {
-    "AX": "Åland Islands",
-    "BL": "Saint Barthélemy",
-    "BQ": "Caribbean Netherlands",
-    "CD": "Democratic Republic of the Congo",
-    "CW": "Curaçao",
-    "NL": "Netherlands",
-    "RE": "Réunion",
-    "ST": "São Tomé and Príncipe",
-    "TL": "Timor-Leste",
-    "VA": "Vatican City",
-}
 # Left out because it is disputed which city, or what, is meant.
 NO_CAPITAL = {"IL", "PS", "EH", "AQ", "BQ"}
 CAPITAL_NAMES = {"KZ": "Astana", "MN": "Ulan Bator", "AG": "Saint John's", "GD": "Saint George's"}
@@ -168,13 +156,7 @@ def city_key(city: dict[str, Any]) -> str:
 
 def country_name(row: dict[str, Any]) -> str:
     """The name used for a country throughout."""
-    return COUNTRY_NAMES.get(row["iso"]) or str(row["name"]).strip()
-
-
-def current_currencies(code: str) -> list[str]:
-    """ISO 4217 codes of the legal tender of a territory today, by CLDR."""
-    known = get_global("territory_currencies").get(code, [])
-    return [name for name, _, end, tender in known if tender and end is None]
+    return CORRECTIONS["countries"]["names"].get(row["iso"]) or str(row["name"]).strip()
 
 
 def add_countries(world: World, gazetteer: Gazetteer) -> None:
@@ -220,7 +202,9 @@ def add_country_facts(
             world.fact(country, "capital", capital["name"], target=gazetteer.want(capital))
         else:
             world.fact(country, "capital", capital_name)
-    for currency in current_currencies(code):
+    # The legal tender of a territory today, by CLDR.
+    known = get_global("territory_currencies").get(code, [])
+    for currency in (name for name, _, end, tender in known if tender and end is None):
         name = Locale("en").currencies[currency]
         world.fact(country, "currency", name, f"the {name}", target=f"currency:{currency}")
     for language, name in official_languages(code):
@@ -324,7 +308,9 @@ def add_airports(world: World, gazetteer: Gazetteer) -> None:
     named = Counter(airport["name"] for airport in gazetteer.airports)
     serving = Counter((a["country"], fold(a["city"])) for a in gazetteer.airports)
     chosen = []
-    for airport in shuffled_airports(gazetteer.airports):
+    # In a fixed order that favours none.
+    order = sorted(gazetteer.airports, key=lambda a: (stable("airport", a["iata"]), a["iata"]))
+    for airport in order:
         city = gazetteer.city_of_airport[airport["iata"]]
         if city is None or gazetteer.subdivision(city) is None or not airport["icao"].isalpha():
             continue
@@ -357,11 +343,6 @@ def add_airports(world: World, gazetteer: Gazetteer) -> None:
         world.fact(entity, "country", country.name, with_article(country.name), country.key)
 
 
-def shuffled_airports(airports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Airports in a fixed order that favours none."""
-    return sorted(airports, key=lambda a: (sources.stable("airport", a["iata"]), a["iata"]))
-
-
 def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> Entity:
     """One airport with its codes, elevation and coordinates."""
     name, iata = airport["name"].replace(" Afb", " Air Force Base"), airport["iata"]
@@ -387,7 +368,7 @@ def add_namesake_cities(world: World, gazetteer: Gazetteer) -> None:
         and f"country:{city['countrycode']}" in world.entities
         and city["population"] >= 20_000
     ]
-    others.sort(key=lambda city: (sources.stable("namesake", city["geonameid"]), city["geonameid"]))
+    others.sort(key=lambda city: (stable("namesake", city["geonameid"]), city["geonameid"]))
     for city in others[: LIMITS["namesake city"]]:
         gazetteer.want(city)
 

@@ -14,53 +14,31 @@ from collections.abc import Iterable, Iterator
 from cirag_jax.datasets.demo.graph import Entity, Fact, World
 from cirag_jax.datasets.demo.render import find_triple, said_name
 from cirag_jax.datasets.demo.sources import fold, pick, shuffled, stable
-from cirag_jax.datasets.demo.templates import ASKS, BRIDGE_COMPARES, COMPARES, STARTS, STEPS
+from cirag_jax.datasets.demo.templates import (
+    ASKS,
+    BRIDGE_COMPARES,
+    COMPARES,
+    HARMLESS,
+    STARTS,
+    STEPS,
+)
 from cirag_jax.types import Passage, Question, Triple
 
 Rendered = dict[str, tuple[Passage, tuple[Triple, ...]]]
 
-# Questions wanted by split and (type, hops). A comparison has two hops, one to each entity.
-TARGETS: dict[str, dict[tuple[str, int], int]] = {
-    "train": {
-        ("bridge", 2): 760,
-        ("bridge", 3): 760,
-        ("bridge", 4): 400,
-        ("comparison", 2): 250,
-        ("bridge_comparison", 4): 330,
-    },
-    "dev": {
-        ("bridge", 2): 100,
-        ("bridge", 3): 100,
-        ("bridge", 4): 52,
-        ("comparison", 2): 30,
-        ("bridge_comparison", 4): 42,
-    },
-    "test": {
-        ("bridge", 2): 160,
-        ("bridge", 3): 160,
-        ("bridge", 4): 82,
-        ("comparison", 2): 50,
-        ("bridge_comparison", 4): 68,
-    },
+# Types with their numbers of hops, and how many questions of each are wanted by split. A comparison
+# has two hops, one to each entity.
+KINDS = (
+    ("bridge", 2), ("bridge", 3), ("bridge", 4), ("comparison", 2), ("bridge_comparison", 4),
+)  # fmt: skip
+TARGETS = {
+    "train": (760, 760, 400, 250, 330),
+    "dev": (100, 100, 52, 30, 42),
+    "test": (160, 160, 82, 50, 68),
 }
 MOST_PER_END = {"train": 8, "dev": 2, "test": 2}
 MOST_PER_START = 3
 DISTRACTORS = 8
-
-# A passage with one of these facts does not give away the step although it links the same names.
-HARMLESS: dict[str, tuple[str, ...]] = {
-    "subdivision.largest city": ("city.subdivision",),
-    "subdivision.capital": ("city.subdivision", "subdivision.largest city"),
-    "division.most populous": ("town.division",),
-    "division.largest": ("town.division",),
-    "line.busiest": ("station.line",),
-    "line.northernmost": ("station.line",),
-    "maker.most powerful": ("car.maker",),
-    "discoverer.first element": ("element.discoverer",),
-    "discoverer.last element": ("element.discoverer",),
-    "director.first film": ("film.director",),
-    "director.latest film": ("film.director",),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,10 +106,14 @@ class Asker:
         return fact if here in found and not others else None
 
     def chains(self, start: Entity, length: int) -> list[Chain]:
-        """All chains of a length from an entity that end in something one can ask for."""
+        """All chains of a length from an entity that end in something one can ask for.
+
+        In a stable order that varies the path.
+        """
         found: list[Chain] = []
         self._extend((), start, length, found)
-        return [chain for chain in found if self.is_only_way(chain)]
+        found = [chain for chain in found if self.is_only_way(chain)]
+        return sorted(found, key=lambda chain: stable("chain", *steps(chain)))
 
     def _extend(self, done: Chain, entity: Entity, left: int, found: list[Chain]) -> None:
         for relation in entity.facts:
@@ -190,15 +172,11 @@ def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[st
     return [key for key in dict.fromkeys(window) if key not in but][:number]
 
 
-def describe_start(entity: Entity, salt: object) -> str:
-    """How a question names its first entity."""
-    starts = STARTS[entity.kind]
-    return pick(starts, "start", salt).format(name=said_name(entity), lower=entity.name.lower())
-
-
 def phrase(chain: Chain, salt: object) -> str:
     """The question of a bridge chain."""
-    text = describe_start(chain[0].entity, salt)
+    first = chain[0].entity
+    text = pick(STARTS[first.kind], "start", salt)
+    text = text.format(name=said_name(first), lower=first.name.lower())
     for hop in chain[:-1]:
         text = pick(STEPS[hop.fact.relation], "step", salt, hop.fact.relation).format(text)
     text = pick(ASKS[chain[-1].fact.relation], "ask", salt).format(text)
@@ -250,11 +228,6 @@ class Draft:
         """The steps of the chain; a bridge comparison walks two paths."""
         walked = steps(self.chain)
         return [walked[0::2], walked[1::2]] if self.kind == "bridge_comparison" else [walked]
-
-
-def bridges(asker: Asker, start: Entity, length: int) -> Iterator[Chain]:
-    """Chains from an entity, in a stable order that varies the path."""
-    yield from sorted(asker.chains(start, length), key=lambda chain: stable("chain", *steps(chain)))
 
 
 def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
@@ -411,9 +384,9 @@ def draft_split(asker: Asker, split: str) -> list[Draft]:
         if startable(asker, entity := asker.world.entities[key]) and split_of(entity) == split
     ]
     out: list[Draft] = []
-    for (kind, hops), wanted in TARGETS[split].items():
+    for (kind, hops), wanted in zip(KINDS, TARGETS[split], strict=True):
         if kind == "bridge":
-            found: Iterable[Draft | Chain] = (c for e in entities for c in bridges(asker, e, hops))
+            found: Iterable[Draft | Chain] = (c for e in entities for c in asker.chains(e, hops))
         elif kind == "comparison":
             found = comparisons(asker, entities)
         else:

@@ -10,11 +10,6 @@ from cirag_jax.datasets.demo.templates import RELATIONS, SENTENCES
 from cirag_jax.types import Passage, Triple
 
 
-def enumerate_words(words: list[str]) -> str:
-    """``A``, ``A and B`` or ``A, B and C``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def passage_id(entity: Entity) -> str:
     """Id of an entity's passage: short, stable, and free of spaces."""
     return f"{entity.kind}-{stable('passage', entity.key) % 16**10:010x}"
@@ -45,12 +40,10 @@ def render(entity: Entity) -> tuple[Passage, tuple[Triple, ...]] | None:
 
 def say(entity: Entity, needed: tuple[str, ...], phrasing: str) -> str:
     """One sentence."""
-    words = {
-        what.replace(" ", "_"): enumerate_words(
-            [fact.text for fact in entity.facts[f"{entity.kind}.{what}"]]
-        )
-        for what in needed
-    }
+    words = {}
+    for what in needed:
+        *others, last = (fact.text for fact in entity.facts[f"{entity.kind}.{what}"])
+        words[what.replace(" ", "_")] = f"{', '.join(others)} and {last}" if others else last
     text = phrasing.format(name=said_name(entity), **words)
     text = text[:-1] if text.endswith("..") else text
     return text[0].upper() + text[1:]

@@ -80,30 +80,16 @@ def package_file(package: str, *parts: str) -> Path:
     return path
 
 
-def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
-    """All rows of a delimited file with a header line."""
+def great_table(name: str) -> list[dict[str, str]]:
+    """A table of great_tables.
+
+    ``09-films``: films in competition at Cannes, 1946-2024; ``10-metro``: stations of the Paris
+    Métro; ``07-towny``: municipalities of Ontario with census populations; ``03-gtcars``: sports
+    and luxury cars of 2014-2017.
+    """
+    path = package_file("great_tables", "data", f"{name}.csv")
     with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter=delimiter))
-
-
-def films() -> list[dict[str, str]]:
-    """The films in competition at Cannes, 1946-2024 (great_tables)."""
-    return read_csv(package_file("great_tables", "data", "09-films.csv"))
-
-
-def metro_stations() -> list[dict[str, str]]:
-    """The stations of the Paris Métro (great_tables)."""
-    return read_csv(package_file("great_tables", "data", "10-metro.csv"))
-
-
-def ontario_towns() -> list[dict[str, str]]:
-    """The municipalities of Ontario with census populations (great_tables)."""
-    return read_csv(package_file("great_tables", "data", "07-towny.csv"))
-
-
-def cars() -> list[dict[str, str]]:
-    """Sports and luxury cars of 2014-2017 (great_tables)."""
-    return read_csv(package_file("great_tables", "data", "03-gtcars.csv"))
+        return list(csv.DictReader(file))
 
 
 def country_profiles() -> list[dict[str, str]]:

@@ -21,6 +21,8 @@ SENTENCES: dict[str, list[tuple[tuple[str, ...], list[str]]]] = {
 STARTS: dict[str, list[str]] = _questions["starts"]
 STEPS: dict[str, list[str]] = _questions["steps"]
 ASKS: dict[str, list[str]] = _questions["asks"]
+# Relation of a step -> facts whose passages do not give it away although they link the same names.
+HARMLESS: dict[str, list[str]] = _questions["harmless"]
 # Relation -> questions for the larger and for the smaller number.
 COMPARES: dict[str, tuple[list[str], list[str]]] = {
     relation: (both["larger"], both["smaller"]) for relation, both in _questions["compares"].items()

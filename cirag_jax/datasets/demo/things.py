@@ -5,11 +5,11 @@ From mendeleev (elements) and great_tables (the other three).
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from cirag_jax.datasets.demo import sources
 from cirag_jax.datasets.demo.graph import (
+    CORRECTIONS,
     HOME_NATIONS,
     LIMITS,
     Entity,
@@ -21,25 +21,12 @@ from cirag_jax.datasets.demo.graph import (
 )
 from cirag_jax.datasets.demo.sources import shuffled
 
-# Misspellings in mendeleev 1.3.0, by element.
-DISCOVERERS = {
-    "Sir Humphrey Davy": "Humphry Davy",
-    "Joseph Priestly": "Joseph Priestley",
-    "Sir William Crookes": "William Crookes",
-    "Karl Klaus": "Karl Ernst Claus",
-    "Charles Hatchet": "Charles Hatchett",
-    "Smithson Tenant": "Smithson Tennant",
-    "Fredrich Stromeyer": "Friedrich Stromeyer",
-    "Fredrich Ernst Dorn": "Friedrich Ernst Dorn",
-    "Marguerite Derey": "Marguerite Perey",
-    "C.F. Aver von Welsbach": "Carl Auer von Welsbach",
-    "George Brandt": "Georg Brandt",
-    "A. Crawford": "Adair Crawford",
-    "J.L. Soret": "Jacques-Louis Soret",
-    "Heavy Ion Research Laboratory (HIRL)": "GSI Helmholtz Centre for Heavy Ion Research",
-}
 # Rows of mendeleev 1.3.0 whose credit or year disagrees with the literature.
 DOUBTED_ELEMENTS = {"Neodymium", "Beryllium", "Protactinium", "Livermorium", "Terbium", "Platinum"}
+
+# Column -> what the row with the most in it is.
+METRO_TOPS = {"passengers": "busiest", "latitude": "northernmost"}
+TOWN_TOPS = {"population_2021": "most populous", "land_area_km2": "largest"}
 
 
 def add_elements(world: World) -> None:
@@ -48,7 +35,10 @@ def add_elements(world: World) -> None:
     alone: dict[str, list[dict[str, Any]]] = defaultdict(list)
     countries = {entity.name: entity.key for entity in world.of_kind("country")}
     for row in rows:
-        element = world.add("element", row["symbol"], row["name"], element_title(row["name"]))
+        # Mercury is also a planet and a god; the other names are free.
+        taken = row["name"] in ("Mercury", "Lead", "Tin")
+        title = f"{row['name']} (element)" if taken else None
+        element = world.add("element", row["symbol"], row["name"], title)
         world.fact(element, "symbol", row["symbol"])
         world.fact(element, "number", row["atomic_number"], number=row["atomic_number"])
         world.fact(element, "series", (row["series"] or "").lower())
@@ -65,16 +55,11 @@ def add_elements(world: World) -> None:
         world.fact(element, "year", row["discovery_year"], number=row["discovery_year"])
         add_origin(world, element, row["discovery_location"], countries)
         if not any(mark in credited for mark in (",", ";", "/", " and ", "et al")):
-            name = DISCOVERERS.get(credited, credited)
+            name = CORRECTIONS["discoverers"].get(credited, credited)
             world.fact(element, "discoverer", name, target=f"discoverer:{name}")
             alone[name].append(row)
     for name, found in alone.items():
         add_discoverer(world, name, found)
-
-
-def element_title(name: str) -> str:
-    """Mercury is also a planet and a god; the other names are free."""
-    return f"{name} (element)" if name in ("Mercury", "Lead", "Tin") else name
 
 
 def add_origin(world: World, element: Entity, place: str | None, keys: dict[str, str]) -> None:
@@ -104,17 +89,13 @@ def add_discoverer(world: World, name: str, found: list[dict[str, Any]]) -> None
 
 def add_metro(world: World) -> None:
     """Stations of the Paris Métro and its lines, with each line's busiest station."""
-    rows = sources.metro_stations()
+    rows = sources.great_table("10-metro")
     named = Counter(row["name"] for row in rows)
     lines: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         for line in row["lines"].split(","):
             lines[line.strip()].append(row)
-    ends = {
-        extreme(rows_of_line)["name"]
-        for rows_of_line in lines.values()
-        for extreme in (busiest, northernmost)
-    }
+    ends = {top(of_line, column)["name"] for of_line in lines.values() for column in METRO_TOPS}
     others = [row["name"] for row in rows if row["name"] not in ends]
     keep = ends | set(shuffled(others, "metro")[: LIMITS["station"] - len(ends)])
     for row in rows:
@@ -125,19 +106,14 @@ def add_metro(world: World) -> None:
         line = world.add("line", number, name, f"Paris Métro Line {number}")
         said = counted(len(stations), "station", "stations")
         world.fact(line, "stations", said, number=len(stations))
-        for what, extreme in (("busiest", busiest), ("northernmost", northernmost)):
-            station = extreme(stations)["name"]
+        for column, what in METRO_TOPS.items():
+            station = top(stations, column)["name"]
             world.fact(line, what, station, target=f"station:{station}")
 
 
-def busiest(rows: list[dict[str, str]]) -> dict[str, str]:
-    """The station with most passengers."""
-    return max(rows, key=lambda row: (number_of(row["passengers"]) or 0, row["name"]))
-
-
-def northernmost(rows: list[dict[str, str]]) -> dict[str, str]:
-    """The station farthest north."""
-    return max(rows, key=lambda row: (float(row["latitude"]), row["name"]))
+def top(rows: list[dict[str, str]], column: str) -> dict[str, str]:
+    """The row with the largest number in a column."""
+    return max(rows, key=lambda row: (number_of(row[column]) or 0, row["name"]))
 
 
 def add_station(world: World, row: dict[str, str]) -> None:
@@ -161,12 +137,13 @@ def add_station(world: World, row: dict[str, str]) -> None:
 
 def add_towns(world: World) -> None:
     """Municipalities of Ontario and their census divisions."""
-    rows = [row for row in sources.ontario_towns() if "," not in row["name"]]
+    table = sources.great_table("07-towny")
+    rows = [row for row in table if "," not in row["name"]]
     named = Counter(row["name"] for row in rows)
     divisions: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in sources.ontario_towns():
+    for row in table:
         divisions[row["census_div"]].append(row)
-    tops = {extreme(inside)["name"] for inside in divisions.values() for extreme in TOWN_EXTREMES}
+    tops = {top(inside, column)["name"] for inside in divisions.values() for column in TOWN_TOPS}
     others = [row["name"] for row in rows if row["name"] not in tops]
     keep = tops | set(shuffled(others, "town")[: LIMITS["town"] - len(tops)])
     for row in rows:
@@ -180,25 +157,9 @@ def add_towns(world: World) -> None:
         )
         said = counted(len(inside), "municipality", "municipalities")
         world.fact(division, "municipalities", said, number=len(inside))
-        for what, extreme in zip(("most populous", "largest"), TOWN_EXTREMES, strict=True):
-            top = extreme(inside)["name"]
-            world.fact(division, what, top, target=f"town:{top}")
-
-
-def most_populous(rows: list[dict[str, str]]) -> dict[str, str]:
-    """The municipality with most people in 2021."""
-    return max(rows, key=lambda row: (number_of(row["population_2021"]) or 0, row["name"]))
-
-
-def widest(rows: list[dict[str, str]]) -> dict[str, str]:
-    """The municipality with most land."""
-    return max(rows, key=lambda row: (number_of(row["land_area_km2"]) or 0, row["name"]))
-
-
-TOWN_EXTREMES: tuple[Callable[[list[dict[str, str]]], dict[str, str]], ...] = (
-    most_populous,
-    widest,
-)
+        for column, what in TOWN_TOPS.items():
+            town = top(inside, column)["name"]
+            world.fact(division, what, town, target=f"town:{town}")
 
 
 def add_town(world: World, row: dict[str, str]) -> None:
@@ -219,7 +180,7 @@ def add_town(world: World, row: dict[str, str]) -> None:
 
 def add_cars(world: World) -> None:
     """Sports and luxury cars and their makers."""
-    rows = sources.cars()
+    rows = sources.great_table("03-gtcars")
     countries = {entity.name: entity.key for entity in world.of_kind("country")}
     makers: dict[str, list[dict[str, str]]] = defaultdict(list)
     models = Counter(row["model"] for row in rows)
@@ -242,6 +203,7 @@ def add_cars(world: World) -> None:
         origin = made[0]["ctry_origin"]
         world.fact(maker, "models", counted(len(made), "model", "models"), number=len(made))
         world.fact(maker, "country", origin, with_article(origin), target=countries.get(origin))
-        top = max(made, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
-        if len(made) > 1 and models[top["model"]] == 1:
-            world.fact(maker, "most powerful", top["model"], target=f"car:{name} {top['model']}")
+        first = max(made, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
+        if len(made) > 1 and models[first["model"]] == 1:
+            target = f"car:{name} {first['model']}"
+            world.fact(maker, "most powerful", first["model"], target=target)

@@ -15,6 +15,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -75,10 +76,7 @@ class _Lane:
 class Engine:
     """A decoder that answers batches of requests; one per process and model.
 
-    Attributes:
-      usage: work done so far, over all calls.
-      tokenizer: the model's.
-      config: the model's hyper-parameters.
+    ``usage`` is the work done so far, over all calls.
     """
 
     def __init__(
@@ -94,14 +92,9 @@ class Engine:
     ):
         """An engine over weights in memory.
 
-        Args:
-          config: hyper-parameters.
-          params: weights, stacked or unstacked (stacked ones are copied, layer by layer).
-          tokenizer: the model's tokenizer and chat template.
-          adapter: LoRA pairs, stacked or unstacked.
-          lora: the adapter's scale; its dropout is never applied here.
-          mesh: where the weights lie, if they are sharded.
-          options: sizes; default: `EngineConfig.for_platform`.
+        ``params`` and ``adapter`` may be stacked or unstacked (stacked weights are copied, layer by
+        layer); the dropout of ``lora`` is never applied here. ``mesh`` is where the weights lie, if
+        they are sharded; ``options`` are by default `EngineConfig.for_platform`'s.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -114,7 +107,6 @@ class Engine:
         self._lengths = cache_lengths(self.options, config.max_positions)
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
         self._caches: dict[int, Cache] = {}
-        self._grammar: JsonGrammar | None = None
         self._prefix = _prefix_cache(config, self.options)
 
     @classmethod
@@ -209,10 +201,8 @@ class Engine:
     ) -> list[Generated]:
         """One response a request, in order; a request that cannot be answered fails alone.
 
-        Args:
-          requests: any number; what does not fit into the batch waits.
-          progress: called after every chunk with the responses and tokens finished so far.
-          done: called with each response as soon as it is complete.
+        ``progress`` is called after every chunk with the responses and tokens finished so far,
+        ``done`` with each response as soon as it is complete.
         """
         responses: list[Generated | None] = [None] * len(requests)
 
@@ -246,7 +236,7 @@ class Engine:
         prompt, truncated = self._fit(request.messages, request.continue_final)
         grammar = None
         if request.json_schema is not None:
-            grammar = self._json_grammar().start(request.json_schema)
+            grammar = self._grammar.start(request.json_schema)
         length = self._length_for(len(prompt) + request.max_tokens)
         asked = request.top_logprobs
         details = Details(
@@ -267,10 +257,9 @@ class Engine:
     def _length_for(self, tokens: int) -> int:
         return next((length for length in self._lengths if length >= tokens), self.context)
 
-    def _json_grammar(self) -> JsonGrammar:
-        if self._grammar is None:
-            self._grammar = JsonGrammar(self.tokenizer, self.config.vocab_size)
-        return self._grammar
+    @functools.cached_property
+    def _grammar(self) -> JsonGrammar:
+        return JsonGrammar(self.tokenizer, self.config.vocab_size)
 
     def _run(
         self, lane: _Lane, rows: list[Row]
@@ -282,8 +271,10 @@ class Engine:
             while queue or any(slot is not None for slot in slots):
                 for number, slot in enumerate(slots):
                     if slot is None and queue:
-                        slots[number] = queue.popleft()
-                        self._admit(cache, number, slots[number])
+                        slots[number] = row = queue.popleft()
+                        row.started = time.perf_counter()
+                        # All but the last token of the prompt, which starts the decoding.
+                        row.cached = self._prefill(cache, number, row.prompt[:-1])
                 count = self._decode_chunk(lane, cache, slots)
                 for number, row in enumerate(slots):
                     if row is None:
@@ -294,11 +285,6 @@ class Engine:
                         slots[number] = None
                         yield (row.index, response), 0
                 yield None, count
-
-    def _admit(self, cache: "_Held", number: int, row: Any) -> None:
-        """Prefills all but the last token of a row's prompt; the last one starts the decoding."""
-        row.started = time.perf_counter()
-        row.cached = self._prefill(cache, number, row.prompt[:-1])
 
     def _prefill(self, cache: "_Held", number: int, tokens: np.ndarray) -> int:
         """Brings the keys and values of ``tokens`` into a row; returns how many were reused."""

@@ -151,11 +151,6 @@ class PrefixCache:
         if any(array.is_deleted() for array in jax.tree.leaves(self._blocks)):
             self._blocks = None  # donated to a computation that never returned them
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in use, unfinished blocks counted whole."""
-        return len(self._index) * BLOCK
-
     def load(self, cache: Cache, row: int, tokens: np.ndarray) -> tuple[Cache, int]:
         """Copies the longest held prefix of ``tokens`` into a row of ``cache`` (donated).
 

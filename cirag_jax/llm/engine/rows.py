@@ -16,21 +16,14 @@ from cirag_jax.llm.types import Generate, Generated, Token, Usage
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """A request in the engine: its prompt, and what has been generated.
+    """A request in the engine: its int32 prompt, and what has been generated.
 
-    Attributes:
-      index: place of its response.
-      request: what was asked.
-      tokenizer: the model's.
-      prompt: int32 tokens.
-      limit: most tokens it may generate (``max_tokens``, or what the cache has room for).
-      truncated: observations that were left out of the prompt.
-      grammar: where its JSON text stands, if a schema constrains it.
-      cached: prompt tokens that were not computed again.
-      started: `time.perf_counter` at admission.
-      tokens: generated so far.
-      found: per name of `sampling.describe` and of `steps.decode`, one value a generated token.
-      received: fp32, per position the largest attention of the steps so far; where asked for.
+    ``index`` is the place of its response, ``limit`` how many tokens it may generate
+    (``max_tokens``, or what the cache has room for), ``truncated`` how many observations were left
+    out of the prompt, ``cached`` how many prompt tokens were not computed again, ``started`` the
+    `time.perf_counter` at admission. ``found`` has, per name of `sampling.describe` and of
+    `steps.decode`, one value a generated token; ``received`` (fp32, where asked for) per position
+    the largest attention of the steps so far.
     """
 
     index: int

@@ -22,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing
 
 PyTree = Any
 
@@ -42,7 +43,7 @@ class Restored:
     metrics: dict[str, float] | None
 
 
-class Checkpoints:
+class Checkpoints(Closing):
     """The checkpoints of one run, in one folder.
 
     Keeps the ``keep`` latest steps and, whatever their age, the best by ``best_metric``.
@@ -68,8 +69,10 @@ class Checkpoints:
         read_only: bool = False,
     ):
         directory = pathlib.Path(directory).expanduser().absolute()
-        if read_only:
-            directory = _existing_directory(directory)
+        if read_only and not directory.is_dir():
+            raise UserError(f"there is no checkpoint folder {directory}")
+        if read_only and (directory / "checkpoints").is_dir():
+            directory /= "checkpoints"
         self.directory = directory
         self.best_metric = best_metric
         mode = "min" if "loss" in best_metric else "max"
@@ -114,12 +117,6 @@ class Checkpoints:
             self.close()
             raise UserError(f"{directory} holds no complete checkpoint")
 
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def save(
         self,
         step: int,
@@ -146,7 +143,7 @@ class Checkpoints:
             step,
             args=ocp.args.Composite(
                 state=ocp.args.PyTreeSave(_flatten(state)),
-                data=_DataStateSave(_data_state(data)),
+                data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
                 meta=ocp.args.JsonSave(dict(meta)),
             ),
             metrics=metrics,
@@ -287,13 +284,6 @@ class Checkpoints:
         return f"checkpoint {self.directory / str(step)} cannot be read ({reason[:200]})"
 
 
-def _existing_directory(directory: pathlib.Path) -> pathlib.Path:
-    if not directory.is_dir():
-        raise UserError(f"there is no checkpoint folder {directory}")
-    inner = directory / "checkpoints"
-    return inner if inner.is_dir() else directory
-
-
 def _some(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
@@ -314,7 +304,12 @@ def _flatten(tree: PyTree, *, abstract: bool = False) -> dict[str, Any]:
         name = _name(path)
         if name in flat:
             raise ValueError(f"two leaves of the state have the path {name}")
-        flat[name] = _abstract_leaf(leaf) if abstract else _concrete_leaf(leaf)
+        if abstract:
+            flat[name] = _abstract_leaf(leaf)
+        elif _is_key(leaf):
+            flat[name] = jax.random.key_data(leaf)
+        else:
+            flat[name] = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     return flat
 
 
@@ -325,12 +320,6 @@ def _name(path: tuple[Any, ...]) -> str:
 def _is_key(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def _concrete_leaf(leaf: Any) -> Any:
-    if _is_key(leaf):
-        return jax.random.key_data(leaf)
-    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def _abstract_leaf(leaf: Any) -> Any:
@@ -369,10 +358,6 @@ def _key_impl(like: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------- data iterator
-
-
-def _data_state(data: Any) -> Any:
-    return data.get_state() if hasattr(data, "get_state") else data
 
 
 class _DataStateHandler(ocp.CheckpointHandler):

@@ -5,14 +5,10 @@ this process's shards need of each layer's tensor, placed, and its host copy dro
 next.
 """
 
-import contextlib
 import dataclasses
 import fnmatch
 import gc
-import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +19,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.io import replacing, write_json
 from cirag_jax.models import decoder
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, misfits, save_tensors
@@ -200,10 +197,6 @@ def _check(
     return found
 
 
-def _bounds(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(*s.indices(size)[:2]) for s, size in zip(index, shape, strict=True))
-
-
 def _assign(target: np.ndarray, value: np.ndarray) -> None:
     """``target[...] = value``; 16-bit floats as integers, which numpy copies faster."""
     if target.dtype == value.dtype and target.dtype.itemsize == 2:
@@ -221,13 +214,14 @@ def _assembler(
     done: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def assemble(index: tuple[slice, ...] | None) -> np.ndarray:
-        bounds = _bounds(index or (slice(None),) * len(shape), shape)
+        asked = index or (slice(None),) * len(shape)
+        bounds = [slice(*s.indices(size)[:2]) for s, size in zip(asked, shape, strict=True)]
         key = tuple((s.start, s.stop) for s in bounds)
         if key in done:
             return done[key]
         block = np.empty([s.stop - s.start for s in bounds], dtype)
         layers, inner = (bounds[0], bounds[1:]) if place.stacked else (slice(0, 1), bounds)
-        inner = inner[::-1] if place.transpose else inner
+        inner = tuple(inner[::-1] if place.transpose else inner)
         for row, name in enumerate(names[layers]):
             tensor = source.read(name, inner)
             tensor = tensor.T if place.transpose else tensor
@@ -273,14 +267,11 @@ def load_decoder_state(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The state of `decoder.Decoder` with the weights of a checkpoint folder.
+    """The state of `decoder.Decoder` with the weights of a checkpoint folder, in
+    ``config.param_dtype``.
 
-    Args:
-      folder: with ``model.safetensors``, or shards and their index.
-      config: hyper-parameters; ``param_dtype`` is what every tensor is converted to.
-      model_type: a key of `FAMILIES`.
-      mesh: parameters are placed on it by their logical axes, each process reading only the
-        slices that its devices hold; None: the first device.
+    Parameters are placed on ``mesh`` by their logical axes, each process reading only the slices
+    that its devices hold; None: the first device.
 
     Raises:
       UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
@@ -346,23 +337,7 @@ def _write_shards(
         (folder / f"part-{i}.safetensors").rename(folder / final)
         weight_map.update(dict.fromkeys(names, final))
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), "utf-8")
-
-
-# What a checkpoint folder holds besides weights and config.json, in any of the formats of
-# transformers' tokenizers.
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def write_checkpoint(
@@ -377,14 +352,10 @@ def write_checkpoint(
 ) -> None:
     """Writes a folder that plain transformers loads, aside, then renames it.
 
-    Args:
-      folder: must not exist, or be empty.
-      params: weights, stacked or not.
-      config: their hyper-parameters.
-      hf_config: written as ``config.json`` with the new dtype; gives ``model_type``.
-      companions: called with the folder under construction, to put tokenizer files in it.
-      dtype: of the tensors in the files; None: that of ``params``.
-      shard_bytes: most bytes of tensors per file.
+    Tensors are of ``dtype``, by default that of ``params``; above ``shard_bytes`` there are several
+    files and an index. ``hf_config`` is written as ``config.json`` with the new dtype and gives
+    ``model_type``. ``companions`` is called with the folder under construction, to put tokenizer
+    files in it.
 
     Raises:
       UserError: the folder holds something already.
@@ -393,28 +364,14 @@ def write_checkpoint(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not empty; a model is only written to a new folder.")
     name = dtype or str(params["embedding"].dtype)
-    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    writes = jax.process_index() == 0
-    try:
-        if writes:
-            aside.mkdir(parents=True)
-        tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
-        _write_shards(tensors, aside, np.dtype(jax.numpy.dtype(name)), shard_bytes)
-        if not writes:
-            return
-        text = json.dumps({**hf_config, "dtype": name}, indent=2, sort_keys=True)
-        (aside / "config.json").write_text(text + "\n", "utf-8")
+    tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
+    np_dtype = np.dtype(jax.numpy.dtype(name))
+    if jax.process_index() != 0:
+        _write_shards(tensors, folder, np_dtype, shard_bytes)
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as aside:
+        aside.mkdir()
+        _write_shards(tensors, aside, np_dtype, shard_bytes)
+        write_json(aside / "config.json", dict(sorted({**hf_config, "dtype": name}.items())))
         companions(aside)
-        with contextlib.suppress(FileNotFoundError):
-            folder.rmdir()  # an empty one
-        os.replace(aside, folder)
-    finally:
-        if writes:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def copy_companions(source: Path, target: Path) -> None:
-    """Copies tokenizer and generation files (`COMPANIONS`) from one folder to another."""
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)

@@ -43,18 +43,10 @@ def save_encoder_adapter(
 ) -> float:
     """Writes the difference of two encoders at a rank, in fp16.
 
-    ``SentenceTransformer(base).load_adapter(folder)`` reads it.
-
-    Args:
-      trained: tensors as `weights.to_tensors` gives them.
-      base: those that training started from.
-      folder: where; an earlier adapter there is replaced.
-      rank: singular values kept of each linear layer.
-      base_model_name: folder, ``package:NAME`` or hub id of the base.
-      training: what is to be known of its training.
-
-    Returns:
-      The share of the squared difference that is kept, over all tensors.
+    ``SentenceTransformer(base).load_adapter(folder)`` reads it; an earlier adapter there is
+    replaced. ``trained`` and ``base`` are tensors as `weights.to_tensors` gives them; ``training``
+    is what is to be known of the training. Returns the share of the squared difference that is
+    kept, over all tensors.
 
     Raises:
       UserError: ``rank`` is not positive, or ``folder`` holds something else.
@@ -73,17 +65,8 @@ def save_encoder_adapter(
         module = f"{_PREFIX}{name.removesuffix('.weight')}"
         tensors[f"{module}.lora_A.weight"] = (root_R[:, None] * v_RI[:rank]).astype(np.float16)
         tensors[f"{module}.lora_B.weight"] = (u_OR[:, :rank] * root_R).astype(np.float16)
-    described = {
-        "base_model_name_or_path": base_model_name,
-        "bias": "none",
-        "inference_mode": True,
-        "lora_alpha": rank,
-        "lora_dropout": 0.0,
-        "peft_type": "LORA",
-        "r": rank,
-        "target_modules": _LINEAR.pattern.removesuffix(r"\.weight"),
-        "task_type": "FEATURE_EXTRACTION",
-    }
+    targets = _LINEAR.pattern.removesuffix(r"\.weight")
+    described = peft_format.config_json(base_model_name, rank, rank, targets, "FEATURE_EXTRACTION")
     peft_format.write_adapter(folder, tensors, described, training)
     return kept / whole if whole else 1.0
 

@@ -2,79 +2,20 @@
 
 import json
 import os
-import shutil
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import replacing, write_json
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
 from cirag_jax.models.io.pretrained import MARKER, TextEncoder
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-)
+from cirag_jax.models.io.tensor_files import copy_companions, save_tensors
 
 _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-
-_CARD = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags:
-- sentence-transformers
-- feature-extraction
----
-
-# Aligner
-
-A bi-encoder exported by cirag_jax from `{source}` ({revision}): {pooling} pooling, unit-length
-vectors of {dim} dimensions, at most {max_length} tokens.
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("path/to/this/folder")
-queries = model.encode_query(["..."])  # prefix {query_prefix!r}
-passages = model.encode_document(["..."])  # prefix {passage_prefix!r}
-scores = queries @ passages.T
-```
-"""
-
-
-_CROSS_CARD = """---
-library_name: sentence-transformers
-pipeline_tag: text-ranking
-tags:
-- sentence-transformers
-- cross-encoder
-- reranker
----
-
-# Cross-encoder
-
-Exported by cirag_jax from `{source}` ({revision}). It scores a query and a passage, or a query and
-a triple, of at most {max_length} tokens; trained with binary cross-entropy: above 0.5 (logit 0) it
-takes the text for more likely relevant than not.
-
-```python
-from sentence_transformers import CrossEncoder
-
-model = CrossEncoder("path/to/this/folder")
-probabilities = model.predict([("query", "passage")])
-```
-"""
 
 
 def export_sentence_transformers(
@@ -84,19 +25,12 @@ def export_sentence_transformers(
     *,
     max_length: int | None = None,
 ) -> Path:
-    """Writes ``folder``; embeddings of sentence-transformers equal ours within 1e-5.
+    """Writes ``folder``; embeddings of sentence-transformers equal ours within 1e-5. Returns the
+    folder.
 
     Everything is written aside and renamed at the end. An earlier export in ``folder`` is replaced.
-    In a run of several processes all must call it, and process 0 writes.
-
-    Args:
-      encoder: tokenizer, prefixes, pooling and architecture.
-      params: state to export; None means ``encoder.state``.
-      folder: where; its parents are created.
-      max_length: limit recorded in the folder; default ``encoder.max_length``.
-
-    Returns:
-      The folder.
+    In a run of several processes all must call it, and process 0 writes. ``params`` None means
+    ``encoder.state``; ``max_length`` is the limit recorded in the folder, by default the encoder's.
 
     Raises:
       UserError: ``folder`` holds something that is not such an export, or the tokenizer's files
@@ -109,8 +43,11 @@ def export_sentence_transformers(
     if jax.process_index() != 0:
         return folder
     tensors.update(weights.passed_through(encoder.folder))
-    limit = max_length or encoder.max_length
-    return _write_aside(folder, lambda aside: _write(encoder, tensors, aside, limit))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as aside:
+        aside.mkdir()
+        _write(encoder, tensors, aside, max_length or encoder.max_length)
+    return folder
 
 
 def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
@@ -118,18 +55,6 @@ def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathL
 
     Its ``predict`` applies a sigmoid by default, as for any model of one label: probabilities, of
     which ours are the logits. Otherwise as `export_sentence_transformers`.
-
-    Args:
-      model: tokenizer, limit and architecture.
-      params: state to export; None means ``model.state``.
-      folder: where; its parents are created.
-
-    Returns:
-      The folder.
-
-    Raises:
-      UserError: ``folder`` holds something that is not such an export, or the tokenizer's files
-        are gone.
     """
     folder = Path(folder)
     _check_target(folder)
@@ -137,19 +62,10 @@ def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathL
     tensors = cross_encoder.to_tensors(state, model.config, model.model_type)
     if jax.process_index() != 0:
         return folder
-    return _write_aside(folder, lambda aside: _write_cross_encoder(model, tensors, aside))
-
-
-def _write_aside(folder: Path, write: Callable[[Path], Any]) -> Path:
-    """Fills a folder beside ``folder``, then renames it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    try:
+    with replacing(folder) as aside:
         aside.mkdir()
-        write(aside)
-        _replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        _write_cross_encoder(model, tensors, aside)
     return folder
 
 
@@ -161,29 +77,16 @@ def _check_target(folder: Path) -> None:
         raise UserError(f"{folder}: exists and is not a folder.")
 
 
-def _replace(aside: Path, folder: Path) -> None:
-    """Renames ``aside`` to ``folder``, removing what was there."""
-    old = aside.with_name(f"{aside.name}.old")
-    if folder.exists():
-        folder.rename(old)
-    aside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_json(file: Path, value: Any) -> None:
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
 def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, max_length: int) -> None:
     config = {key: value for key, value in encoder.hf_config.items() if key != "torch_dtype"}
-    _write_json(folder / "config.json", config | {"dtype": "float32"})
-    weights.save_tensors(tensors, folder / "model.safetensors")
+    write_json(folder / "config.json", config | {"dtype": "float32"})
+    save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(encoder, folder)
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(_MODULES)
     ]
-    _write_json(folder / "modules.json", modules)
+    write_json(folder / "modules.json", modules)
     for path, _ in _MODULES[1:]:
         (folder / path).mkdir()
     pooling = {
@@ -194,19 +97,18 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, max_leng
         "pooling_mode_mean_sqrt_len_tokens": False,
         "include_prompt": True,
     }
-    _write_json(folder / "1_Pooling" / "config.json", pooling)
-    _write_json(folder / "2_Normalize" / "config.json", {})
-    _write_json(
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "2_Normalize" / "config.json", {})
+    write_json(
         folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
     prompts = {"query": encoder.query_prefix, "document": encoder.passage_prefix}
-    _write_json(
+    write_json(
         folder / "config_sentence_transformers.json",
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
-    _write_json(folder / MARKER, encoder.manifest() | {"max_length": max_length})
-    card = _CARD.format(max_length=max_length, **_card_fields(encoder))
-    (folder / "README.md").write_text(card, "utf-8")
+    write_json(folder / MARKER, encoder.manifest() | {"max_length": max_length})
+    _write_card("aligner_card.md", folder, encoder=encoder, max_length=max_length)
 
 
 def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Path) -> None:
@@ -220,34 +122,25 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
     }
     # What a cross-encoder made elsewhere may say of its own activation.
     config.pop("sbert_ce_default_activation_function", None)
-    _write_json(folder / "config.json", config)
-    weights.save_tensors(tensors, folder / "model.safetensors")
+    write_json(folder / "config.json", config)
+    save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(model, folder)
     file = folder / "tokenizer_config.json"
     described = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     # The library cuts pairs where the tokenizer says.
-    _write_json(file, described | {"model_max_length": model.max_length})
-    _write_json(
+    write_json(file, described | {"model_max_length": model.max_length})
+    write_json(
         folder / MARKER,
         {"model": model.source, "revision": model.revision, "max_length": model.max_length},
     )
-    card = _CROSS_CARD.format(
-        source=model.source, revision=model.revision, max_length=model.max_length
-    )
-    (folder / "README.md").write_text(card, "utf-8")
-
-
-def _card_fields(encoder: TextEncoder) -> dict[str, Any]:
-    fields = ("source", "revision", "pooling", "dim", "query_prefix", "passage_prefix")
-    return {name: getattr(encoder, name) for name in fields}
+    _write_card("cross_encoder_card.md", folder, model=model)
 
 
 def _write_tokenizer(encoder: TextEncoder | PairEncoder, folder: Path) -> None:
-    copied = False
-    for name in TOKENIZER_FILES:
-        source = encoder.folder / name
-        if source.is_file():
-            shutil.copyfile(source, folder / name)
-            copied = True
-    if not copied:
+    if not copy_companions(encoder.folder, folder):
         raise UserError(f"{encoder.folder}: the tokenizer's files are gone.")
+
+
+def _write_card(name: str, folder: Path, **fields: Any) -> None:
+    card = Path(__file__).with_name(name).read_text("utf-8").format(**fields)
+    (folder / "README.md").write_text(card, "utf-8")

@@ -28,13 +28,10 @@ START_ANEW = "use another --workdir, or remove it to start anew"
 def of_model(spec: str) -> dict[str, Any]:
     """What tells a model, or an adapter, from another one: weights, tokenizer, chat template.
 
-    Args:
-      spec: a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME`` or a
-        hub id.
-
-    Returns:
-      ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name -> hash) of a
-      folder or file, or ``checkpoint`` (a hash) and ``base`` (the model trained) of a workdir.
+    ``spec`` is a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME``
+    or a hub id. Returns ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name
+    -> hash) of a folder or file, or ``checkpoint`` (a hash) and ``base`` (the model trained) of a
+    workdir.
 
     Raises:
       UserError: there is no such model.
@@ -70,11 +67,7 @@ def small_files(folder: Path) -> dict[str, str]:
 
 
 def of_code(module: str) -> str:
-    """A hash of a module and of the prompts and methods it imports; comments do not count.
-
-    Args:
-      module: of this package, such as ``cirag_jax.methods.cirag``.
-    """
+    """A hash of a module and of the prompts and methods it imports; comments do not count."""
     sources: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -141,11 +134,8 @@ def check_same(
 ) -> None:
     """Compares what results were made with, as it was recorded, with what is wanted now.
 
-    Args:
-      place: what holds the results, a file or a folder.
-      old: as recorded.
-      new: JSON; blocks may lie in blocks.
-      remedy: what the user can do.
+    ``place`` holds the results; ``new`` is JSON, in which blocks may lie in blocks; ``remedy`` is
+    what the user can do.
 
     Raises:
       UserError: they differ; the message names the first field, its old and its new value.

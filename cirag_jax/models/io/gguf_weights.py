@@ -16,53 +16,26 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.errors import UserError
+from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
-# GGUF architecture -> transformers' model_type. Mistral's files say "llama".
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma2": "gemma2",
-}
-
-_OUTER = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA2_LAYER = {
-    **_LAYER,
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+# Transformers' model_types go by the same names, but for Mistral, whose files say "llama".
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's stretching, as one divisor a plane
 
 
-def _hf_name(name: str, architecture: str) -> str:
-    """The name that transformers gives the tensor; one it has none for keeps its own."""
-    stem, _, kind = name.rpartition(".")
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if match is None:
-        return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
-    table = _GEMMA2_LAYER if architecture == "gemma2" else _LAYER
-    if match[2] not in table:
-        return name
-    return f"model.layers.{match[1]}.{table[match[2]]}.{kind}"
+def _hf_names(architecture: str, layers: int) -> dict[str, str]:
+    """llama.cpp's name of every tensor that a decoder can have -> transformers'."""
+    import gguf
+
+    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names, found = gguf.get_tensor_name_map(kind, layers), {}
+    for entry in FAMILIES[architecture]:
+        for layer in range(layers if "{layer}" in entry.source else 1):
+            own = entry.source.format(layer=layer)
+            if theirs := names.get_name(own, (".weight", ".bias")):
+                found[theirs] = own
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +45,7 @@ class GgufFile:
     Attributes:
       file: its path.
       metadata: key -> value; the tokenizer's long arrays are read by `array` only.
-      architecture: a key of `ARCHITECTURES`.
+      architecture: one of `ARCHITECTURES`.
       shapes: (transformers' name, shape) of every tensor.
     """
 
@@ -167,10 +140,11 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
             f"{file}: metadata field general.architecture is {architecture!r}; supported: "
             f"{', '.join(ARCHITECTURES)}."
         )
-    tensors = {_hf_name(t.name, architecture): t for t in reader.tensors}
+    names = _hf_names(architecture, int(metadata.get(f"{architecture}.block_count", 0)))
+    tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
     shapes = [
-        (_hf_name(t.name, architecture), tuple(int(size) for size in t.shape[::-1]))
-        for t in reader.tensors
+        (name, tuple(int(size) for size in t.shape[::-1]))
+        for name, t in tensors.items()
         if t.name != ROPE_FACTORS
     ]
     return GgufFile(file, metadata, architecture, tuple(shapes), tensors, reader.fields)
@@ -191,7 +165,7 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
     if embedding is None:
         raise UserError(f"{source.file}: tensor token_embd.weight is missing.")
     names = {name for name, _ in source.shapes}
-    model_type = ARCHITECTURES[source.architecture]
+    model_type = source.architecture
     raw: dict[str, Any] = {
         "architectures": [f"{model_type.capitalize()}ForCausalLM"],
         "model_type": model_type,

@@ -9,8 +9,6 @@ import json
 import logging
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.io import write_json
+from cirag_jax.io import replacing, write_json
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
@@ -80,7 +78,10 @@ def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _config_json(config: LoraConfig, base_model_name: str | None) -> dict[str, Any]:
+def config_json(
+    base_model_name: str | None, rank: int, alpha: float, targets: Any, task: str, **more: Any
+) -> dict[str, Any]:
+    """What ``adapter_config.json`` says of an adapter, as PEFT names it."""
     return {
         "alpha_pattern": {},
         "base_model_name_or_path": base_model_name,
@@ -89,16 +90,17 @@ def _config_json(config: LoraConfig, base_model_name: str | None) -> dict[str, A
         "inference_mode": True,
         "init_lora_weights": True,
         "layers_to_transform": None,
-        "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
         "modules_to_save": None,
         "peft_type": "LORA",
-        "r": config.rank,
+        "r": rank,
         "rank_pattern": {},
-        "target_modules": sorted(config.names),
-        "task_type": "CAUSAL_LM",
+        "target_modules": targets,
+        "task_type": task,
         "use_dora": False,
-        "use_rslora": config.rank_stabilised,
+        "use_rslora": False,
+        **more,
     }
 
 
@@ -111,21 +113,12 @@ def save_adapter(
     dtype: str = "float32",
     training: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it.
+    """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it. Returns the folder.
 
     Everything is written aside and renamed at the end; an earlier adapter in ``folder`` is
-    replaced. In a run of several processes all must call it, and process 0 writes.
-
-    Args:
-      state: of `lora.Lora`.
-      config: what the adapter was made with.
-      folder: where; its parents are created.
-      base_model_name: folder or name of the base, recorded for PEFT's loader.
-      dtype: of the tensors, ``float32`` or ``bfloat16``.
-      training: what is to be known of its training, for `read_training`; PEFT ignores it.
-
-    Returns:
-      The folder.
+    replaced. In a run of several processes all must call it, and process 0 writes. Tensors are of
+    ``dtype``, ``float32`` or ``bfloat16``. ``training`` is what is to be known of its training, for
+    `read_training`; PEFT ignores it.
 
     Raises:
       UserError: ``folder`` holds something else than an adapter.
@@ -134,7 +127,12 @@ def save_adapter(
     _check_target(folder)
     tensors = {name: array.astype(dtype) for name, array in adapter_tensors(state).items()}
     if jax.process_index() == 0:
-        write_adapter(folder, tensors, _config_json(config, base_model_name), training)
+        more = {"lora_dropout": config.dropout, "use_rslora": config.rank_stabilised}
+        targets = sorted(config.names)
+        described = config_json(
+            base_model_name, config.rank, config.alpha, targets, "CAUSAL_LM", **more
+        )
+        write_adapter(folder, tensors, described, training)
     return folder
 
 
@@ -147,20 +145,12 @@ def write_adapter(
     """Writes an adapter's files aside, then renames them; see `save_adapter`."""
     _check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    old = aside.with_name(f"{aside.name}.old")
-    try:
+    with replacing(folder) as aside:
         aside.mkdir()
         save_tensors(tensors, aside / TENSOR_FILE)
         if training is not None:
             write_json(aside / TRAINING_FILE, training)
         write_json(aside / CONFIG_FILE, described)
-        if folder.exists():
-            folder.rename(old)
-        aside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_target(folder: Path) -> None:
@@ -183,16 +173,11 @@ def load_adapter(
     *,
     base_model_name: str | None = None,
 ) -> tuple[nnx.State, LoraConfig]:
-    """An adapter in PEFT's format for the base that ``config`` describes, in fp32.
+    """An adapter in PEFT's format for the base that ``config`` describes, in fp32, on ``mesh``.
 
-    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; every layer
-    of the base must be adapted alike.
-
-    Args:
-      folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
-      config: of the base.
-      mesh: where to place it.
-      base_model_name: if given and the adapter names another base, a warning is logged.
+    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; every layer of
+    the base must be adapted alike. If ``base_model_name`` is given and the adapter names another
+    base, a warning is logged.
 
     Raises:
       UserError: a file is missing or cannot be read, the configuration has what is not supported,

@@ -20,6 +20,7 @@ from flax import nnx
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
+from cirag_jax.models.io.tensor_files import weight_files
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +102,8 @@ class TextEncoder:
 def resolve_model_folder(spec: str) -> Path:
     """The local folder, with a ``config.json``, that ``spec`` names.
 
-    Args:
-      spec: a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub id
-        (downloaded once: safetensors, JSON and tokenizer files only).
+    That is a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub id
+    (downloaded once: safetensors, JSON and tokenizer files only).
 
     Raises:
       UserError: nothing usable is there, or the hub cannot be reached.
@@ -314,7 +314,7 @@ def weights_revision(folder: Path) -> str:
     if folder.parent.name == "snapshots":
         return folder.name
     digest = hashlib.sha256()
-    for file in weights.weight_files(folder):
+    for file in weight_files(folder):
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)

@@ -16,6 +16,7 @@ from flax import nnx
 from cirag_jax.errors import UserError
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained
+from cirag_jax.models.io.tensor_files import copy_companions
 from cirag_jax.models.rope import RopeScaling
 
 log = logging.getLogger(__name__)
@@ -204,11 +205,8 @@ def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
 
 
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
-    """Hyper-parameters from the fields of a ``config.json``; absent ones mean what transformers'.
-
-    Args:
-      raw: the parsed file.
-      where: its path, for errors.
+    """Hyper-parameters from the fields of a ``config.json`` at ``where``; absent ones mean what
+    transformers'.
 
     Raises:
       UserError: a field is missing, of a wrong type, or says what we do not have.
@@ -284,9 +282,8 @@ def _read_config(
 def resolve_decoder(spec: str) -> Path:
     """The local model folder or ``.gguf`` file that ``spec`` names.
 
-    Args:
-      spec: a ``.gguf`` file, a folder (with ``config.json``, or holding one ``.gguf`` file),
-        ``package:NAME`` (an installed distribution that ships either) or a hub id.
+    That is a ``.gguf`` file, a folder (with ``config.json``, or holding one ``.gguf`` file),
+    ``package:NAME`` (an installed distribution that ships either) or a hub id.
 
     Raises:
       UserError: nothing usable is there, or the hub cannot be reached.
@@ -370,12 +367,7 @@ def save_decoder(
 ) -> None:
     """Writes ``params`` as a model folder that plain transformers loads, tokenizer included.
 
-    Args:
-      text_decoder: the model that ``params`` came from.
-      params: weights, layers stacked or not.
-      folder: must not exist, or be empty; made aside, then renamed.
-      dtype: of the files; None: that of ``params``.
-      shard_bytes: above it there are several files and an index.
+    They came from ``text_decoder``, layers stacked or not; see `decoder_weights.write_checkpoint`.
 
     Raises:
       UserError: the folder holds something already.
@@ -383,7 +375,7 @@ def save_decoder(
 
     def companions(target: Path) -> None:
         if text_decoder.folder.is_dir():
-            decoder_weights.copy_companions(text_decoder.folder, target)
+            copy_companions(text_decoder.folder, target)
             return
         gguf_weights.tokenizer_from_gguf(text_decoder.folder).save_pretrained(str(target))
 

@@ -6,7 +6,7 @@ Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin``
 import contextlib
 import json
 import os
-import uuid
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import safetensors.numpy
 from jax.experimental import multihost_utils
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import replacing
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "tf_model.h5")
 
@@ -131,10 +132,22 @@ def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
 
 def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
     """Writes a safetensors file aside, then renames it."""
-    file = Path(file)
-    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-    try:
+    with replacing(Path(file)) as aside:
         safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
-        os.replace(aside, file)
-    finally:
-        aside.unlink(missing_ok=True)
+
+
+# What a model's folder holds besides weights and config.json, in any of the formats of
+# transformers' tokenizers.
+COMPANIONS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def copy_companions(source: Path, target: Path) -> int:
+    """Copies tokenizer and generation files from one folder to another; returns how many."""
+    found = [name for name in COMPANIONS if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, target / name)
+    return len(found)

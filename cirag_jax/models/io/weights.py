@@ -14,22 +14,7 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig
-from cirag_jax.models.io.tensor_files import (
-    fetch,
-    misfits,
-    read_tensors,
-    save_tensors,
-    weight_files,
-)
-
-__all__ = [  # what callers took from here before there were decoders, and still do
-    "load_state",
-    "passed_through",
-    "read_tensors",
-    "save_tensors",
-    "to_tensors",
-    "weight_files",
-]
+from cirag_jax.models.io.tensor_files import fetch, misfits, read_tensors
 
 PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "model.")
 
@@ -207,14 +192,10 @@ def from_tensors(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The inverse of `to_tensors`, in fp32.
+    """The inverse of `to_tensors`, in fp32, for every checkpoint name of ``family``.
 
-    Args:
-      tensors: host arrays of every checkpoint name.
-      state: parameters of the same shapes, abstract or not; not changed.
-      config: of the encoder.
-      family: of names.
-      mesh: where to place them; None: the default device.
+    ``state`` has parameters of the same shapes, abstract or not; it is not changed. The new ones
+    are placed on ``mesh``, by default on the default device.
     """
     variables = dict(nnx.to_flat_state(state))
     host = {path: np.empty(v.shape, np.float32) for path, v in variables.items()}

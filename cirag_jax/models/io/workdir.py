@@ -102,16 +102,31 @@ def ranker_meta(spec: str) -> dict[str, Any]:
         return {**meta, "component": _component(meta)}
 
 
+def trained_units(spec: str) -> str | None:
+    """The units that an aligner was trained to rank: triple, sentence or passage.
+
+    Args:
+      spec: a training workdir, an aligner that was exported as an adapter, or any other encoder.
+
+    Returns:
+      None where it is no aligner, or does not say.
+    """
+    if is_training_workdir(spec):
+        with Checkpoints(spec, read_only=True) as checkpoints:
+            meta = checkpoints.meta()
+        return meta.get("units") if _component(meta) == "aligner" else None
+    return read_training(local_path(spec)).get("units")
+
+
 ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     """The adapter of a workdir's best checkpoint (the latest where none was evaluated).
 
-    Returns:
-      The state of `lora.Lora` on the first device, its hyper-parameters, and what the checkpoint
-      says of its training: ``model`` is the base, ``step`` the step, ``revision`` a hash of the
-      adapter.
+    Returns the state of `lora.Lora` on the first device, its hyper-parameters, and what the
+    checkpoint says of its training: ``model`` is the base, ``step`` the step, ``revision`` a hash
+    of the adapter.
 
     Raises:
       UserError: the workdir trained something else, or the base cannot be found or does not fit.
@@ -127,13 +142,10 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
 def check_role(spec: str, role: str) -> dict[str, Any]:
     """What is known of the training of an adapter that is to play a role.
 
-    Args:
-      spec: a training workdir, or a folder in PEFT's format.
-      role: ``integrator``, ``extractor``, ``reader``; any other role may have any adapter.
-
-    Returns:
-      The fields of the checkpoint's description, or of the exported folder's; empty for a folder
-      that another program made.
+    ``spec`` is a training workdir, or a folder in PEFT's format; an ``integrator``, ``extractor``
+    or ``reader`` must have been trained as one, any other role may have any adapter. Returns the
+    fields of the checkpoint's description, or of the exported folder's; none for a folder that
+    another program made.
 
     Raises:
       UserError: the adapter was trained for something else, or the description cannot be read.
@@ -179,16 +191,12 @@ def adapter_folder(spec: str | None) -> Iterator[str | None]:
 def export_adapter(
     spec: str, folder: pathlib.Path, *, merge: bool = False, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Writes a workdir's best adapter for PEFT, or its base with the adapter added to it.
+    """Writes a workdir's best adapter for PEFT, or with ``merge`` its base with the adapter added
+    to it.
 
-    Args:
-      spec: the workdir.
-      folder: where; an earlier adapter there is replaced, a merged model must find it empty.
-      merge: write a whole model, in the precision of its base, instead of the adapter.
-      dtype: of the adapter's tensors, ``float32`` or ``bfloat16``.
-
-    Returns:
-      What the checkpoint says, see `open_adapter`.
+    An earlier adapter in ``folder`` is replaced; a merged model, in the precision of its base, must
+    find it empty. ``dtype`` is of the adapter's tensors. Returns what the checkpoint says, see
+    `open_adapter`.
 
     Raises:
       UserError: the workdir or the folder cannot be used.
@@ -207,16 +215,10 @@ def export_adapter(
 def export_encoder_adapter(
     trained: TextEncoder, meta: dict[str, Any], folder: pathlib.Path, rank: int
 ) -> float:
-    """Writes what training changed in an aligner as an adapter of its base.
+    """Writes what training changed in an aligner as an adapter of its base, at a rank.
 
-    Args:
-      trained: of a workdir.
-      meta: what its checkpoint says, see `open_encoder`.
-      folder: where.
-      rank: of each layer's change.
-
-    Returns:
-      The share of the squared change that the adapter keeps.
+    ``meta`` is what its checkpoint says, see `open_encoder`. Returns the share of the squared
+    change that the adapter keeps.
 
     Raises:
       UserError: see `encoder_adapter.save_encoder_adapter`.

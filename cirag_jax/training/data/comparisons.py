@@ -6,51 +6,60 @@ number of new ones over the same real sentences; and what is compared is written
 answer, years first, so that no token has to find, compare and choose at once.
 """
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import dateutil.parser
 import numpy as np
 
 from cirag_jax.datasets.annotations import names, words
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.prompts.conclusions import (
-    BEFORE,
-    EARLIER,
-    IS,
-    LATER,
-    OTHER,
-    SAME,
-    order,
-    same_country,
-)
 from cirag_jax.types import Dataset, Passage, Question
+
+# The relations of what a comparison concludes.
+BEFORE, SAME, OTHER, IS = "before", "same as", "other than", "is"
 
 # Between the ids of the questions that a recombined one takes its facts from, and its number.
 _JOINT = "+"
 
+_EARLIER, _LATER = "earlier", "later"
 # Relation -> (how one asks, which of the two it is).
 _DATES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "date of birth": (
-        ("was born first", EARLIER),
-        ("was born earlier", EARLIER),
-        ("is older", EARLIER),
-        ("was born later", LATER),
-        ("is younger", LATER),
+        ("was born first", _EARLIER),
+        ("was born earlier", _EARLIER),
+        ("is older", _EARLIER),
+        ("was born later", _LATER),
+        ("is younger", _LATER),
     ),
     "date of death": (
-        ("died first", EARLIER),
-        ("died earlier", EARLIER),
-        ("died later", LATER),
+        ("died first", _EARLIER),
+        ("died earlier", _EARLIER),
+        ("died later", _LATER),
     ),
     "publication date": (
-        ("came out first", EARLIER),
-        ("was released earlier", EARLIER),
-        ("came out later", LATER),
+        ("came out first", _EARLIER),
+        ("was released earlier", _EARLIER),
+        ("came out later", _LATER),
     ),
-    "inception": (("was founded first", EARLIER), ("was established later", LATER)),
+    "inception": (("was founded first", _EARLIER), ("was established later", _LATER)),
 }
 _COUNTRIES = ("country of citizenship", "country of origin", "country")
+# Adjectives of which the first four letters are not those of the country.
+_OF_COUNTRY = {
+    "american": "United States",
+    "british": "United Kingdom",
+    "danish": "Denmark",
+    "dutch": "Netherlands",
+    "finnish": "Finland",
+    "french": "France",
+    "irish": "Ireland",
+    "polish": "Poland",
+    "spanish": "Spain",
+    "turkish": "Turkey",
+}
 # What has such a maker is called, in "Which ... has the ... who".
 _THINGS = {"director": "film", "performer": "song", "composer": "work", "author": "book"}
 
@@ -104,7 +113,7 @@ def recombine(
         legs = groups[paths[rng.choice(len(paths), p=share / share.sum())]]
         first, second = (legs[i] for i in rng.choice(len(legs), 2, replace=False))
         if first.path[-1] in _COUNTRIES and rng.random() < 0.5:  # As many yes as no.
-            alike = [leg for leg in legs if same_country(leg.value, first.value)]
+            alike = [leg for leg in legs if _same_country(leg.value, first.value)]
             second = alike[int(rng.integers(len(alike)))]
         question = _compare(first, second, rng)
         if question is not None:
@@ -132,7 +141,7 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
     facts = question.evidences or ()
     dates = [fact for fact in facts if fact[1] in _DATES]
     if len(dates) == 2 and dates[0][1] == dates[1][1]:
-        sign = order(dates[0][2], dates[1][2])
+        sign = _order(dates[0][2], dates[1][2])
         if sign is None:
             return ()
         first, second = dates if sign < 0 else dates[::-1]
@@ -140,11 +149,11 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
         told = [fact[2] for fact in (first, second)]
         if all(years) and years[0] != years[1]:
             told = [year for (year,) in years]
-        sorted_pair = ((told[0], BEFORE, told[1]), (first[0], BEFORE, second[0]))
+        order = ((told[0], BEFORE, told[1]), (first[0], BEFORE, second[0]))
         earlier, later = (_leads_to(question, fact[0]) for fact in (first, second))
         if earlier == later:
-            return sorted_pair
-        return (*sorted_pair, (EARLIER, IS, first[0]) if earlier else (LATER, IS, second[0]))
+            return order
+        return (*order, (_EARLIER, IS, first[0]) if earlier else (_LATER, IS, second[0]))
     places = [fact[2] for fact in facts if fact[1] in _COUNTRIES]
     if len(places) == 2 and question.answers[0] in ("yes", "no"):
         return ((places[0], SAME if question.answers[0] == "yes" else OTHER, places[1]),)
@@ -194,15 +203,15 @@ def _compare(first: _Leg, second: _Leg, rng: np.random.Generator) -> Question | 
     relation = first.path[-1]
     if relation in _COUNTRIES:
         text, answer = _ask_same(first, second, rng), "no"
-        if same_country(first.value, second.value):
+        if _same_country(first.value, second.value):
             answer = "yes"
     else:
-        sign = order(first.value, second.value)
-        if sign is None:
+        order = _order(first.value, second.value)
+        if order is None:
             return None
         ask, which = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
         text = _ask_which(first, second, ask, rng)
-        answer = (first if (sign < 0) == (which == EARLIER) else second).subject
+        answer = (first if (order < 0) == (which == _EARLIER) else second).subject
     bridges = [leg.facts[0] for leg in (first, second) if len(leg.facts) > 1]
     places = tuple(dict.fromkeys((*first.places, *second.places)))
     passages = tuple(dict.fromkeys(passage for passage, _ in places))
@@ -247,3 +256,28 @@ def _ask_same(first: _Leg, second: _Leg, rng: np.random.Generator) -> str:
         f"Do both {maker}s of {pair} have the same nationality?",
         f"Are the {maker}s of the {thing}s {pair} from the same country?",
     )[int(rng.integers(2))]
+
+
+def _same_country(a: str, b: str) -> bool:
+    """Whether two values name one country: "India" and "Indian" do."""
+    keys = [words(_OF_COUNTRY.get(value.casefold(), value)) for value in (a, b)]
+    stems = [{word[:4] for word in key} for key in keys]
+    return stems[0] == stems[1]
+
+
+def _order(a: str, b: str) -> int | None:
+    """-1: the first date is earlier, 1: it is later, None: that cannot be said."""
+    spans = []
+    for value in (a, b):
+        try:
+            spans.append(
+                [
+                    dateutil.parser.parse(value, default=datetime.datetime(2000, *edge))
+                    for edge in ((1, 1), (12, 28))
+                ]
+            )
+        except (ValueError, OverflowError):
+            return None
+    if spans[0][1] < spans[1][0]:
+        return -1
+    return 1 if spans[1][1] < spans[0][0] else None

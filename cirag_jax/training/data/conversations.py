@@ -4,7 +4,7 @@ import collections
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +20,14 @@ from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import comparisons
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
+from cirag_jax.training.data.query_examples import WEIGHTS, written_queries
 from cirag_jax.training.data.reading_examples import (
     Reading,
     ReadingSettings,
     make_readings,
     reading_examples,
 )
-from cirag_jax.types import Config, Trajectory
+from cirag_jax.types import Config, Dataset, Question, Trajectory
 
 
 class Data(NamedTuple):
@@ -175,18 +176,34 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
             reasons.update(why)
         return examples, dict(reasons)
 
+    found = trajectories_lib.shuffled(found, config.shuffled, config.seed)
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
     train_examples, cut = render(found, weights)
+    queries = _query_writing(config, {t.question_id for t in dev})
+    query_examples, query_cut = render(queries, {**weights, **WEIGHTS})
     dev_examples, dev_cut = render(dev, {})
     counts = {
         "num_trajectories": len(found),
+        "num_query_writing": len(queries),
         "num_dev_trajectories": len(dev),
         "left_out": {**{f"dropped_{why}": n for why, n in reasons.items()}, **cut},
+        "left_out_of_query_writing": query_cut,
         "left_out_of_dev": dev_cut,
         "teachers": dict(collections.Counter(t.teacher for t in found)),
     }
     shown = max((len(step.candidates) for t in found for step in t.steps), default=0)
+    train_examples += query_examples
     return Data(train_examples, dev_examples, counts, described, shown, tuple(dev))
+
+
+def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory]:
+    """Decomposed training questions of ``config.query_folders`` but those that are held out."""
+    found = []
+    for folder in _paths(config.query_folders):
+        dataset, questions = _read_folder(config, folder, "train", None)
+        wanted = [question for question in questions if question.id not in held_out]
+        found += written_queries(wanted, dataset.corpus)
+    return found
 
 
 def _paths(value: Any) -> list[str]:
@@ -301,16 +318,9 @@ def read_folders(
     """
     found, without = [], 0
     for folder in _paths(config.folders) or [None]:
-        data = config.data.copy_and_resolve_references()
         if folder == "lives" and split != "train":
             continue
-        own = folder in (None, "demo", "lives")  # Their folds are of another kind.
-        data.dir, data.split = None if own else folder, split
-        data.fold = None if own else fold
-        dataset = lives.build() if folder == "lives" else load.load_dataset(data)
-        questions = load.select_questions(dataset, data)
-        if split == "train" and fold is None:
-            questions = [q for q in questions if q.fold in (None, "train")]
+        dataset, questions = _read_folder(config, folder, split, fold)
         if split == "train":
             more = comparisons.recombine(
                 dataset, questions, config.get("recombined", 0), config.seed
@@ -320,6 +330,21 @@ def read_folders(
         found += made
         without += lacking
     return found, without
+
+
+def _read_folder(
+    config: Config, folder: str | None, split: str, fold: str | None
+) -> tuple[Dataset, Sequence[Question]]:
+    """A folder, or built-in dataset, and its questions of a split; see `read_folders`."""
+    data = config.data.copy_and_resolve_references()
+    own = folder in (None, "demo", "lives")  # Their folds are of another kind.
+    data.dir, data.split = None if own else folder, split
+    data.fold = None if own else fold
+    dataset = lives.build() if folder == "lives" else load.load_dataset(data)
+    questions = load.select_questions(dataset, data)
+    if split == "train" and fold is None:
+        questions = tuple(q for q in questions if q.fold in (None, "train"))
+    return dataset, questions
 
 
 def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:

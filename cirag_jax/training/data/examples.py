@@ -79,14 +79,9 @@ def chat_examples(
     """A conversation up to the last supervised turn, as one example.
 
     The tokens before each supervised turn are those of ``tokenizer.encode_prompt`` of the turns
-    before it, the supervised ones are the turn's text and its end token.
-
-    Args:
-      tokenizer: of the student.
-      turns: the conversation.
-      supervised: places of the assistant's turns to learn, at least one.
-      source: id for `Example.source`.
-      split: the parts of a turn's text; None: all of it is `Part.FACTS`.
+    before it, the supervised ones are the turn's text and its end token. ``supervised`` are places
+    of the assistant's turns, at least one; ``split`` gives the parts of a turn's text, all of which
+    is else `Part.FACTS`.
 
     Raises:
       UnstableTemplateError: several turns are supervised, and they do not extend one another; with

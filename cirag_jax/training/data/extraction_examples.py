@@ -27,18 +27,12 @@ def passage_examples(
 
     Surfaces are the reference's own, but for runs of spaces, which the parser makes one; the
     triples keep their order, the entities come in the order of `in_order_of_mention` (files list
-    them by the alphabet, which a model could not know while it reads). A conversation longer than
-    ``max_length`` is dropped whole: a passage without its end would teach inventions, an answer
-    without its end would teach to stop early.
+    them by the alphabet, which a model could not know while it reads). A conversation of more than
+    ``max_length`` tokens is dropped whole: a passage without its end would teach inventions, an
+    answer without its end would teach to stop early.
 
-    Args:
-      tokenizer: of the student.
-      reference: the passage with its entities and triples.
-      max_length: most tokens of an example.
-
-    Returns:
-      At most two examples, whose source is the passage's id, and for each of `REASONS` that
-      occurred how often.
+    Returns at most two examples, whose source is the passage's id, and for each of `REASONS` that
+    occurred how often.
     """
     reasons: collections.Counter[str] = collections.Counter()
     passage = reference.passage

@@ -136,7 +136,10 @@ def make_plan(
         tuple(steps),
         tuple(tokens),
         tuple(sum(targets[i] for row in step for i in row.places) for step in steps),
-        tuple(_computed(step, lengths, layout) for step in steps),
+        tuple(
+            sum(layout.rows_per_batch * length for _, length in _cut(step, lengths, layout))
+            for step in steps
+        ),
     )
 
 
@@ -296,10 +299,6 @@ def _cut(
         longest = max(row.size(lengths) for row in rows)
         found.append((rows, layout.buckets[bisect.bisect_left(layout.buckets, longest)]))
     return found
-
-
-def _computed(step: Sequence[Row], lengths: Sequence[int], layout: Layout) -> int:
-    return sum(layout.rows_per_batch * length for _, length in _cut(step, lengths, layout))
 
 
 def _targets(example: Example) -> int:

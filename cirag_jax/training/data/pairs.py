@@ -200,13 +200,8 @@ def mine(
 ) -> list[Target]:
     """Sorts ``own`` by the bi-encoder, nearest first, and fills ``mined`` from ``everything``.
 
-    Args:
-      targets: of one kind.
-      everything: texts to mine in; those that are positive for the same query, or in its own pool,
-        are left out.
-      encoder: the bi-encoder.
-      depth: texts kept of either sort.
-      progress: see `Encoder.encode`.
+    The targets are of one kind. Texts that are positive for the same query, or in its own pool, are
+    not mined; ``depth`` texts are kept of either sort. See `Encoder.encode` for ``progress``.
     """
     if not targets:
         return []
@@ -238,14 +233,10 @@ def mine(
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a step's pairs are drawn.
+    """How a step's pairs are drawn: so many positives, and for each so many negatives of each sort.
 
-    Attributes:
-      targets_per_step: positives of a step.
-      own: negatives of each from its own pool.
-      mined: negatives of each from everything.
-      easy: negatives of each that are positives of another question, drawn from the same step.
-      seed: of the order of targets and of the negatives.
+    ``own`` are from its own pool, ``mined`` from everything, ``easy`` ones are positives of another
+    question, drawn from the same step. ``seed`` is of the order of targets and of the negatives.
     """
 
     targets_per_step: int
@@ -310,14 +301,11 @@ def pack(
     chunk_rows: int,
     pad_id: int,
 ) -> Batch:
-    """Chunks of as many rows, shortest first, each padded to the bucket that holds its longest row.
+    """Chunks of ``chunk_rows`` rows, shortest first, each padded to the bucket that holds its
+    longest row.
 
-    Args:
-      rows: tokenised pairs, none longer than the last bucket.
-      labels: which are relevant.
-      buckets: ascending lengths; one compilation each.
-      chunk_rows: rows of every chunk.
-      pad_id: padding token.
+    No row is longer than the last of the ascending ``buckets``, each of which is compiled once;
+    ``labels`` say which pairs are relevant.
     """
     order = sorted(range(len(rows)), key=lambda index: len(rows[index].tokens_T))
     chunks = []

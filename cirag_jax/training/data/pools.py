@@ -24,10 +24,11 @@ from cirag_jax.datasets.chains import (
     silver_chains,
     units_of,
 )
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Question
 
 NEGATIVES = ("own", "in_batch", "cross_device")
+ORDERS = ("dependency", "printed", "annotation")
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
 
 
@@ -36,16 +37,22 @@ class Sampling:
     """How a chain becomes training queries.
 
     ``order="dependency"`` draws any partial chain whose steps have what they need; every step that
-    can come next is a positive. ``order="annotation"`` is KiRAG's released code: the first h
-    annotated steps, or, for comparison questions, any single step at h = 0 and any permutation of
-    the first h + 1 for h > 0. ``chain_negatives`` lets the question's other chain units be drawn
-    as negatives.
+    can come next is a positive. ``order="printed"`` is KiRAG's paper: the first h annotated steps,
+    and the next one. ``order="annotation"`` is its released code: the same, but for comparison
+    questions any single step at h = 0 and any permutation of the first h + 1 for h > 0.
+    ``chain_negatives`` lets the question's other chain units be drawn as negatives.
     """
 
     prefixes_per_question: int
     num_negatives: int
-    order: Literal["dependency", "annotation"] = "dependency"
+    order: Literal["dependency", "printed", "annotation"] = "dependency"
     chain_negatives: bool = False
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise UserError(
+                f"config.order is {self.order!r}; it must be one of {', '.join(ORDERS)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,7 +119,11 @@ def chains_and_pools(
     usable = list(zip(chains, pools, strict=True))
     reasons = []
     if kind == "triple":
-        extracted = [pair for pair in usable if _is_extracted(dataset, pair[0])]
+        extracted = [
+            (chain, pool)
+            for chain, pool in usable
+            if all(step in units_of(dataset, step.passage_id, "triple") for step in chain.steps)
+        ]
         if len(extracted) < len(usable):
             reasons.append(
                 f"{len(usable) - len(extracted)} have triples that were not extracted from their "
@@ -132,10 +143,6 @@ def chains_and_pools(
         left_out = len(chains) - len(usable)
         io.say(f"{left_out} of {len(chains)} chains left out: {'; '.join(reasons)}")
     return [chain for chain, _ in usable], [pool for _, pool in usable]
-
-
-def _is_extracted(dataset: Dataset, chain: Chain) -> bool:
-    return all(step in units_of(dataset, step.passage_id, "triple") for step in chain.steps)
 
 
 def sample_examples(
@@ -181,9 +188,9 @@ def _sample_prefix(
 ) -> tuple[list[int], list[int]]:
     """A partial chain of ``length`` steps, and the steps that can follow, the target first."""
     prefix: list[int] = []
-    if order == "annotation":
+    if order != "dependency":
         steps = list(range(len(chain.steps)))
-        if chain.comparison:
+        if chain.comparison and order == "annotation":
             head = steps if length == 0 else steps[: length + 1]
             steps = draw.sample(head, len(head))
             return steps[:length], steps[length:]
@@ -224,10 +231,7 @@ class Layout:
     row_multiple: int = 1
 
     def __post_init__(self) -> None:
-        if self.negatives not in NEGATIVES:
-            raise UserError(
-                f"config.negatives is {self.negatives!r}; it must be one of {', '.join(NEGATIVES)}"
-            )
+        check_choice("config.negatives", self.negatives, NEGATIVES)
         groups = self.micro_batches * self.device_groups
         if self.num_queries % groups:
             raise UserError(

@@ -25,8 +25,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.evidence import passage_line, sentence_line, triple_line
 from cirag_jax.prompts import reading
-from cirag_jax.prompts.conclusions import BEFORE, OTHER, SAME
-from cirag_jax.training.data.comparisons import conclusion
+from cirag_jax.training.data.comparisons import BEFORE, OTHER, SAME, conclusion
 from cirag_jax.training.data.examples import Example, Part, chat_examples, weighted
 from cirag_jax.types import Dataset, Question, Triple
 

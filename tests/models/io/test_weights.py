@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import EncoderConfig
-from cirag_jax.models.io import weights
+from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.pretrained import random_state
 
 CONFIG = EncoderConfig(31, 16, 2, 2, 24, max_positions=12)
@@ -123,7 +123,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, tensors):
 
     monkeypatch.setattr(safetensors.numpy, "save_file", fail)
     with pytest.raises(OSError, match="disk full"):
-        weights.save_tensors(tensors, tmp_path / "model.safetensors")
+        tensor_files.save_tensors(tensors, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
 
 

@@ -139,6 +139,18 @@ def test_annotation_order_permutes_comparisons_as_the_official_code():
     assert seen == singles | pairs | triples
 
 
+def test_printed_order_takes_the_first_units_of_any_chain():
+    expected = {("question", ("a",))} | {
+        (f"question\nknowledge triples: {found}.", (following,))
+        for found, following in (("a", "b"), ("a. b", "c"))
+    }
+    for chain in (BRIDGE, COMPARISON):
+        found = {(e.query, e.positives) for e in _draws(chain, Sampling(3, 0, order="printed"))}
+        assert found == expected
+    with pytest.raises(UserError, match="config.order is 'any'; it must be one of dependency"):
+        Sampling(1, 1, order="any")  # type: ignore[arg-type]
+
+
 def test_negatives_are_distinct_shared_and_never_gold():
     for seed in range(50):
         examples = sample_examples(
@@ -234,7 +246,7 @@ def test_every_text_goes_once_to_its_own_row():
 def test_indivisible_batch_and_unknown_negatives_are_refused():
     with pytest.raises(UserError, match="does not divide into 3 micro-batches"):
         dataclasses.replace(LAYOUT, micro_batches=3)
-    with pytest.raises(UserError, match="config.negatives is 'all'"):
+    with pytest.raises(UserError, match="config.negatives='all' must be one of own"):
         dataclasses.replace(LAYOUT, negatives="all")
 
 

@@ -1,0 +1,78 @@
+"""What the text baselines share: a search that may be reranked, and one reading of it."""
+
+import collections
+from collections.abc import Sequence
+
+from cirag_jax.errors import UserError
+from cirag_jax.methods.evidence import passage_line
+from cirag_jax.prompts import rag, reading
+from cirag_jax.runtime.requests import (
+    Generate,
+    Generated,
+    Program,
+    Rank,
+    Ranked,
+    Retrieve,
+    Retrieved,
+)
+from cirag_jax.types import Attempt, Granularity, Passage
+
+FORMATS = ("documents", *reading.FORMATS)
+
+
+def check_reader_format(value: str) -> None:
+    """Raises UserError where there is no such format."""
+    if value not in FORMATS:
+        raise UserError(f"reader_format={value!r} must be one of {', '.join(FORMATS)}.")
+
+
+def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:
+    """The ``k`` nearest passages, or those of a longer list that a ranker puts first.
+
+    Args:
+      query: what is searched.
+      k: passages at most.
+      rerank_from: so many are retrieved for the ranker ``passages``; 0: none is asked.
+      min_score: what it must score a passage above (DualRAG's baselines: 50 passages, 10 kept whose
+        logit is above 0).
+    """
+    found: Retrieved = yield Retrieve(query, max(k, rerank_from))
+    if not rerank_from or not found.passages:
+        return found
+    best: Ranked[Passage] = yield Rank(query, found.passages, k, "passages")
+    good = [(p, s) for p, s in zip(best.texts, best.scores, strict=True) if s > min_score]
+    return Retrieved(tuple(p for p, _ in good), tuple(s for _, s in good))
+
+
+def read(
+    question: str,
+    granularity: Granularity,
+    evidence: Sequence[Passage] | Sequence[str],
+    reader_format: str,
+    parse_errors: collections.Counter[str],
+) -> Program[Attempt]:
+    """The reader answers from evidence, and may not refuse.
+
+    Args:
+      question: what is asked.
+      granularity: of the evidence.
+      evidence: passages, or lines of sentences or triples; documents are passages.
+      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
+      parse_errors: where a malformed answer is counted.
+    """
+    lines = tuple(passage_line(one) if isinstance(one, Passage) else one for one in evidence)
+    if reader_format == "documents":
+        passages = [one for one in evidence if isinstance(one, Passage)]
+        messages, parse = rag.reading_messages(question, passages), rag.parse_short_answer
+    else:
+        messages = reading.answer_messages(
+            question, granularity, lines, may_refuse=False, reader_format=reader_format
+        )
+        parse = lambda text: reading.parse_answer(text)[0]  # noqa: E731
+    response: Generated = yield Generate(messages, "reader")
+    answer = parse(response.text)
+    if not answer:
+        parse_errors["answer_empty"] += 1
+    elif response.finish_reason == "length" and len(response.text.strip().splitlines()) == 1:
+        parse_errors["answer_truncated"] += 1
+    return Attempt(granularity, lines, response.text, answer, bool(answer))

@@ -1,0 +1,63 @@
+"""SQLite files as the journal and the triple store keep them."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cirag_jax.errors import UserError
+
+
+def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+    """Opens a file; ``mode``: ``rwc``, ``rw`` or ``ro``.
+
+    Transactions are begun by hand; a second writer is refused after a second, not waited for. A
+    server's client may report from a thread of its own, while this one waits for it.
+    """
+    in_memory = str(path) == ":memory:"
+    where = "file::memory:" if in_memory else f"{path.resolve().as_uri()}?mode={mode}"
+    return sqlite3.connect(
+        where, uri=True, isolation_level=None, timeout=1.0, check_same_thread=False
+    )
+
+
+def create(db: sqlite3.Connection, schema: str, meta: Sequence[tuple[str, str]]) -> None:
+    """Makes the tables of a new file, one of which is ``meta``, and fills that."""
+    if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        for statement in schema.split(";"):
+            db.execute(statement)
+        db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it or, after an error, nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # else SQLite has rolled back by itself
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """SQLite's own errors, and the disk's, as one sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from None
+    except sqlite3.Error as error:
+        text = " ".join(str(error).split())
+        if "locked" in text:
+            raise UserError(f"{path} is in use by another run.") from None
+        if "full" in text:
+            raise UserError(
+                f"{path} cannot be written: the disk is full; what is recorded is kept, so make "
+                "room and run the same command again."
+            ) from None
+        raise UserError(
+            f"{path} cannot be used: {text}; restore it or use another --workdir."
+        ) from None

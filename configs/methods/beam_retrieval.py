@@ -1,0 +1,20 @@
+r"""Beam retrieval over chains of passages, after BeamDR (docs/methods/baselines.md).
+
+python launch/answer.py --config=configs/methods/beam_retrieval.py --config.data.dir=FOLDER \
+    --workdir=W
+
+Presets: ``small`` retrieves and reads with the models that come with this repository, on a
+laptop's CPU; the others as in configs/methods/cirag.py. BeamDR's own encoder is not among them:
+name one that was trained on chains of passages with ``config.encoder.model`` (configs/aligner.py,
+``--config.data.units=passage``).
+"""
+
+from typing import Any
+
+from configs.methods import blocks
+
+
+def get_config(preset: str = "") -> Any:
+    """Beam retrieval as the preset says."""
+    config = blocks.method("beam_retrieval", reader=32)
+    return blocks.shipped(config) if preset == "small" else blocks.preset(config, preset)

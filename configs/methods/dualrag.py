@@ -1,0 +1,32 @@
+"""DualRAG: reasoning-augmented querying and a knowledge outline (docs/methods/dualrag.md).
+
+python launch/answer.py --config=configs/methods/dualrag.py:small --config.data.dir=DATA --workdir=W
+"""
+
+from typing import Any
+
+from configs.methods import blocks
+
+
+def get_config(preset: str = "") -> Any:
+    """DualRAG as the preset says."""
+    config = blocks.method(
+        "dualrag", reasoner=192, entity_identifier=256, summarizer=256, reader=256
+    )
+    method, ranker = config.dualrag, config.rankers.passages
+    method.min_score = 0.3
+    if preset == "small":
+        method.max_steps, method.num_retrieved, method.num_documents = 3, 10, 3
+        method.max_entities, method.max_keywords = 2, 2
+        method.min_retrievals, method.entities, method.summarizer = 2, "named", "sentences"
+        config.entity_identifier.max_tokens = 96
+        config.reasoner.max_tokens = 96
+        return blocks.shipped(blocks.preset(config, preset))
+    if preset == "medium":
+        method.num_retrieved, method.num_documents = 20, 5
+        method.max_entities, method.max_keywords = 3, 2
+        method.min_retrievals = 1
+    elif preset == "paper":
+        method.min_score = 0.0
+        ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
+    return blocks.preset(config, preset)

@@ -1,0 +1,31 @@
+"""GenGround: guess the answer to a sub-question, then ground it (docs/methods/baselines.md).
+
+python launch/answer.py --config=configs/methods/genground.py --config.data.dir=DATA --workdir=W
+
+Presets: ``small`` has SmolLM2-135M write the sub-questions, and the reader that comes with this
+repository ground and answer them, on a laptop's CPU; a cosine of 0.3 stands in for the logit of 0.
+``medium`` keeps the tags and the pairs of the released code, with a model of 1.5B parameters and
+the same cosine; ``paper`` is the code's setting (50 passages, of which bge-reranker-v2-m3 keeps
+10), for a GPU: not yet run.
+"""
+
+from typing import Any
+
+from configs.methods import blocks
+
+
+def get_config(preset: str = "") -> Any:
+    """GenGround as the preset says."""
+    config = blocks.method("genground", generator=192, reader=64)
+    method, ranker = config.genground, config.rankers.passages
+    method.min_score = 0.3
+    if preset == "small":
+        method.max_steps, method.num_passages, method.rerank_from = 3, 3, 10
+        method.grounding = "reader"
+        return blocks.shipped(blocks.preset(config, preset))
+    if preset == "medium":
+        method.num_passages, method.rerank_from = 6, 20
+    elif preset == "paper":
+        method.min_score = 0.0
+        ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
+    return blocks.preset(config, preset)

@@ -1,0 +1,60 @@
+"""KiRAG: retrieval along a reasoning chain that an aligner proposes and a constructor extends.
+
+python launch/answer.py --config=configs/methods/kirag.py:small --config.data.dir=FOLDER --workdir=W
+
+Presets (docs/methods/kirag.md has the choices): ``small`` answers from any corpus on a laptop's
+CPU, with the models that come with this repository: sentences are the units, and the aligner's best
+one is appended, for SmolLM2-135M is no constructor (below). (none) is the paper's loop over triples
+with this package's untrained small models; ``medium`` has a model of 1.5B parameters, of which what
+it writes is matched to the candidates. ``paper`` (Llama3-8B-Instruct, E5-large-v2, sections 3.2,
+3.3, B.3) and ``code`` (what the released code does otherwise) are for a GPU, with an aligner of
+yours: --config.rankers.aligner.model=W. Not yet run.
+
+Records (2026-11-24, 2 shared CPU cores under load 4 to 14, Python 3.11, jax 0.10.2):
+``small`` --config.data.dir=2wikimultihopqa --config.data.split=dev --config.data.fold=dev_tune
+  --config.data.limit=10 --config.data.random=true (99 passages): EM 40.0, F1 40.0, passage R@3
+  85.0, R@5 95.0; every chain has 5 sentences; 672 s (commit e1b41b8).
+  The same with SmolLM2-135M as the constructor (--config.kirag.use_constructor=true
+  --config.kirag.match_cutoff=0.8 --config.kirag.reader=nothing): 5 of 10 chains are empty, 13
+  steps were no candidates; R@3 72.5, R@5 80.0; 210 s (commit b040127).
+``medium`` with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) --config.data.dir=musique
+  --config.data.only_with_triples=true --config.data.limit=4: EM 0.0, R@3 and R@5 37.5; no chain is
+  empty, 15 triples were no candidates; 390 s. The aligner was the frozen MiniLM.
+"""
+
+from typing import Any
+
+from configs.methods import blocks
+
+
+def get_config(preset: str = "") -> Any:
+    """KiRAG as the preset says."""
+    config = blocks.method("kirag", constructor=64, reader=32)
+    config.rankers.aligner.triple_text = "angle"  # as KiRAG writes triples, trained or not
+    if preset == "small":
+        config.kirag.units = "sentence"
+        config.kirag.use_constructor = False
+        config.kirag.accumulate = True
+        config.kirag.ranking = "chain"
+        return blocks.shipped(config)
+    if preset == "medium":
+        config.kirag.match_cutoff = 0.8
+        config.kirag.prefilled_opening = config.kirag.append_best = True
+        return blocks.preset(config, preset)
+    if preset in ("paper", "code"):
+        config.model = "meta-llama/Meta-Llama-3-8B-Instruct"
+        config.encoder.model = "intfloat/e5-large-v2"
+        config.encoder.query_max_length = config.encoder.passage_max_length = 512
+        config.rankers.aligner.kind = "aligner"  # of configs/aligner.py, and named by the user
+        config.rankers.aligner.query_max_length = 256
+        config.rankers.aligner.passage_max_length = 128
+        config.data.corpus = "ircot_full"
+    if preset == "code":
+        config.kirag.retriever_query = "last"
+        config.kirag.accumulate = True
+        config.kirag.pool_size = 100
+        config.kirag.list_when_empty = True
+        config.kirag.as_written = True
+        config.kirag.stop = "empty"
+        config.kirag.boost = 0.5
+    return config if preset in ("paper", "code") else blocks.preset(config, preset)

@@ -1,0 +1,100 @@
+"""Iterative retrieval without a language model, of which the recall tables are made."""
+
+import dataclasses
+
+import numpy as np
+
+from cirag_jax.commands.evaluate_retrieval import iterate
+from cirag_jax.datasets.chains import triple_text
+from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.methods.kirag import KiragConfig
+from cirag_jax.retrieval.encoders import RememberingEncoder
+from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.retrieval.unit_index import UnitIndex
+from cirag_jax.runtime.handlers import Search
+from cirag_jax.types import Dataset, Passage, Question, Triple
+
+# p0 answers the question, p1 extends it, p2 is near the question only, p3 has no triple.
+START, NOISE = Triple("s", "is", "x", "p0"), Triple("n", "is", "x", "p0")
+BRIDGE, DECOY = Triple("b", "is", "x", "p1"), Triple("d", "is", "x", "p2")
+TRIPLES = {"p0": (START, NOISE), "p1": (BRIDGE,), "p2": (DECOY,)}
+PASSAGES = tuple(Passage(f"p{i}", f"P{i}", f"passage {i}") for i in range(4))
+ALONG = f"q\nknowledge triples: {triple_text(START)}."
+VECTORS = {
+    triple_text(START): [1, 0, 0], triple_text(NOISE): [0.1, 0, 0],
+    triple_text(BRIDGE): [0, 0.5, 0], triple_text(DECOY): [0.8, 0, 0],
+    "q": [1, 0, 0],
+    ALONG: [0.1, 1, 0],
+    f"q\nknowledge triples: {triple_text(START)}. {triple_text(BRIDGE)}.": [0, 0, 1],
+    f"q\nknowledge triples: {triple_text(START)}. {triple_text(NOISE)}.": [0, 0, 1],
+}  # fmt: skip
+INDEX = ExactIndex(np.array([[1, 0, 0], [0, 1, 0], [0.8, 0, 0], [0, 0, 1]], np.float32))
+SETTINGS = KiragConfig(
+    num_passages=2, num_candidates=0, use_constructor=False, accumulate=True, reader="nothing"
+)
+
+
+class Aligner:
+    identity: dict = {}
+    dim = 3
+
+    def __init__(self):
+        self.units = []
+
+    def encode(self, texts, kind="passage", progress=None):
+        self.units += texts if kind == "passage" else []
+        return np.array([VECTORS[text] for text in texts], np.float32).reshape(-1, 3)
+
+
+def run(steps, *, by="passage", allowed=None, **settings):
+    embedder = Aligner()
+    aligner = RememberingEncoder(embedder)
+    if by == "passage":
+        search: Search = lambda queries, k, may, _: INDEX.search(  # noqa: E731
+            aligner.encode(queries, "query"), k, may
+        )
+    else:
+        texts = [[triple_text(t) for t in TRIPLES.get(p.id, ())] for p in PASSAGES]
+        search = UnitIndex(texts, aligner).search
+    dataset = Dataset("made", (), {}, TRIPLES)
+    may = None if allowed is None else {"id": np.array(allowed)}
+    settings = dataclasses.replace(SETTINGS, max_steps=steps, **settings)
+    questions = [Question("id", "q", ())]
+    (found,) = iterate(questions, dataset, Corpus("made", PASSAGES, may), search, aligner, settings)
+    return found.passages, [unit for step in found.steps for unit in step.kept], embedder.units
+
+
+def test_one_step_ranks_by_the_question():
+    assert run(1)[:2] == (("p0", "p2"), [START])
+
+
+def test_the_second_step_reaches_the_bridge():
+    passages, chain, _ = run(2)
+    assert chain == [START, BRIDGE]
+    assert passages == ("p0", "p2", "p1")  # a passage keeps the best score of any step
+
+
+def test_units_are_embedded_once_and_passages_without_units_come_last():
+    passages, chain, units = run(3)
+    assert len(units) == len(set(units)) == 4
+    assert passages[-1] == "p3"
+    # The third step's best unit is taken already; the chain grows by the best new one.
+    assert len(set(chain)) == 3
+
+
+def test_only_allowed_passages_are_found():
+    assert set(run(3, allowed=[0, 3])[0]) == {"p0", "p3"}
+    assert set(run(2, by="unit", allowed=[0, 2])[0]) == {"p0", "p2"}
+
+
+def test_search_over_all_units_finds_their_passages():
+    passages, chain, _ = run(2, by="unit")
+    assert passages == ("p0", "p2", "p1") and chain == [START, BRIDGE]
+    assert len(run(1, by="unit", num_passages=1)[0]) == 1
+
+
+def test_ranking_by_chain_puts_the_chain_first():
+    """The decoy's score at step one is above the bridge's at step two."""
+    by_score, by_chain = (run(2, ranking=ranking) for ranking in ("score", "chain"))
+    assert by_score[1] == by_chain[1]
+    assert by_score[0] == ("p0", "p2", "p1") and by_chain[0] == ("p0", "p1", "p2")

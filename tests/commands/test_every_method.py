@@ -1,0 +1,81 @@
+"""Every method of the registry from end to end, in one process, on tiny random models."""
+
+import json
+import pathlib
+import runpy
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.methods import registry
+from tests import tiny, tiny_decoder
+from tests.answering import lines
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+
+# What keeps a run short; a method that is not named runs as its config has it.
+SETTINGS = {
+    "beam_retrieval": {"num_chains": 2, "num_passages": 2},
+    "cirag": {"max_steps": 1, "prefilled_headers": True, "num_candidates": 4},
+    "dualrag": {"max_steps": 1, "min_retrievals": 1, "min_score": -1.0, "num_documents": 2,
+                "max_entities": 1, "max_keywords": 1, "few_shot": False, "max_retries": 0},
+    "genground": {"max_steps": 1, "min_score": -1.0, "num_passages": 2, "max_batches": 1},
+    "ircot": {"max_thoughts": 1, "num_passages": 2},
+    "iter_retgen": {"num_rounds": 2, "num_passages": 2, "num_read": 2},
+    "native_rag": {"num_passages": 2, "num_read": 2},
+}  # fmt: skip
+UNITS = [
+    ("native_rag", "sentence", {}),
+    ("native_rag", "triple", {}),
+    ("native_rag", "passage", {"rerank_from": 4, "min_score": -1.0}),
+    ("oracle", "sentence", {}),
+    ("oracle", "triple", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny")
+    return {
+        "data.dir": tiny.dataset_folder(root / "data"),
+        "encoder.model": tiny.model_folder(root / "encoder"),
+        "model": tiny_decoder.folder(root / "decoder", max_position_embeddings=8192),
+    }
+
+
+def run(capsys, folders, workdir, method, settings):
+    config = cli.load_config(str(_ROOT / f"configs/methods/{method}.py"))
+    needs = registry.find_method(method).config().needs
+    values = {k: v for k, v in folders.items() if k == "data.dir" or k.partition(".")[0] in config}
+    values |= {"data.split": "dev", "data.limit": 2}
+    values |= {f"{method}.{field}": value for field, value in settings.items()}
+    for role in needs.roles:
+        values |= {f"{role}.max_tokens": 8, f"{role}.prefix_tokens": 0, f"{role}.batch_size": 2}
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    argv = [f"--config=configs/methods/{method}.py", *overrides, f"--workdir={workdir}"]
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    return json.loads(captured.out)
+
+
+@pytest.mark.parametrize("method", registry.METHODS)
+def test_a_method_answers_and_asks_nothing_twice(method, folders, tmp_path, capsys):
+    settings = SETTINGS.get(method, {})
+    first = run(capsys, folders, tmp_path, method, settings)
+    assert (first["answered"], first["failures"], first["complete"]) == (2, 0, True)
+    assert first["sees_gold"] == (method == "oracle")
+    assert [row["id"] for row in lines(tmp_path / "predictions.jsonl")] == ["q8", "q9"]
+    again = run(capsys, folders, tmp_path, method, settings)
+    assert again["calls"] == first["calls"] and again["em"] == first["em"]
+
+
+@pytest.mark.parametrize(("method", "units", "settings"), UNITS)
+def test_units_are_a_switch(method, units, settings, folders, tmp_path, capsys):
+    values = {**SETTINGS.get(method, {}), "units": units, "reader_format": "brief", **settings}
+    found = run(capsys, folders, tmp_path, method, values)
+    assert (found["answered"], found["failures"]) == (2, 0)
+    if method == "oracle":
+        assert "retrieve" not in found["calls"]  # gold is fetched, nothing is searched
