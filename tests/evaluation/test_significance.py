@@ -60,11 +60,11 @@ def test_kinds_of_questions_are_questions():
 
 def test_a_swap_takes_the_denominator_along():
     """Precision of sets: what is swapped are a question's matches and its size."""
-    a = Ratio(np.array([1.0, 2.0, 0.0]), np.array([1.0, 4.0, 1.0]))
-    b = Ratio(np.array([0.0, 1.0, 1.0]), np.array([2.0, 2.0, 1.0]))
+    a = Ratio(np.array([1.0, 2.0, 0.0, 3.0, 2.0]), np.array([1.0, 9.0, 1.0, 4.0, 8.0]))
+    b = Ratio(np.array([0.0, 1.0, 1.0, 1.0, 1.0]), np.array([2.0, 2.0, 1.0, 4.0, 1.0]))
     found = permutation_test(a, b, samples=30_000)
     values = []
-    for swapped in itertools.product((False, True), repeat=3):
+    for swapped in itertools.product((False, True), repeat=5):
         one, two = (
             [np.where(swapped, y, x) for x, y in zip(*pair, strict=True)]
             for pair in ((a, b), (b, a))
