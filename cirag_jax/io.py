@@ -1,5 +1,6 @@
 """Files that are never seen half-written, and what a person at the terminal is told."""
 
+import abc
 import contextlib
 import json
 import os
@@ -59,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-class Closing:
+class Closing(abc.ABC):
     """Something open; as a context manager it is closed at the block's end."""
 
     def __enter__(self) -> Self:
@@ -68,9 +69,9 @@ class Closing:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Lets go of what it holds."""
-        raise NotImplementedError
 
 
 def is_training_workdir(spec: str | None) -> bool:

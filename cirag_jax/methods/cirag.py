@@ -7,24 +7,23 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability, Message
+from cirag_jax.methods.cascade import GRANULARITIES, cascade, outcome
 from cirag_jax.methods.evidence import (
     Evidence,
     Fact,
     fact_key,
-    passage_line,
     place_of,
     places_of,
     rank_facts,
     rank_passages,
     rank_sentences,
-    triple_line,
 )
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import compact, reading
@@ -56,7 +55,6 @@ from cirag_jax.types import (
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
-GRANULARITIES: tuple[Granularity, ...] = ("triple", "sentence", "passage")
 INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
 TOP_K = 3
 
@@ -496,123 +494,6 @@ def _step(
         decision.next_query,
         response,
     )
-
-
-# ---------------------------------------------------------------------------------------- cascade
-
-
-class CascadeConfig(Protocol):
-    """The fields of `CiragConfig` that the cascade reads; another method may read by it, too."""
-
-    @property
-    def pools(self) -> tuple[Granularity, ...]:
-        """See `CiragConfig.pools`."""
-        ...
-
-    @property
-    def force_answer(self) -> bool:
-        """See `CiragConfig`, as for the others."""
-        ...
-
-    @property
-    def wide_refusal(self) -> bool:
-        """See above."""
-        ...
-
-    @property
-    def reader_format(self) -> str:
-        """See above."""
-        ...
-
-    @property
-    def answer_tokens(self) -> int:
-        """See above."""
-        ...
-
-
-def cascade(
-    question: str,
-    evidence: Evidence,
-    first: Sequence[Passage],
-    config: CascadeConfig,
-    parse_errors: collections.Counter[str],
-) -> Program[list[Attempt]]:
-    """Triples, then sentences, then passages: the first granularity whose answer is no refusal.
-
-    An empty pool is refused without a call, except that of the passages, which the first round's
-    documents D_1 then fill.
-    """
-    attempts: list[Attempt] = []
-    for granularity in config.pools:
-        pool = _pool(granularity, evidence, first)
-        if not pool:
-            attempts.append(Attempt(granularity, (), "", "", False))
-            continue
-        attempts.append((yield from _read(question, granularity, pool, config, parse_errors)))
-        if attempts[-1].sufficient:
-            return attempts
-    if config.force_answer:
-        granularity, pool = attempts[-1].granularity, attempts[-1].evidence
-        if not pool:
-            granularity, pool = "passage", _pool("passage", evidence, first)
-        attempts.append(
-            (yield from _read(question, granularity, pool, config, parse_errors, False))
-        )
-    return attempts
-
-
-def _pool(
-    granularity: Granularity, evidence: Evidence, first: Sequence[Passage]
-) -> tuple[str, ...]:
-    """C, S or D as the reader sees it."""
-    if granularity == "triple":
-        return tuple(triple_line(t, evidence.normalization) for t in evidence.triples)
-    if granularity == "sentence":
-        return tuple(evidence.sentence(place) for place in evidence.sentences)
-    return tuple(passage_line(p) for p in evidence.passages or first)
-
-
-def _read(
-    question: str,
-    granularity: Granularity,
-    pool: tuple[str, ...],
-    config: CascadeConfig,
-    parse_errors: collections.Counter[str],
-    may_refuse: bool = True,
-) -> Program[Attempt]:
-    """M_R reads one pool; Suf is 0 where its answer is the refusal."""
-    response: Generated = yield Generate(
-        reading.answer_messages(
-            question,
-            granularity,
-            pool,
-            may_refuse=may_refuse,
-            reader_format=config.reader_format,
-        ),
-        "reader",
-        max_tokens=config.answer_tokens,
-    )
-    answer, sufficient, problem = reading.parse_answer(
-        response.text,
-        wide=config.wide_refusal,
-        truncated=response.finish_reason == "length",
-    )
-    if problem is not None:
-        parse_errors[f"answer_{problem}"] += 1
-    return Attempt(granularity, pool, response.text, answer, sufficient)
-
-
-def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
-    """The answer of the last attempt, and the granularity that gave it.
-
-    Where all refuse, that output stands, in the default bucket. So do an answer that was forced
-    and, where nobody read, the empty one.
-    """
-    if not attempts:
-        return "", "default"
-    last = attempts[-1]
-    by_itself = last.sufficient and len(attempts) <= len(config.pools)
-    return last.answer, last.granularity if by_itself else "default"
 
 
 def _prediction(

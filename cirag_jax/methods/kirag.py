@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind, query_text, sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.cirag import GRANULARITIES, cascade, outcome
+from cirag_jax.methods.cascade import GRANULARITIES, cascade, outcome
 from cirag_jax.methods.evidence import (
     Evidence,
     passage_line,
