@@ -85,7 +85,7 @@ def few_programs():
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 15_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
 
 

@@ -21,7 +21,9 @@ _TOLD: Mapping[str, Any] = tomllib.loads(
 )
 _NAMES, _SENTENCES, _WORKS = _TOLD["names"], _TOLD["sentences"], _TOLD["works"]
 _ASKS: Mapping[str, Sequence[str]] = _TOLD["asks"]
-_MAKER = {work["relation"]: work["asks"] for work in _WORKS}
+_MAKERS: Mapping[str, Sequence[str]] = _TOLD["makers"]
+_KIN: Mapping[str, Mapping[str, str]] = _TOLD["kin"]
+_BODY = ("birth", "parents", "spouse", "child", "career")  # Of each, one sentence may be said.
 _COUNTRIES = list(_TOLD["countries"].items())  # adjective, towns
 
 
@@ -53,7 +55,7 @@ def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
         people = _family(rng, used)
         for person in people:
             pages[person["id"]] = _life(person, rng, used)
-        starts.append(people[0]["id"])
+        starts += [people[0]["id"], people[1]["id"]]  # The child, and a parent for its in-laws.
         maker = people[int(rng.integers(len(people)))]
         work = _work(f"work-{family:05d}", maker, rng, used)
         pages[work.passage.id] = work
@@ -73,24 +75,31 @@ def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
 def _question(
     key: str, first: _Page, by_title: Mapping[str, _Page], every: list[str], rng: Any
 ) -> Question | None:
-    """From a passage to one that it names, and what is asked about that; None: it names none."""
+    """From a passage to one that it names, and what is asked about that; None: it names none, or
+    the way leads back.
+    """
     links = [fact for fact in first.facts if fact.tail in by_title]
     if not links:
         return None
     link = _pick(links, rng)
     second = by_title[link.tail]
-    asked = [fact for fact in second.facts if fact.relation in _ASKS]
-    last = _pick(asked, rng)
-    title = first.passage.title
-    if link.relation in _MAKER:
-        who = _MAKER[link.relation].format(title)
+    kin = _KIN.get(link.relation, {})
+    related = [fact for fact in second.facts if fact.relation in kin]
+    if related and rng.random() < 0.4:
+        last = _pick(related, rng)
+        asks, name = ("Who is the {} of {}?", "Who is {1}'s {0}?"), kin[last.relation]
+        text = _pick(asks, rng).format(name, first.passage.title)
     else:
-        who = _pick((f"the {link.relation} of {title}", f"{title}'s {link.relation}"), rng)
+        last = _pick([fact for fact in second.facts if fact.relation in _ASKS], rng)
+        text = _pick(_ASKS[last.relation], rng).format(_named(link.relation, first, rng))
+    title = first.passage.title
+    if last.tail == title:
+        return None
     gold = (first.passage.id, second.passage.id)
     others = [every[i] for i in rng.integers(len(every), size=10) if every[i] not in gold]
     return Question(
         key,
-        _pick(_ASKS[last.relation], rng).format(who),
+        text,
         (last.tail,),
         type="compositional",
         hops=2,
@@ -105,37 +114,38 @@ def _question(
     )
 
 
+def _named(relation: str, page: _Page, rng: Any) -> str:
+    """Whom a question means who is not named in it."""
+    title = page.passage.title
+    if relation in _MAKERS:
+        return _pick(_MAKERS[relation], rng).format(title)
+    return _pick((f"the {relation} of {title}", f"{title}'s {relation}"), rng)
+
+
 # -------------------------------------------------------------------------------------------- pages
 
 
 def _family(rng: Any, used: set[str]) -> list[dict[str, Any]]:
     """A child, its father and its mother, born a generation earlier."""
-    surname = _surname(rng)
-    woman = bool(rng.integers(2))
-    year = int(rng.integers(1860, 1975))
-    father = _person(
-        _name(_NAMES["men"], surname, rng, used), False, year - int(rng.integers(20, 45)), rng
-    )
-    mother = _person(
-        _name(_NAMES["women"], _surname(rng), rng, used),
-        True,
-        year - int(rng.integers(18, 40)),
-        rng,
-    )
-    child = _person(
-        _name(_NAMES["women" if woman else "men"], surname, rng, used), woman, year, rng
-    )
+    woman, year = bool(rng.integers(2)), int(rng.integers(1860, 1975))
+    paternal, maternal = _surname(rng), _surname(rng)
+    father = _person(False, paternal, year - int(rng.integers(20, 45)), rng, used)
+    mother = _person(True, maternal, year - int(rng.integers(18, 40)), rng, used)
+    child = _person(woman, paternal, year, rng, used)
     child |= {"father": father["name"], "mother": mother["name"]}
-    father["spouse"], mother["spouse"] = mother["name"], father["name"]
+    father |= {"spouse": mother["name"], "offspring": child["name"]}
+    mother |= {"spouse": father["name"], "offspring": child["name"]}
     return [child, father, mother]
 
 
-def _person(name: str, woman: bool, year: int, rng: Any) -> dict[str, Any]:
+def _person(woman: bool, surname: str, year: int, rng: Any, used: set[str]) -> dict[str, Any]:
+    name = _stranger(woman, rng, used, surname)
     nation, towns = _pick(_COUNTRIES, rng)
     death = year + int(rng.integers(31, 90))
     return {
         "id": "person-" + "-".join(name.lower().split()),
         "name": name,
+        "surname": surname,
         "woman": woman,
         "nation": nation,
         "a_nation": f"{'an' if nation[0] in 'AEIOU' else 'a'} {nation}",
@@ -145,18 +155,21 @@ def _person(name: str, woman: bool, year: int, rng: Any) -> dict[str, Any]:
         "birth_year": year,
         "died": _date(death, rng),
         "later_year": death + 3,
+        "marriage_year": year + int(rng.integers(20, 30)),
+        "school": _pick(_NAMES["schools"], rng).format(_town(rng)),
+        "cause": _pick(_NAMES["causes"], rng),
+        "award": _pick(_NAMES["awards"], rng),
     }
 
 
 def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
     """The passage of a person, in one of many wordings."""
     woman = person["woman"]
-    if "father" not in person:
-        person["father"] = _name(_NAMES["men"], _surname(rng), rng, used)
-        person["mother"] = _name(_NAMES["women"], _surname(rng), rng, used)
-    person.setdefault(
-        "spouse", _name(_NAMES["men" if woman else "women"], _surname(rng), rng, used)
-    )
+    for role, female, surname in (
+        ("father", False, person["surname"]), ("mother", True, None), ("spouse", not woman, None),
+        ("sibling", woman, person["surname"]), ("in_law", False, None), ("offspring", True, None),
+    ):  # fmt: skip
+        person.setdefault(role, _stranger(female, rng, used, surname))
     short = _pick(("she" if woman else "he", person["name"], person["name"].split()[-1]), rng)
     said = person | {
         "short": short,
@@ -165,6 +178,9 @@ def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
         "Possessive": "Her" if woman else "His",
         "child": "daughter" if woman else "son",
         "partner": "wife" if woman else "husband",
+        "parent": "mother" if woman else "father",
+        "brother": "sister" if woman else "brother",
+        "child_in_law": "son" if woman else "daughter",
         "job": _pick(_NAMES["jobs"], rng),
     }
     values = {
@@ -173,12 +189,16 @@ def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
         "place of birth": person["birthplace"],
         "place of death": person["deathplace"],
         "country of citizenship": person["nation"],
+        "child": person["offspring"],
+        "educated at": person["school"],
+        "cause of death": person["cause"],
+        "award received": person["award"],
         **{name: person[name] for name in ("father", "mother", "spouse")},
     }
-    body = [_pick(_SENTENCES[kind], rng) for kind in ("birth", "parents", "spouse")]
+    body = [_pick(_SENTENCES[kind], rng) for kind in _BODY]
     body += list(rng.choice(_SENTENCES["filler"], int(rng.integers(0, 3)), replace=False))
     order = rng.permutation(len(body))
-    chosen = [_pick(_SENTENCES["opening"], rng), *(body[i] for i in order[: rng.integers(2, 5)])]
+    chosen = [_pick(_SENTENCES["opening"], rng), *(body[i] for i in order[: rng.integers(2, 6)])]
     sentences, facts = [], []
     for index, told in enumerate(chosen):
         sentences.append(told["text"].format(**said, elsewhere=_town(rng)))
@@ -194,8 +214,10 @@ def _work(key: str, maker: dict[str, Any], rng: Any, used: set[str]) -> _Page:
     work = _pick(_WORKS, rng)
     title = _fresh(lambda: " ".join(_pick(words, rng) for words in _NAMES["titles"]), used, rng)
     year = maker["birth_year"] + int(rng.integers(22, 60))
+    cast = {name: _stranger(bool(rng.integers(2)), rng, used) for name in ("other", "another")}
     sentences = [
-        text.format(title=title, maker=maker["name"], year=year) for text in work["sentences"]
+        text.format(title=title, maker=maker["name"], year=year, nation=maker["nation"], **cast)
+        for text in work["sentences"]
     ]
     place = (key, len(sentences) - 1)
     sentences.append(f"It is known beyond {_town(rng)}.")
@@ -227,7 +249,9 @@ def _surname(rng: Any) -> str:
     return _pick(_NAMES["starts"], rng) + _pick(_NAMES["ends"], rng)
 
 
-def _name(firsts: Any, surname: str, rng: Any, used: set[str]) -> str:
+def _stranger(woman: bool, rng: Any, used: set[str], surname: str | None = None) -> str:
+    """A new name, of a family or of none that is known."""
+    firsts, surname = _NAMES["women" if woman else "men"], surname or _surname(rng)
     return _fresh(lambda: f"{_pick(firsts, rng)} {surname}", used, rng)
 
 

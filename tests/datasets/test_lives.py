@@ -27,3 +27,25 @@ def test_names_are_unique_and_passages_filled():
 def test_the_seed_decides():
     assert lives.build(30, seed=1).questions == lives.build.__wrapped__(30, seed=1).questions
     assert lives.build(30, seed=1).questions != lives.build(30, seed=2).questions
+
+
+def test_kin_is_named_for_the_two_steps_to_it():
+    steps = {
+        "paternal grandmother": ("father", "mother"),
+        "maternal grandfather": ("mother", "father"),
+        "mother-in-law": ("spouse", "mother"),
+        "child-in-law": ("child", "spouse"),
+    }
+    questions = lives.build(300, seed=3).questions
+    for kin, relations in steps.items():
+        asked = [q for q in questions if f"the {kin} of" in q.question or f"'s {kin}?" in q.question]
+        assert asked, kin
+        for question in asked:
+            (first, one, _), (_, other, _) = question.evidences or ()
+            assert (one, other) == relations and first in question.question
+
+
+def test_nobody_is_asked_about_by_name():
+    """The way does not lead back to the passage where it begins."""
+    for question in lives.build(300, seed=3).questions:
+        assert question.answers[0] not in question.question
