@@ -14,10 +14,10 @@ GPU: not yet run.
 
 Record of ``small`` (--config.data.dir=2wikimultihopqa --config.data.split=dev
 --config.data.fold=dev_tune --config.data.limit=80 --config.data.random=true
---config.data.corpus=ircot_full; 2026-11-24, 2 CPU cores beside other work, commit 55fd3e4): 572
-seconds over vectors kept from before; EM 45.0, F1 54.3 (experiments/RESULTS.md), passage R@3 90.9,
-R@5 96.3, sentence R@5 92.2; 22 answers were forced. ``link_bonus`` and ``keep`` were chosen on this
-fold.
+--config.data.corpus=ircot_full; 2026-11-25, 2 CPU cores of an AMD EPYC beside light work, commit
+516984c): 216 seconds, 77 of them loading and embedding; EM 50.0, F1 60.0 (experiments/RESULTS.md),
+passage R@3 90.9, R@5 96.3, sentence R@5 92.2; 17 answers were forced. ``link_bonus`` and ``keep``
+were chosen on this fold.
 
 Record (``llm``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
