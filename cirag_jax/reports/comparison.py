@@ -121,7 +121,10 @@ def _differences(result: Mapping[str, Any]) -> Table:
 
 def _tested(difference: Mapping[str, float] | None) -> str:
     text = lead(difference)
-    return f"{text} p={difference['p_holm']:.3f}" if text and difference else ""
+    if not text or not difference:
+        return ""
+    p = difference["p_holm"]
+    return f"{text} p<0.001" if p < 0.001 else f"{text} p={p:.3f}"
 
 
 def _cost(result: Mapping[str, Any]) -> Table:

@@ -72,6 +72,15 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     assert (tmp_path / "c" / "granularities.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_no_difference_is_said_to_be_impossible_by_chance(tmp_path):
+    pairs = many(30)
+    wrong = answered(pairs, lambda i, p: dataclasses.replace(p, answer="Bergen"))
+    first, second = workdir(tmp_path, "a", pairs), workdir(tmp_path, "b", wrong)
+    compare(tmp_path, first, second, bootstrap_samples=3000)
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert "p<0.001" in table and "p=0.000" not in table
+
+
 def test_a_folder_may_be_named_with_an_equals_sign(tmp_path):
     folder = workdir(tmp_path, "k=5", many(1))
     assert list(compare(tmp_path, folder)["systems"]) == ["k=5"]
