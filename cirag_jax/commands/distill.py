@@ -235,7 +235,7 @@ def _trajectory(
     asked, last = {step.query for step in steps}, steps[-1].next_query
     end = "stopped"
     if last is not None:
-        end = "repeat" if config.cirag.stop_on_repeat and last in asked else "max_steps"
+        end = "repeat" if config.cirag.on_repeat == "stop" and last in asked else "max_steps"
     elif prediction.parse_errors.get("no_decision"):
         end = "no_decision"
     name = teacher

@@ -56,6 +56,7 @@ from cirag_jax.types import (
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
 INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
+ON_REPEAT = ("ask", "stop", "chain")
 TOP_K = 3
 
 
@@ -79,7 +80,9 @@ class CiragConfig:
       normalization: normalisation of triples: ascii (the paper's case study) or unicode.
       match_cutoff: least similarity at which a fact that is no candidate is taken for one.
       retry: ask once more for a missing question section.
-      stop_on_repeat: end when a query was asked before.
+      on_repeat: what follows a next query that was asked before: ask it again (paper), ``stop``, or
+        ask the question with what was kept (``chain``, ours): the same query finds the same.
+      only_new: facts kept in earlier rounds are no candidates again. Ours.
       prefilled_headers: write the headers for the integrator and have it fill the sections one
         by one; small models then keep the format. A server must support continuing an
         assistant's turn.
@@ -113,7 +116,8 @@ class CiragConfig:
     normalization: Normalization = "ascii"
     match_cutoff: float = 0.8
     retry: bool = True
-    stop_on_repeat: bool = False
+    on_repeat: str = "ask"
+    only_new: bool = False
     prefilled_headers: bool = False
     few_shot: bool = False
     keep_above: float = 0.0
@@ -147,6 +151,8 @@ class CiragConfig:
             raise UserError(
                 f"integrator={self.integrator!r} must be one of {', '.join(INTEGRATORS)}."
             )
+        if self.on_repeat not in ON_REPEAT:
+            raise UserError(f"on_repeat={self.on_repeat!r} must be one of {', '.join(ON_REPEAT)}.")
         if self.units not in ("triple", "sentence"):
             raise UserError(f"units={self.units!r} must be triple or sentence.")
         if self.units == "sentence" and self.integrator == "model":
@@ -232,6 +238,8 @@ def collect(
             candidates = Candidates(ranked.texts, ranked.scores)
         if config.link_bonus:
             candidates = prefer(linked, candidates, config)
+        if config.only_new:
+            candidates = drop_kept(candidates, steps, config)
         if config.integrator == "aligner":
             decision, text = extend_chain(question, steps, candidates, evidence, config), ""
         elif config.integrator == "top_k_chain":
@@ -246,9 +254,12 @@ def collect(
         evidence.keep(decision.kept)
         if decision.next_query is None:
             break
-        if config.stop_on_repeat and decision.next_query in asked:
-            break
         query = decision.next_query
+        if query in asked and config.on_repeat == "stop":
+            break
+        if query in asked and config.on_repeat == "chain":
+            texts = [evidence.text(fact) for step in steps for fact in step.kept]
+            query = query_text(question, list(dict.fromkeys(texts)), config.units)
         asked.add(query)
 
 
@@ -309,6 +320,14 @@ def prefer(linked: Sequence[Passage], candidates: Candidates, config: CiragConfi
     ]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: config.num_candidates]
     return Candidates(tuple(candidates.facts[i] for i in best), tuple(scores[i] for i in best))
+
+
+def drop_kept(candidates: Candidates, steps: Sequence[Step], config: CiragConfig) -> Candidates:
+    """The candidates that no earlier round kept."""
+    kept = {fact_key(fact, config.normalization) for step in steps for fact in step.kept}
+    pairs = zip(candidates.facts, candidates.scores, strict=True)
+    new = [(f, score) for f, score in pairs if fact_key(f, config.normalization) not in kept]
+    return Candidates(tuple(fact for fact, _ in new), tuple(score for _, score in new))
 
 
 def _num_ranked(config: CiragConfig) -> int:

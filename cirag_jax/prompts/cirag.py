@@ -376,28 +376,35 @@ def _closest(
 
 # ----------------------------------------------------------------------------------------- example
 
+# The facts to keep are not the first ones, or a small model learns to keep number 1.
 _EXAMPLE_STEPS = (
     Step(
         EXAMPLE_QUERY,
         candidates=(
             Triple("Mira Solheim", "profession", "cellist"),
-            Triple("Mira Solheim", "born in", "Lindvik"),
             Triple("Solheim Prize", "awarded in", "spring"),
+            Triple("Mira Solheim", "recorded", "six albums"),
+            Triple("Mira Solheim", "born in", "Lindvik"),
+            Triple("Mira Solheim", "birthplace", "Lindvik on the coast"),
         ),
         thought=(
-            "The second fact names the town of her birth, Lindvik. The country of Lindvik is still "
-            "missing."
+            "The fourth fact names the town of her birth, Lindvik, and the fifth says the same. The "
+            "country of Lindvik is still missing."
         ),
-        kept=(Triple("Mira Solheim", "born in", "Lindvik"),),
+        kept=(
+            Triple("Mira Solheim", "born in", "Lindvik"),
+            Triple("Mira Solheim", "birthplace", "Lindvik on the coast"),
+        ),
         next_query="In which country is Lindvik?",
     ),
     Step(
         "In which country is Lindvik?",
         candidates=(
-            Triple("Lindvik", "town in", "Norway"),
             Triple("Lindvik", "known for", "fishing"),
+            Triple("Lindvik", "town in", "Norway"),
+            Triple("Norway", "borders", "Sweden"),
         ),
-        thought="The first fact places Lindvik in Norway. The query can be answered now.",
+        thought="The second fact places Lindvik in Norway. The query can be answered now.",
         kept=(Triple("Lindvik", "town in", "Norway"),),
         next_query=None,
     ),

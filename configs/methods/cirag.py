@@ -51,5 +51,7 @@ def get_config(preset: str = "") -> Any:
     if preset == "medium":
         config.cirag.prompt_format = "compact"  # Four rounds of 30 candidates fit 4,096 tokens.
         config.cirag.few_shot = True
+        # Left alone, this model keeps the first candidate and asks the same question for ever.
+        config.cirag.only_new, config.cirag.on_repeat = True, "chain"
         config.integrator.max_tokens = 64
     return blocks.preset(config, preset)

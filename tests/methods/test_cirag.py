@@ -115,7 +115,7 @@ def test_the_rule_keeps_the_best_three_and_asks_again():
     assert [step.kept for step in found.steps] == [(BORN, PAINTS, MINE)] * 2
     assert [step.next_query for step in found.steps] == [QUESTION] * 2
     assert len(found.attempts[0].evidence) == 3 and found.parse_errors == {}
-    found = run(hand(reader=[ANSWERS]), integrator="top_k", max_steps=4, stop_on_repeat=True)
+    found = run(hand(reader=[ANSWERS]), integrator="top_k", max_steps=4, on_repeat="stop")
     assert len(found.steps) == 1
     four = (PLACE, BORN, CHURCH, MINE)
     assert top_k(QUESTION, four).kept == four[:3]
@@ -195,6 +195,28 @@ def test_without_retry_a_missing_question_ends_the_loop():
     assert found.parse_errors == {"no_question": 1, "no_decision": 1}
 
 
+def test_a_repeated_query_may_become_the_question_with_what_was_kept():
+    again = decision("Once more.", FACT_BORN, QUESTION)
+    hands = hand([again] * 3, [ANSWERS])
+    run(hands, max_steps=3, on_repeat="chain")
+    first, second, third = (request.query for request in hands.asked(Retrieve))
+    assert first == QUESTION and QUESTION in second and second != QUESTION and third == second
+    empty = hand([decision("Nothing.", NO_FACT, QUESTION)] * 2, [ANSWERS])
+    run(empty, max_steps=2, on_repeat="chain")
+    assert [request.query for request in empty.asked(Retrieve)] == [QUESTION, QUESTION]
+
+
+def test_what_was_kept_may_be_no_candidate_again():
+    once = decision("Kept.", FACT_BORN, QUESTION)
+    found = run(hand([once] * 2, [ANSWERS]), max_steps=2, only_new=True)
+    first, second = found.steps
+    assert BORN in first.candidates and BORN not in second.candidates
+    assert len(second.candidates) == len(second.scores) == len(first.candidates) - 1
+    assert second.kept == ()
+    usual = run(hand([once] * 2, [ANSWERS]), max_steps=2)
+    assert usual.steps[1].candidates == usual.steps[0].candidates
+
+
 def test_an_empty_response_is_not_asked_for_again():
     hands = hand([""], [ANSWERS])
     found = run(hands)
@@ -204,10 +226,10 @@ def test_an_empty_response_is_not_asked_for_again():
 
 def test_a_repeated_query_ends_the_loop_only_where_asked():
     again = decision("Once more.", NO_FACT, QUESTION)
-    found = run(hand([again], [ANSWERS]), stop_on_repeat=True)
+    found = run(hand([again], [ANSWERS]), on_repeat="stop")
     assert len(found.steps) == 1
     back = decision("Back.", NO_FACT, NEXT)
-    found = run(hand([back, again], [ANSWERS]), stop_on_repeat=True)
+    found = run(hand([back, again], [ANSWERS]), on_repeat="stop")
     assert len(found.steps) == 2
     found = run(hand([again] * 3, [ANSWERS]), max_steps=3)
     assert [step.query for step in found.steps] == [QUESTION] * 3
@@ -722,6 +744,7 @@ def test_the_rankings_themselves():
             {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
             "no triples to read",
         ),
+        ({"on_repeat": "ponder"}, "on_repeat='ponder' must be one of ask, stop, chain"),
         ({"keep_above": 1.5}, "keep_above=1.5 must lie in"),
         ({"keep_above": 0.5}, "keep_above needs prompt_format=compact"),
         ({"max_steps": -1}, "max_steps"),
