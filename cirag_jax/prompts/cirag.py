@@ -388,8 +388,8 @@ _EXAMPLE_STEPS = (
             Triple("Mira Solheim", "birthplace", "Lindvik on the coast"),
         ),
         thought=(
-            "The fourth fact names the town of her birth, Lindvik, and the fifth says the same. The "
-            "country of Lindvik is still missing."
+            "The fourth fact names the town of her birth, Lindvik, and the fifth says the same. "
+            "The country of Lindvik is still missing."
         ),
         kept=(
             Triple("Mira Solheim", "born in", "Lindvik"),
