@@ -180,9 +180,11 @@ def _answer_all(
 
 def _answer(planned: Plan, folder: pathlib.Path, pool: Pool, until: float | None) -> Any:
     started = time.monotonic()
-    return cli.run_inside(
+    result = cli.run_inside(
         folder, planned.config, lambda: carry_out(planned, folder, pool, started, until)
     )
+    pool.release()
+    return result
 
 
 def _repeat_all(

@@ -74,6 +74,16 @@ def whole(folders, tmp_path_factory):
     return workdir, run(folders, workdir, latency_questions=2)
 
 
+def test_a_method_leaves_no_memory_to_the_next(folders, tmp_path, monkeypatch):
+    """Caches of an engine are gigabytes; those of a method are gone when the next one begins."""
+    seen = []
+    answer, release = compare._answer, Pool.release
+    monkeypatch.setattr(compare, "_answer", lambda *a: (seen.append("asked"), answer(*a))[1])
+    monkeypatch.setattr(Pool, "release", lambda pool: (seen.append("freed"), release(pool))[1])
+    run(folders, tmp_path / "w", methods="direct,native_rag", set=settings(folders))
+    assert seen == ["asked", "freed"] * 2
+
+
 def test_everything_is_opened_once_and_every_text_embedded_once(whole):
     _, result = whole
     # Three readers of one model: its batch of 4 holds them all, alone or not.

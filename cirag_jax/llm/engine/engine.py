@@ -185,10 +185,15 @@ class Engine:
         if self._prefix is not None:
             self._prefix.clear()
 
+    def release(self) -> None:
+        """Frees caches and kept prefixes, which begin anew with the next request."""
+        self._caches.clear()
+        if self._prefix is not None:
+            self._prefix.release()
+
     def close(self) -> None:
         """Frees caches and weights; the engine cannot be used afterwards."""
-        self.forget()
-        self._caches.clear()
+        self.release()
         del self._weights
 
     # --------------------------------------------------------------------------------- generation

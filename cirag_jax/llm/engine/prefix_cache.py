@@ -151,6 +151,10 @@ class PrefixCache:
         if any(array.is_deleted() for array in jax.tree.leaves(self._blocks)):
             self._blocks = None  # donated to a computation that never returned them
 
+    def release(self) -> None:
+        """Forgets everything, and frees its memory until something is kept again."""
+        self._index, self._blocks = PrefixIndex(self._num_blocks), None
+
     def load(self, cache: Cache, row: int, tokens: np.ndarray) -> tuple[Cache, int]:
         """Copies the longest held prefix of ``tokens`` into a row of ``cache`` (donated).
 

@@ -138,6 +138,18 @@ def test_a_small_store_forgets_but_stays_right(engine, folder):
         assert small._prefix is not None and len(small._prefix._index) * 16 <= 160
 
 
+def test_what_is_released_is_taken_again(engine, reusing):
+    def held():
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = held()
+    expected = [r.text for r in reusing.generate(mixed())]
+    full = held()
+    reusing.release()
+    assert held() - before < 0.01 * (full - before)
+    assert [r.text for r in reusing.generate(mixed())] == expected
+
+
 def test_programs_compile_once_a_bucket(reusing):
     reusing.generate(mixed())
     programs: Any = (steps.prefill, steps.decode)
