@@ -105,7 +105,7 @@ class Pool:
                 found.forget()
 
     def release(self) -> None:
-        """Frees what engines keep of earlier prompts: gigabytes, of use to their own method alone."""
+        """Frees what engines keep of earlier prompts: gigabytes, which serve one method alone."""
         for (kind, _), found in self._open.items():
             if kind == "engines":
                 found.release()
