@@ -376,7 +376,8 @@ def _closest(
 
 # ----------------------------------------------------------------------------------------- example
 
-# The facts to keep are not the first ones, or a small model learns to keep number 1.
+# One fact a round, and never the first: Qwen2.5-1.5B copies the pattern. Shown "Keep: 1" it keeps
+# the first of any list, shown "Keep: 4 5" it counts on to the end.
 _EXAMPLE_STEPS = (
     Step(
         EXAMPLE_QUERY,
@@ -385,16 +386,13 @@ _EXAMPLE_STEPS = (
             Triple("Solheim Prize", "awarded in", "spring"),
             Triple("Mira Solheim", "recorded", "six albums"),
             Triple("Mira Solheim", "born in", "Lindvik"),
-            Triple("Mira Solheim", "birthplace", "Lindvik on the coast"),
+            Triple("Lindvik Prize", "given to", "cellists"),
         ),
         thought=(
-            "The fourth fact names the town of her birth, Lindvik, and the fifth says the same. "
-            "The country of Lindvik is still missing."
+            "The fourth fact names the town of her birth, Lindvik. The country of Lindvik is still "
+            "missing."
         ),
-        kept=(
-            Triple("Mira Solheim", "born in", "Lindvik"),
-            Triple("Mira Solheim", "birthplace", "Lindvik on the coast"),
-        ),
+        kept=(Triple("Mira Solheim", "born in", "Lindvik"),),
         next_query="In which country is Lindvik?",
     ),
     Step(
