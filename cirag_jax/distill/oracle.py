@@ -119,7 +119,7 @@ class SentenceGold:
     passages: tuple[str, ...]
 
     def known(
-        self, sentences: Sequence[Sentence | str], known: Mapping[int, str] | None = None
+        self, sentences: Sequence[Unit], known: Mapping[int, str] | None = None
     ) -> dict[int, str]:
         """The hops that ``sentences`` solve beside those in ``known``, with their answers.
 
@@ -131,11 +131,11 @@ class SentenceGold:
             found |= {hop: self.answers[hop] for hop in new}
         return found
 
-    def supports(self, sentences: Sequence[Sentence | str], known: Mapping[int, str]) -> list[int]:
+    def supports(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> list[int]:
         """The hops that ``sentences`` solve, but for those in ``known``."""
         return [hop for hop in self.known(sentences, known) if hop not in known]
 
-    def is_unclear(self, sentences: Sequence[Sentence | str], known: Mapping[int, str]) -> bool:
+    def is_unclear(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> bool:
         """Whether this is a round not to learn from.
 
         Either a supporting sentence is there, though nobody can know it yet, or one that is kept
@@ -152,7 +152,7 @@ class SentenceGold:
             for hop in asked.intersection(new, self.sentences[line])
         )
 
-    def is_solved(self, sentences: Sequence[Sentence | str]) -> bool:
+    def is_solved(self, sentences: Sequence[Unit]) -> bool:
         """Whether core sentences support every hop."""
         return len(self.known(sentences)) == len(self.hops)
 
@@ -253,16 +253,17 @@ def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Seque
     """
     if isinstance(gold, SentenceGold):
         return _decide_on_sentences(gold, rounds, query, candidates)
-    before = gold.known([triple for past in rounds for triple in past.kept])
+    past: list[Any] = [triple for one in rounds for triple in one.kept]
+    before = gold.known(past)
     shown = {fact_key(triple, gold.normalization): triple for triple in reversed(candidates)}
     supports = gold.supports(candidates, before)
     kept = [shown[fact_key(candidates[s.place], gold.normalization)] for s in supports]
     known = {**before, **_values(supports)}
     said = [gold.question.question, *known.values()]
-    said += [f"{t.head} {t.relation} {t.tail}" for past in rounds for t in past.kept]
+    said += [f"{triple.head} {triple.relation} {triple.tail}" for triple in past]
     said += [f"{s.triple.head} {s.triple.relation} {s.triple.tail}" for s in supports]
     unsupported = _Unsupported(gold, known, said)
-    asked = {past.query for past in rounds} | {query}
+    asked = {one.query for one in rounds} | {query}
     target, next_query = _next_query(gold, known, asked, unsupported)
     thought = _rationale(gold, supports, known, target, unsupported)
     return Step(query, kept=tuple(dict.fromkeys(kept)), thought=thought, next_query=next_query)

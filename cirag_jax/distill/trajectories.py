@@ -291,9 +291,9 @@ def _misses(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> list[bool]:
     """Of each round that began with an open hop, whether no candidate helped."""
     gold, kept, found = golds[trajectory.question_id], [], []
     for step in trajectory.steps:
-        known = gold.known(kept)
+        known, shown = gold.known(kept), list[Any](step.candidates)
         if len(known) < len(gold.hops):
-            found.append(not gold.supports(step.candidates, known))
+            found.append(not gold.supports(shown, known))
         kept += step.kept
     return found
 

@@ -18,7 +18,7 @@ from cirag_jax.prompts.decisions import Decision, Section
 from cirag_jax.prompts.reading import EXAMPLE_QUERY
 from cirag_jax.prompts.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
-from cirag_jax.types import Sentence, Step, Triple, Unit
+from cirag_jax.types import Sentence, Step, Triple
 
 FORMATS = ("multi_turn", "paper", "compact")
 NO_QUESTION = "<no question>"
@@ -62,7 +62,7 @@ MAX_FACTS = 500  # of one response that are looked at; each may cost a search fo
 def integration_messages(
     question: str,
     steps: Sequence[Step],
-    candidates: Sequence[Unit],
+    candidates: Sequence[Any],
     *,
     normalization: Normalization = "ascii",
     prompt_format: str = "multi_turn",
