@@ -106,7 +106,7 @@ class SentenceGold:
 
     Attributes:
       question: with ``supporting_sentences``.
-      hops: the facts it needs; empty where a hop's passages have no such sentence.
+      hops: the facts it needs; empty where hops and passages of such sentences do not match.
       answers: of each hop, in the words of its sentences where these state it; "": it has none.
       sentences: line of a supporting sentence -> the hops of its passage, all of which it supports.
       passages: of each hop the id of its passage.
@@ -216,6 +216,8 @@ def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
         stated = _padded(" ".join(lines[passages[-1]]))
         worded = [answer for answer in hop.answers if _padded(answer) in stated]
         answers.append(next(iter((*worded, *hop.answers)), ""))
+    if lines.keys() - set(passages):  # then some hop was taken for one of another passage
+        return SentenceGold(question, (), (), {}, ())
     sentences = {
         line: tuple(index for index, own in enumerate(passages) if own == passage_id)
         for passage_id, found in lines.items()

@@ -342,7 +342,9 @@ def test_hotpotqas_passages_are_hops_of_sentences():
 
 
 def test_what_the_annotation_lacks_makes_no_gold():
-    for given in (None, (), (("song", 0),)):  # the hop of the singer has no sentence
+    more = (*(ASKED.supporting_sentences or ()), ("vik", 0))
+    # Without sentences; the hop of the singer has none; a sentence is of no hop.
+    for given in (None, (), (("song", 0),), more):
         assert of_sentences(dataclasses.replace(ASKED, supporting_sentences=given)).hops == ()
     assert of_sentences(dataclasses.replace(ASKED, evidences=None, supporting=None)).hops != ()
 
