@@ -32,8 +32,8 @@ With --config.cirag.units=sentence --config.cirag.prompt_format=compact the cand
   --config.data.dir=2wikimultihopqa --config.data.split=train --config.data.limit=5
   --config.data.corpus=selected_questions --config.encoder.model=shipped:aligner
   --config.retriever.units=sentence (2026-11-25, two CPU cores beside much other work, jax 0.10.2,
-  commit 0b215c2): 5 trajectories over 38 passages, 1.6 rounds each, 15 candidates and 1.5 core sentences a
-  round, all solved; 107 s. All 500 training questions: not yet run.
+  commit 0b215c2): 5 trajectories over 38 passages, 1.6 rounds each, 15 candidates and 1.5 core
+  sentences a round, all solved; 107 s. All 500 training questions: not yet run.
 Record (``llm``; commit 9604270): SmolLM2-135M as its own teacher, --config.data.limit=3
 --config.cirag.max_steps=2 --config.cirag.few_shot=true: all three dropped, for their turns do not
 parse; 45 s. ``mixture``: not yet run with a real model.

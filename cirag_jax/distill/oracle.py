@@ -18,7 +18,7 @@ from cirag_jax.distill.supports import Support, near_misses, reachable, stems, s
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import compact
 from cirag_jax.triples.normalization import Normalization, normalise
-from cirag_jax.types import Dataset, Passage, Question, Sentence, Step, Triple, Unit
+from cirag_jax.types import Dataset, Passage, Question, Step, Triple, Unit
 
 # One wording each: a student cannot learn a choice that nothing in the conversation decides.
 _FOUND = "{Noun} is {value}."

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from cirag_jax.datasets.annotations import fact_of, overlap
 from cirag_jax.distill.oracle import (
@@ -149,7 +149,7 @@ class Inserting:
       insert: makes of a call and its response the one to give.
     """
 
-    def __init__(self, handler: Handler, insert: Callable[[Call, Response], Response]):
+    def __init__(self, handler: Handler, insert: Callable[[Call, Any], Response]):
         self._handler = handler
         self._insert = insert
         self.is_slow = handler.is_slow

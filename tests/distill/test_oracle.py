@@ -283,10 +283,11 @@ def test_the_conversation_is_read_back(few_shot):
 
 # -------------------------------------------------------------------------------------- sentences
 
+PERFORMER = ("Night Tide", "performer", "Ola Brandt")
 ASKED = Question(
     "s", "Where was the singer of Night Tide born?", ("Vik",), type="compositional",
     supporting=("song", "singer"), supporting_sentences=(("song", 0), ("singer", 0)),
-    evidences=(("Night Tide", "performer", "Ola Brandt"), ("Ola Brandt", "place of birth", "Vik")),
+    evidences=(PERFORMER, ("Ola Brandt", "place of birth", "Vik")),
 )  # fmt: skip
 SONG = Sentence("song", 0, "Night Tide: Night Tide is a song by Ola Brandt.")
 BIRTH = Sentence("singer", 0, "Ola Brandt: Ola Brandt was born in Vik.")
@@ -351,10 +352,10 @@ def test_what_the_annotation_lacks_makes_no_gold():
 
 def test_an_answer_is_worded_as_its_sentence_words_it():
     question = dataclasses.replace(
-        ASKED, answers=("Vikland", "Vik"), evidences=(ASKED.evidences[0], ("Ola Brandt", "place of "
+        ASKED, answers=("Vikland", "Vik"), evidences=(PERFORMER, ("Ola Brandt", "place of "
         "birth", "Vikland"), ("Vikland", "country", "Sogn")),
-        supporting=("song", "singer", "vik"), supporting_sentences=(*ASKED.supporting_sentences,
-        ("vik", 0)),
+        supporting=("song", "singer", "vik"),
+        supporting_sentences=(("song", 0), ("singer", 0), ("vik", 0)),
     )  # fmt: skip
     step = decide(of_sentences(question), [], question.question, (SONG, BIRTH))
     assert step.next_query == "Which country does Vik belong to?"

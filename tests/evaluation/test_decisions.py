@@ -23,6 +23,7 @@ from cirag_jax.models import lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.prompts import compact
 from cirag_jax.prompts.cirag import integration_messages, render_decision
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
@@ -297,9 +298,7 @@ def test_sentences_are_decided_on_by_all():
     assert [one.kept for one in chained[0]] == [first, second, third]
     assert (
         chained[0][0].next_query
-        == cirag.top_k(
-            made.question, first, [one.text or "" for one in first], "sentence"
-        ).next_query
+        == cirag.top_k(made.question, first, list(map(compact.line, first)), "sentence").next_query
     )
     best = CiragConfig(units="sentence", integrator="aligner")
     (row,) = aligner([made], best)
@@ -525,7 +524,7 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
     assert result["settings"]["base"]["units"] == "sentence"
     assert "each of them a sentence" in model.batches[0][0].request.messages[0].text
     rows = [json.loads(line) for line in (tmp_path / "b/decisions.jsonl").read_text().splitlines()]
-    assert rows[0]["parsed"]["kept"][0]["text"] == made.steps[0].kept[0].text
+    assert rows[0]["parsed"]["kept"][0]["text"] == compact.line(made.steps[0].kept[0])
     # What it was trained on is read before anything is opened.
     monkeypatch.setattr(side_by_side, "open_model", None)
     for prompt, trained_on in (({}, "triple"), ({"units": "triple"}, "triple")):
