@@ -42,10 +42,15 @@ class Triple(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence by its place: the ``index``-th of passage ``passage_id``."""
+    """A sentence by its place: the ``index``-th of passage ``passage_id``.
+
+    ``text`` is what an aligner reads, the passage's title in front, where a language model was
+    shown it; equal are sentences of the same place.
+    """
 
     passage_id: str
     index: int
+    text: str | None = dataclasses.field(default=None, compare=False)
 
 
 # What a step shows and keeps: a triple, a sentence, or a passage by its id.
@@ -189,7 +194,7 @@ class Trajectory:
         end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, ``repeat`` (it
             asked again what it had asked before, and that ends a run), or ``no_decision`` (its last
             response said neither what to ask nor that it had enough).
-        solved: Whether core triples support every fact that the question needs (annotations), or
+        solved: Whether core facts support every fact that the question needs (annotations), or
             the answer read from them is right (a language model); None where nobody looked.
         parse_errors: Malformed output of each kind -> how often it was met.
     """
@@ -197,7 +202,7 @@ class Trajectory:
     question_id: Filled
     question: Filled
     teacher: str
-    steps: tuple[Step[Triple], ...]
+    steps: tuple[Step[Triple | Sentence], ...]
     end: Literal["stopped", "max_steps", "repeat", "no_decision"]
     solved: bool | None = None
     parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)

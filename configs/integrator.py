@@ -24,6 +24,10 @@ loss 1.42 -> 0.34; 48 min 26 s. It learned to keep nothing.
 full; dev loss 1.30 -> 0.24; 66 min 36 s. It stops too early.
   those 60 and 150 of 2Wiki, half of them of one round (commit a09a180): 99 steps, 199,217 tokens,
 1.56 epochs, rows 98 % full; dev loss 1.27 -> 0.23; 67 min 48 s. It stops too early, too.
+  A student of sentences (T made with cirag.units=sentence, see configs/trajectories.py), from
+--config.lora.start=shipped:reader --config.lora.rank=8 --config.lora.alpha=16: two steps on 5
+trajectories (2026-11-25, commit 0b215c2), 5,244 tokens, 104 of them supervised, loss 4.61, then
+2.34; a whole run: not yet run.
 """
 
 from typing import Any
@@ -62,7 +66,8 @@ def trainer(component: str) -> Any:
     config.lora.dropout = 0.05
     config.lora.targets = ("all-linear",)
     config.lora.rank_stabilised = False
-    config.lora.start = placeholder(str)  # A workdir or PEFT's folder to go on from; null: afresh.
+    # A workdir or PEFT's folder to go on from, whatever it was trained for; null: afresh.
+    config.lora.start = placeholder(str)
 
     config.length = 2048  # Most tokens of a packed row, and of an example.
     config.packing = True  # Several examples in a row; else one.
@@ -108,7 +113,7 @@ def base() -> Any:
     config.num_trajectories = 0  # So many of them, drawn by the seed; 0: all (the paper's Table 8).
     config.dev = placeholder(object)  # Trajectories of other questions instead of dev_fraction.
     # How conversations are rendered, as in configs/methods/cirag.py, where the student must then be
-    # asked alike; null: as they were made.
+    # asked alike; null: as they were made. Their units are those of the trajectories.
     config.normalization = placeholder(str)  # ascii | unicode
     config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Whether the worked example stands in front.

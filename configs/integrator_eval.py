@@ -35,6 +35,7 @@ triples of configs/extractor.py's model; the teacher kept nothing at 66 % of the
   nothing      66.3 [55.7, 76.6]     0.0                 0.0        0.0            27.2
   student less top-k: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop
   -12.0 [-27.1, +3.5].
+Trajectories of sentences (cirag.units=sentence): not yet run but for a trial.
 """
 
 from typing import Any

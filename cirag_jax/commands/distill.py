@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -12,16 +13,21 @@ from typing import Any
 from cirag_jax.commands import backends, opening, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import teachers, trajectories
-from cirag_jax.distill.oracle import Gold
+from cirag_jax.distill.oracle import AnyGold
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.cirag import CiragConfig, cirag, construct_and_integrate
+from cirag_jax.methods.cirag import (
+    PROMPT_FIELDS,
+    CiragConfig,
+    cirag,
+    construct_and_integrate,
+)
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
-from cirag_jax.runtime.requests import Extract, Needs, Program
+from cirag_jax.runtime.requests import Extract, Needs, Program, Retrieve
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory
 
@@ -37,7 +43,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``inserted`` (facts, see `teachers.missing_facts`), ``sees_gold``
+      ``without_annotations``, ``inserted`` (facts, see `teachers.missing_facts`; of sentences the
+      passages that rounds were given, see `teachers.wanted_passages`), ``sees_gold``
       (whether a teacher did), ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
       tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
 
@@ -51,30 +58,36 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     dataset = load.load_dataset(config.data)
     chosen = task.select(dataset, config.data, "train", settings.needs)
     selected = chosen.questions
-    golds = teachers.read_golds(config, dataset, selected, settings.normalization)
+    golds: dict[str, Any] = dict(teachers.read_golds(config, dataset, selected, settings))
     kind, share = config.teacher.kind, config.teacher.share
     teacher_of = {
         q.id: teachers.assign(q, q.id in golds, kind, share, config.seed) for q in selected
     }
     questions = [q for q in selected if teacher_of[q.id] == "llm" or q.id in golds]
+    by_sentences = settings.units == "sentence"
     if not questions:
+        fields = "evidences, decomposition, supporting_sentences or supporting"
         raise UserError(
             f"none of the {len(selected)} questions of {dataset.name} has annotations to teach "
-            "from: evidences, decomposition, supporting_sentences or supporting."
+            f"from: {'supporting_sentences' if by_sentences else fields}."
         )
     held_out = _warn_of_held_out(questions)
-    missing = {}
+    missing, wanted = {}, {}
     if config.teacher.insert_missing:
         chosen_golds = {  # of questions that nobody evaluates on
             q.id: golds[q.id]
             for q in questions
             if q.id in golds and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
         }
-        missing = teachers.missing_facts(chosen_golds)
-        golds |= {
-            key: teachers.with_facts(gold, missing, settings.normalization)
-            for key, gold in chosen_golds.items()
-        }
+        if by_sentences:
+            taught = {k: g for k, g in chosen_golds.items() if teacher_of[k] == "annotations"}
+            wanted = teachers.wanted_passages(taught, dataset.corpus)
+        else:
+            missing = teachers.missing_facts(chosen_golds)
+            golds |= {
+                key: teachers.with_facts(gold, missing, settings.normalization)
+                for key, gold in chosen_golds.items()
+            }
     needs, config = _prepared(config, settings)
     jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
     chosen = chosen._replace(needs=needs)
@@ -84,7 +97,11 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         at_once = min(config.in_flight, len(jobs))
         handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
         if missing:
-            handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], missing)}
+            insert = functools.partial(teachers.insert_facts, missing)
+            handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], insert)}
+        if wanted:
+            insert = functools.partial(teachers.insert_passage, wanted)
+            handlers = {**handlers, Retrieve: teachers.Inserting(handlers[Retrieve], insert)}
         return _with_teachers(config, handlers, golds, teacher_of)
 
     run = task.run(config, open_all, jobs, workdir, bound, started, task.deadline(config))
@@ -105,7 +122,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
-        "inserted": sum(map(len, missing.values())),
+        "inserted": sum(map(len, missing.values())) + _inserted(kept, wanted, settings),
         "sees_gold": kind != "llm",
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_usage(records),
@@ -142,12 +159,17 @@ def _check(config: Config) -> CiragConfig:
             "known to be right by the answer that is read from it."
         )
     if kind != "llm":
-        if settings.prompt_format != "multi_turn":
+        if settings.units == "triple" and settings.prompt_format != "multi_turn":
             raise UserError(
-                f"config.cirag.prompt_format={settings.prompt_format!r}: the annotation teacher "
-                "reads the multi_turn format alone; a student may be trained on another."
+                f"config.cirag.prompt_format={settings.prompt_format!r}: of triples the annotation "
+                "teacher reads the multi_turn format alone; a student may be trained on another."
             )
-        if config.triples == ONLINE:
+        if settings.keep_above:
+            raise UserError(
+                f"config.cirag.keep_above={settings.keep_above}: the annotation teacher has no "
+                "probabilities; choose by them when the student is asked."
+            )
+        if settings.needs.triples and config.triples == ONLINE:
             raise UserError(
                 "config.triples=online: the annotation teacher compares with triples that are "
                 "there beforehand; extract them first (launch/extract.py)."
@@ -185,7 +207,7 @@ def _program(teacher: str, answer: bool) -> Callable[..., Program[Prediction]]:
 def _with_teachers(
     config: Config,
     handlers: Mapping[type | str, Handler],
-    golds: Mapping[str, Gold],
+    golds: Mapping[str, AnyGold],
     teacher_of: Mapping[str, str],
 ) -> dict[type | str, Handler]:
     if config.teacher.kind == "llm":
@@ -219,15 +241,25 @@ def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
 # ------------------------------------------------------------------------------------ the results
 
 
+def _inserted(kept: Sequence[Trajectory], wanted: teachers.Wanted, settings: CiragConfig) -> int:
+    """Rounds to which a passage was given that their query had not retrieved."""
+    return sum(
+        passage.id in step.passages[settings.num_passages :]
+        for trajectory in kept
+        for step in trajectory.steps
+        if (passage := wanted.get(trajectory.question_id, {}).get(step.query))
+    )
+
+
 def _trajectory(
-    record: Record, question: Question, teacher: str, gold: Gold | None, config: Config
+    record: Record, question: Question, teacher: str, gold: AnyGold | None, config: Config
 ) -> Trajectory:
     """The trajectory of an ended program."""
     prediction = codec.decode_prediction(record.outcome)
     steps, solved = prediction.steps, None
     if teacher == "annotations":
         assert gold is not None
-        solved = gold.is_solved([triple for step in steps for triple in step.kept])
+        solved = gold.is_solved([fact for step in steps for fact in step.kept])
         steps = trajectories.marked(trajectories.without_vain_rounds(steps), gold)
     elif config.answer and question.answers:
         right = answers.exact_match(prediction.answer, question.answers, config.profile)
@@ -276,8 +308,7 @@ def _sidecar(
     held_out: Mapping[str, int],
 ) -> dict[str, Any]:
     """How trajectories were rendered, and of what they are."""
-    names = ("normalization", "prompt_format", "few_shot")
-    names += ("num_candidates", "num_passages", "max_steps")
+    names = (*PROMPT_FIELDS, "num_candidates", "num_passages", "max_steps")
     return {
         **{name: getattr(settings, name) for name in names},
         "dataset": dataset.name,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.commands import side_by_side, task
+from cirag_jax.commands.side_by_side import Model
 from cirag_jax.datasets import load
 from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
@@ -20,6 +21,7 @@ from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
+from cirag_jax.prompts.compact import Units
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
@@ -54,11 +56,13 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     found, described = _trajectories(config)
     asks = config.checkpoint is not None or config.base.run
     models = side_by_side.models_of(config, "integrator") if asks else {}
+    units = trajectories_lib.units_of(found)
+    _check_units(config, models, units)
     questions = {trajectory.question_id for trajectory in found}
     num_trained_on = side_by_side.count_seen(models, questions, "questions")
-    normalization: Normalization = _prompt(config, described, {})["normalization"]
+    normalization: Normalization = _prompt(config, described, {}, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
-    gold = _gold(dataset, found, normalization)
+    gold = _gold(dataset, found, normalization, units)
     until = task.deadline(config)
 
     # ---- Every model at every step ---------------------------------------------------------------
@@ -66,7 +70,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     spent: dict[str, dict[str, Any]] = {}
     settings: dict[str, Any] = {}
     for name, model in models.items():
-        how = _settings(config, name, _prompt(config, described, model.described))
+        how = _settings(config, name, _prompt(config, described, model.described, units))
         plain = {f"cirag.{key}": value for key, value in dataclasses.asdict(how).items()}
         bound = {**plain, "max_tokens": config.integrator.max_tokens}
         jobs = decisions.jobs(found, how)
@@ -83,8 +87,14 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             for key in (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
         }
     complete = len(decided) == len(models)
-    decided[TOP_K], decided[TOP_K_CHAIN] = decisions.top_k(found), decisions.top_k(found, True)
-    plain_chain = CiragConfig(normalization=normalization, stop_below=config.stop_below)
+    decided[TOP_K] = decisions.top_k(found)
+    decided[TOP_K_CHAIN] = decisions.top_k(found, chain=True, units=units)
+    plain_chain = CiragConfig(
+        units=units,
+        integrator=ALIGNER,
+        normalization=normalization,
+        stop_below=config.stop_below,
+    )
     decided[ALIGNER] = decisions.aligner(found, plain_chain)
     decided[NOTHING] = decisions.nothing(found)
 
@@ -161,18 +171,29 @@ def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any
     return found, described
 
 
+def _check_units(config: Config, models: Mapping[str, Model], units: Units) -> None:
+    """Refuses a student that was trained on other candidates than the trajectories have."""
+    described = models[side_by_side.STUDENT].described if side_by_side.STUDENT in models else {}
+    trained_on = described.get("units", "triple") if described else units
+    if trained_on != units:
+        raise UserError(
+            f"{config.checkpoint} was trained on units={trained_on}, and {config.trajectories} has "
+            f"units={units}."
+        )
+
+
 def _prompt(
-    config: Config, trajectories: Mapping[str, Any], checkpoint: Mapping[str, Any]
+    config: Config, trajectories: Mapping[str, Any], checkpoint: Mapping[str, Any], units: Units
 ) -> dict[str, Any]:
     """How conversations are rendered: as asked for, else as trained on, else as they were made."""
     found, default = {}, CiragConfig()
     for name in PROMPT_FIELDS:
         asked = (
-            *(config[name], checkpoint.get(name), trajectories.get(name)),
+            *(config.get(name), checkpoint.get(name), trajectories.get(name)),
             getattr(default, name),
         )
         found[name] = next(value for value in asked if value is not None)
-    return found
+    return {**found, "units": units}
 
 
 def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
@@ -188,15 +209,18 @@ def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConf
 
 
 def _gold(
-    dataset: Dataset | None, found: Sequence[Trajectory], normalization: Normalization
-) -> list[list[Sequence[Triple] | None]]:
-    """The annotated core triples of every step; None where nothing is annotated.
+    dataset: Dataset | None,
+    found: Sequence[Trajectory],
+    normalization: Normalization,
+    units: Units = "triple",
+) -> list[list[Sequence[Any] | None]]:
+    """The annotated core facts of every step; None where nothing is annotated.
 
     The annotation teacher's own are gold. At the steps of a language model they are what that
     teacher would keep in its place, if ``dataset`` has the annotations.
     """
     questions = {question.id: question for question in dataset.questions} if dataset else {}
-    gold: list[list[Sequence[Triple] | None]] = []
+    gold: list[list[Sequence[Any] | None]] = []
     for trajectory in found:
         question = questions.get(trajectory.question_id)
         if trajectory.teacher == ANNOTATIONS:
@@ -205,10 +229,13 @@ def _gold(
         if dataset is None or question is None:
             gold.append([None] * len(trajectory.steps))
             continue
-        triples = {**_candidates(trajectory), **dataset.triples}
-        known = oracle.gold_of(question, dataset.corpus, triples, normalization)
+        if units == "sentence":
+            known = oracle.sentence_gold_of(question, dataset)
+        else:
+            triples = {**_candidates(trajectory), **dataset.triples}
+            known = oracle.gold_of(question, dataset.corpus, triples, normalization)
         rounds: list[oracle.Round] = []
-        row: list[Sequence[Triple] | None] = []
+        row: list[Sequence[Any] | None] = []
         for step in trajectory.steps:
             kept = None
             if known.hops:
@@ -223,7 +250,7 @@ def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
     """Every triple that a trajectory was shown, by passage: what can have been kept."""
     found: dict[str, list[Triple]] = collections.defaultdict(list)
     for triple in dict.fromkeys(t for step in trajectory.steps for t in step.candidates):
-        if triple.passage_id is not None:
+        if isinstance(triple, Triple) and triple.passage_id is not None:
             found[triple.passage_id].append(triple)
     return dict(found)
 
@@ -286,7 +313,7 @@ def _rows(
             "response": one.response,
             "parsed": {
                 "thought": one.thought,
-                "kept": [codec.encode(triple) for triple in one.kept],
+                "kept": [codec.encode(fact) for fact in one.kept],
                 "next_query": one.next_query,
                 "has_question": one.has_question,
             },
@@ -303,7 +330,7 @@ def _rows(
 def table_of(result: Mapping[str, Any]) -> str:
     """The figures in per cent, one row a system, then the student's leads.
 
-    Core triples are scored as means over steps; "gold" against the annotations.
+    Core facts are scored as means over steps; "gold" against the annotations.
     """
     header = ["decisions of", "core F1 [95 %]", "core P", "core R", "F1 if any", "micro F1"]
     header += ["gold F1", "false keeps", "query F1", "query cosine", "query recall"]

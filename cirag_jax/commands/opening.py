@@ -251,6 +251,8 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
             continue
         asked = config.get(config.get("method", ""), {})
         trained_as = meta.get("prompt") or {}
+        if role == "integrator" and trained_as:
+            trained_as = {"units": "triple", **trained_as}  # As all were before it was recorded.
         wrong = [name for name, value in trained_as.items() if asked.get(name, value) != value]
         if wrong:
             flags = [f"--config.{config.method}.{name}={trained_as[name]}" for name in wrong]

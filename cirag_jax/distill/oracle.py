@@ -11,12 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cirag_jax.datasets.annotations import Hop, fill, hops_of, words
+from cirag_jax.datasets import chains
+from cirag_jax.datasets.annotations import Hop, fill, hops_of, names, words
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.distill.supports import Support, near_misses, reachable, stems, supports_of
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.prompts import compact
 from cirag_jax.triples.normalization import Normalization, normalise
-from cirag_jax.types import Passage, Question, Step, Triple
+from cirag_jax.types import Dataset, Passage, Question, Step, Triple, Unit
 
 # One wording each: a student cannot learn a choice that nothing in the conversation decides.
 _FOUND = "{Noun} is {value}."
@@ -31,7 +33,7 @@ _ENOUGH = "The query can be answered now."
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """What the annotations of a question say.
+    """What the annotations of a question say of triples.
 
     Attributes:
       question: with its annotations.
@@ -97,12 +99,73 @@ class Gold:
         return len(self.known(triples)) == len(self.hops)
 
 
+@dataclasses.dataclass(frozen=True)
+class SentenceGold:
+    """What the annotations of a question say of sentences, which are compared as a prompt shows
+    them (`compact.line`): as `Sentence` with its text, or as that line.
+
+    Attributes:
+      question: with ``supporting_sentences``.
+      hops: the facts it needs; empty where hops and passages of such sentences do not match.
+      answers: of each hop, in the words of its sentences where these state it; "": it has none.
+      sentences: line of a supporting sentence -> the hops of its passage, all of which it supports.
+      passages: of each hop the id of its passage.
+    """
+
+    question: Question
+    hops: tuple[Hop, ...]
+    answers: tuple[str, ...]
+    sentences: Mapping[str, tuple[int, ...]]
+    passages: tuple[str, ...]
+
+    def known(
+        self, sentences: Sequence[Unit], known: Mapping[int, str] | None = None
+    ) -> dict[int, str]:
+        """The hops that ``sentences`` solve beside those in ``known``, with their answers.
+
+        A hop is solved when it can be reached; others may become reachable by it.
+        """
+        found = dict(known or {})
+        stated = {hop for one in sentences for hop in self.sentences.get(compact.line(one), ())}
+        while new := stated & set(reachable(self.hops, found)):
+            found |= {hop: self.answers[hop] for hop in new}
+        return found
+
+    def supports(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> list[int]:
+        """The hops that ``sentences`` solve, but for those in ``known``."""
+        return [hop for hop in self.known(sentences, known) if hop not in known]
+
+    def is_unclear(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> bool:
+        """Whether this is a round not to learn from.
+
+        Either a supporting sentence is there, though nobody can know it yet, or one that is kept
+        does not name what the next hop asks about (an annotation that points at another sentence).
+        """
+        lines = [line for one in sentences if (line := compact.line(one)) in self.sentences]
+        new = self.supports(lines, known)
+        if not new:
+            return any(set(self.sentences[line]) - known.keys() for line in lines)
+        asked = {parent for hop in self.hops for parent in hop.parents if self.answers[parent]}
+        return any(
+            not names(line, self.answers[hop])
+            for line in lines
+            for hop in asked.intersection(new, self.sentences[line])
+        )
+
+    def is_solved(self, sentences: Sequence[Unit]) -> bool:
+        """Whether core sentences support every hop."""
+        return len(self.known(sentences)) == len(self.hops)
+
+
+AnyGold = Gold | SentenceGold
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
     """A round that has been decided: what was asked in it and what was kept."""
 
     query: str
-    kept: tuple[Triple, ...]
+    kept: tuple[Unit, ...]
 
 
 def gold_of(
@@ -129,6 +192,40 @@ def gold_of(
     return Gold(question, hops_of(question, corpus), statements, passages, normalization)
 
 
+def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
+    """Gathers what a question's annotations say of sentences.
+
+    A hop's passage is the one that is most about it, as for the aligner's silver chains.
+
+    Args:
+      question: the question.
+      dataset: with its gold passages.
+    """
+    lines: dict[str, list[str]] = {}
+    for passage_id, index in question.supporting_sentences or ():
+        text = chains.sentence_text(dataset.corpus[passage_id], index)
+        lines.setdefault(passage_id, []).append(compact.line(text))
+    hops = hops_of(question, dataset.corpus)
+    first = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
+    passages, answers = [], []
+    for index, hop in enumerate(hops):
+        units = chains.units_of_hop(dataset, hop, index, first, "sentence")
+        if not units or units[0].passage_id not in lines:
+            return SentenceGold(question, (), (), {}, ())
+        passages.append(units[0].passage_id)
+        stated = _padded(" ".join(lines[passages[-1]]))
+        worded = [answer for answer in hop.answers if _padded(answer) in stated]
+        answers.append(next(iter((*worded, *hop.answers)), ""))
+    if lines.keys() - set(passages):  # then some hop was taken for one of another passage
+        return SentenceGold(question, (), (), {}, ())
+    sentences = {
+        line: tuple(index for index, own in enumerate(passages) if own == passage_id)
+        for passage_id, found in lines.items()
+        for line in found
+    }
+    return SentenceGold(question, hops, tuple(answers), sentences, tuple(passages))
+
+
 def _ends(triple: Triple) -> tuple[frozenset[str], frozenset[str]]:
     return words(triple.head), words(triple.tail)
 
@@ -143,31 +240,54 @@ def fact_key(triple: Triple, normalization: Normalization) -> str:
     return prompts.render_facts((triple,), normalization)
 
 
-def decide(gold: Gold, rounds: Sequence[Round], query: str, candidates: Sequence[Triple]) -> Step:
+def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Sequence[Any]) -> Step:
     """The oracle's decision about ``candidates``; it stops if and only if every hop is supported.
 
     Args:
       gold: the question's annotations, with at least one hop.
       rounds: those before, with what the teacher kept.
       query: what this round asked.
-      candidates: triples, best first, as the prompt shows them.
+      candidates: best first: triples as the prompt shows them, sentences as ``gold`` takes them.
 
     Returns:
-      The step with thought, kept and next query; ``kept`` holds candidates.
+      The step with thought (none about sentences, whose format has none), kept and next query;
+      ``kept`` holds candidates.
     """
-    before = gold.known([triple for past in rounds for triple in past.kept])
+    if isinstance(gold, SentenceGold):
+        return _decide_on_sentences(gold, rounds, query, candidates)
+    past: list[Any] = [triple for one in rounds for triple in one.kept]
+    before = gold.known(past)
     shown = {fact_key(triple, gold.normalization): triple for triple in reversed(candidates)}
     supports = gold.supports(candidates, before)
     kept = [shown[fact_key(candidates[s.place], gold.normalization)] for s in supports]
     known = {**before, **_values(supports)}
     said = [gold.question.question, *known.values()]
-    said += [f"{t.head} {t.relation} {t.tail}" for past in rounds for t in past.kept]
+    said += [f"{triple.head} {triple.relation} {triple.tail}" for triple in past]
     said += [f"{s.triple.head} {s.triple.relation} {s.triple.tail}" for s in supports]
     unsupported = _Unsupported(gold, known, said)
-    asked = {past.query for past in rounds} | {query}
+    asked = {one.query for one in rounds} | {query}
     target, next_query = _next_query(gold, known, asked, unsupported)
     thought = _rationale(gold, supports, known, target, unsupported)
     return Step(query, kept=tuple(dict.fromkeys(kept)), thought=thought, next_query=next_query)
+
+
+def _decide_on_sentences(
+    gold: SentenceGold, rounds: Sequence[Round], query: str, candidates: Sequence[Any]
+) -> Step:
+    """Kept is every supporting sentence that is new and whose hop is solved by now."""
+    past: list[Any] = [sentence for one in rounds for sentence in one.kept]
+    known = gold.known([*past, *candidates])
+    before = set(map(compact.line, past))
+    kept = [
+        sentence
+        for sentence in candidates
+        if known.keys() & gold.sentences.get(compact.line(sentence), ())
+        and compact.line(sentence) not in before
+    ]
+    said = [gold.question.question, *known.values(), *map(compact.line, [*past, *kept])]
+    asked = {one.query for one in rounds} | {query}
+    _, next_query = _next_query(gold, known, asked, _Unsupported(gold, known, said))
+    return Step(query, kept=tuple(kept), next_query=next_query)
 
 
 def _values(supports: Sequence[Support]) -> dict[int, str]:
@@ -178,12 +298,12 @@ def _values(supports: Sequence[Support]) -> dict[int, str]:
 
 
 def _next_query(
-    gold: Gold, known: Mapping[int, str], asked: set[str], unsupported: "_Unsupported"
+    gold: AnyGold, known: Mapping[int, str], asked: set[str], unsupported: "_Unsupported"
 ) -> tuple[int | None, str | None]:
     """The hop to ask for, the least tried first, and the query; None: every hop is supported."""
     choices = []
     for index in reachable(gold.hops, known):
-        texts = [t for t in _variants(gold, index, known) if not unsupported.appear_in(t)]
+        texts = [t for t in queries(gold, index, known) if not unsupported.appear_in(t)]
         left = [text for text in texts if text not in asked]
         # Where everything was tried, the first is asked again; where all give the answer away, x.
         choices.append((len(texts) - len(left), index, [*left, *texts, gold.question.question][0]))
@@ -193,7 +313,7 @@ def _next_query(
     return index, text
 
 
-def _variants(gold: Gold, index: int, known: Mapping[int, str]) -> list[str]:
+def queries(gold: AnyGold, index: int, known: Mapping[int, str]) -> list[str]:
     """Queries for a hop: in words, in keywords, and the question itself with what is known."""
     hop = gold.hops[index]
     found = ", ".join(dict.fromkeys(value for value in known.values() if value))
@@ -254,7 +374,7 @@ class _Unsupported:
       said: the question, and everything that was kept or found.
     """
 
-    def __init__(self, gold: Gold, known: Mapping[int, str], said: Sequence[str]):
+    def __init__(self, gold: AnyGold, known: Mapping[int, str], said: Sequence[str]):
         answers = [a for i, hop in enumerate(gold.hops) if i not in known for a in hop.answers]
         if len(known) < len(gold.hops):
             answers += [a for a in gold.question.answers if a.lower() not in ("yes", "no")]

@@ -8,18 +8,30 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from cirag_jax.datasets.annotations import fact_of, overlap
-from cirag_jax.distill.oracle import Gold, Round, decide, fact_key, gold_of
+from cirag_jax.distill.oracle import (
+    AnyGold,
+    Gold,
+    Round,
+    SentenceGold,
+    decide,
+    fact_key,
+    gold_of,
+    queries,
+    sentence_gold_of,
+)
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.runtime.requests import Extracted, Generate, Generated, Response
+from cirag_jax.prompts import compact
+from cirag_jax.runtime.requests import Extracted, Generate, Generated, Response, Retrieved
 from cirag_jax.runtime.scheduler import Call, Done, Handler, RequestError
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.triples.store import TripleStore
-from cirag_jax.types import Config, Dataset, Question, Triple
+from cirag_jax.types import Config, Dataset, Passage, Question, Triple
 
 Teacher = Literal["annotations", "llm"]
 KINDS = ("annotations", "llm", "mixture")
@@ -41,7 +53,7 @@ class AnnotationTeacher:
     is_slow = False
     is_exhausted = False
 
-    def __init__(self, golds: Mapping[str, Gold]):
+    def __init__(self, golds: Mapping[str, AnyGold]):
         self._golds = golds
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
@@ -51,8 +63,15 @@ class AnnotationTeacher:
             gold = self._golds[call.key.program]
             done(index, Generated(self.respond(gold, request.messages), "stop"))
 
-    def respond(self, gold: Gold, messages: Sequence[Message]) -> str:
-        """The decision after a conversation that `integration_messages` rendered as multi_turn."""
+    def respond(self, gold: AnyGold, messages: Sequence[Message]) -> str:
+        """The decision after a conversation that `integration_messages` rendered.
+
+        Triples are read in the format multi_turn, sentences in compact.
+        """
+        if isinstance(gold, SentenceGold):
+            past, query, lines = compact.read_conversation(messages)
+            step = decide(gold, [Round(*one) for one in past], query, lines)
+            return compact.render_decision(dataclasses.replace(step, candidates=lines))
         rounds, query, candidates = read_conversation(messages, gold.normalization)
         step = decide(gold, rounds, query, candidates)
         return prompts.render_decision(step, gold.normalization)
@@ -123,16 +142,16 @@ def assign(question: Question, has_gold: bool, kind: str, share: float, seed: in
 
 
 class Inserting:
-    """Triples as another handler knows them, and annotated facts that nobody extracted.
+    """What another handler finds, and what is annotated beside it.
 
     Args:
-      handler: of `Extract`.
-      missing: further triples by passage id.
+      handler: the other.
+      insert: makes of a call and its response the one to give.
     """
 
-    def __init__(self, handler: Handler, missing: Mapping[str, Sequence[Triple]]):
+    def __init__(self, handler: Handler, insert: Callable[[Call, Any], Response]):
         self._handler = handler
-        self._missing = missing
+        self._insert = insert
         self.is_slow = handler.is_slow
 
     @property
@@ -144,17 +163,46 @@ class Inserting:
         """See `Handler`."""
 
         def insert(index: int, found: Response | RequestError) -> None:
-            if isinstance(found, Extracted):
-                passages = calls[index].request.passages
-                found = Extracted(
-                    tuple(
-                        (*(triples or ()), *more) if (more := self._missing.get(p.id)) else triples
-                        for p, triples in zip(passages, found.triples, strict=True)
-                    )
-                )
-            done(index, found)
+            failed = isinstance(found, RequestError)
+            done(index, found if failed else self._insert(calls[index], found))
 
         self._handler(calls, insert)
+
+
+def insert_facts(
+    missing: Mapping[str, Sequence[Triple]], call: Call, found: Extracted
+) -> Extracted:
+    """The triples of passages, and by passage annotated facts that nobody extracted."""
+    return Extracted(
+        tuple(
+            (*(triples or ()), *more) if (more := missing.get(passage.id)) else triples
+            for passage, triples in zip(call.request.passages, found.triples, strict=True)
+        )
+    )
+
+
+# Of a question the passage that a query is to find.
+Wanted = Mapping[str, Mapping[str, Passage]]
+
+
+def insert_passage(wanted: Wanted, call: Call, found: Retrieved) -> Retrieved:
+    """The passages that a query retrieves, and the one that it is to find where it is not there."""
+    passage = wanted.get(call.key.program, {}).get(call.request.query)
+    if passage is None or passage in found.passages:
+        return found
+    return Retrieved((*found.passages, passage), (*found.scores, min(found.scores, default=0.0)))
+
+
+def wanted_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passage]) -> Wanted:
+    """By question, what the teacher asks about a hop -> the hop's passage, of ``corpus``."""
+    found: dict[str, dict[str, Passage]] = {}
+    for key, gold in golds.items():
+        texts = found.setdefault(key, {})
+        for index, hop in enumerate(gold.hops):
+            known = {i: answer for i, answer in enumerate(gold.answers) if i in hop.parents}
+            for text in queries(gold, index, known):
+                texts.setdefault(text, corpus[gold.passages[index]])
+    return found
 
 
 def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
@@ -195,20 +243,23 @@ def with_facts(
 
 
 def read_golds(
-    config: Config, dataset: Dataset, questions: Sequence[Question], normalization: Normalization
-) -> dict[str, Gold]:
-    """The annotations of those questions that have any, with the triples of gold passages.
+    config: Config, dataset: Dataset, questions: Sequence[Question], settings: CiragConfig
+) -> dict[str, Gold] | dict[str, SentenceGold]:
+    """The annotations of those questions that have any: of triples, with those of gold passages.
 
     Args:
       config: with ``triples``, where the candidates come from; of triples that are extracted online
         only what a candidate itself says is known.
       dataset: with the corpus.
       questions: the questions.
-      normalization: normalisation of triples.
+      settings: with ``units`` and the normalisation of triples.
 
     Raises:
       UserError: ``config.triples`` is no store.
     """
+    if settings.units == "sentence":
+        of_sentences = {q.id: sentence_gold_of(q, dataset) for q in questions}
+        return {key: gold for key, gold in of_sentences.items() if gold.hops}
     ids = dict.fromkeys(i for q in questions for i in q.supporting or () if i in dataset.corpus)
     triples: Mapping[str, Sequence[Triple] | None] = dataset.triples
     if config.triples == ONLINE:
@@ -216,5 +267,5 @@ def read_golds(
     elif config.triples is not None:
         with TripleStore.open(config.triples) as store:
             triples = store.triples(list(ids))
-    golds = {q.id: gold_of(q, dataset.corpus, triples, normalization) for q in questions}
+    golds = {q.id: gold_of(q, dataset.corpus, triples, settings.normalization) for q in questions}
     return {question_id: gold for question_id, gold in golds.items() if gold.hops}

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.datasets.records import field_error, read_lines
-from cirag_jax.distill.oracle import Gold
+from cirag_jax.distill.oracle import AnyGold
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
+from cirag_jax.prompts.compact import Units
 from cirag_jax.prompts.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
-from cirag_jax.types import Step, Trajectory
+from cirag_jax.types import Sentence, Step, Trajectory
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
@@ -96,7 +97,24 @@ def _check(place: str, trajectory: Trajectory) -> None:
         if len(step.scores) != len(step.candidates):
             raise field_error(place, f"steps[{index}].scores", "must be as many as the candidates")
         if not set(step.kept) <= set(step.candidates):
-            raise field_error(place, f"steps[{index}].kept", "holds a triple that is no candidate")
+            raise field_error(place, f"steps[{index}].kept", "holds a fact that is no candidate")
+        if any(isinstance(fact, Sentence) and not fact.text for fact in step.candidates):
+            raise field_error(place, f"steps[{index}].candidates", "has a sentence without text")
+
+
+def units_of(trajectories: Iterable[Trajectory]) -> Units:
+    """Of which kind the candidates are; triples where there is none.
+
+    Raises:
+      UserError: of both.
+    """
+    facts = (fact for t in trajectories for step in t.steps for fact in step.candidates)
+    kinds = {isinstance(fact, Sentence) for fact in facts}
+    if len(kinds) > 1:
+        raise UserError(
+            "some trajectories are of units=triple and some of units=sentence; give those of one."
+        )
+    return "sentence" if True in kinds else "triple"
 
 
 # ----------------------------------------------------------------------------------------- filter
@@ -207,11 +225,11 @@ def _shuffled(step: Step, rng: random.Random) -> Step:
     return dataclasses.replace(step, candidates=candidates, scores=scores, kept=kept)
 
 
-def marked(steps: Sequence[Step], gold: Gold) -> tuple[Step, ...]:
+def marked(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
     """The rounds, those that are `Gold.is_unclear` with a note that training heeds (`UNCLEAR`)."""
     found: list[Step] = []
     for step in steps:
-        known = gold.known([triple for past in found for triple in past.kept])
+        known = gold.known([fact for past in found for fact in past.kept])
         if gold.is_unclear(step.candidates, known):
             step = dataclasses.replace(step, notes={**step.notes, UNCLEAR: True})
         found.append(step)
@@ -222,7 +240,7 @@ def marked(steps: Sequence[Step], gold: Gold) -> tuple[Step, ...]:
 
 
 def statistics(
-    trajectories: Sequence[Trajectory], golds: Mapping[str, Gold] | None = None
+    trajectories: Sequence[Trajectory], golds: Mapping[str, AnyGold] | None = None
 ) -> dict[str, Any]:
     """What trajectories look like; means are None over nothing.
 
@@ -232,7 +250,7 @@ def statistics(
 
     Returns:
       ``trajectories``; ``teachers``, ``ends``, ``step_counts`` and ``core_sizes``: counts;
-      ``steps``: mean rounds; ``candidates`` and ``core``: mean triples a round; ``empty_core``:
+      ``steps``: mean rounds; ``candidates`` and ``core``: mean facts a round; ``empty_core``:
       share of rounds that kept none; ``retried``: share of trajectories that asked on after such a
       round; ``solved``: share of those where it is known; ``early_stops``: share of those
       that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
@@ -269,18 +287,18 @@ def statistics(
     }
 
 
-def _misses(trajectory: Trajectory, golds: Mapping[str, Gold]) -> list[bool]:
+def _misses(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> list[bool]:
     """Of each round that began with an open hop, whether no candidate helped."""
     gold, kept, found = golds[trajectory.question_id], [], []
     for step in trajectory.steps:
-        known = gold.known(kept)
+        known, shown = gold.known(kept), list[Any](step.candidates)
         if len(known) < len(gold.hops):
-            found.append(not gold.supports(step.candidates, known))
+            found.append(not gold.supports(shown, known))
         kept += step.kept
     return found
 
 
-def _recall(trajectory: Trajectory, golds: Mapping[str, Gold]) -> float | None:
+def _recall(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> float | None:
     gold = golds.get(trajectory.question_id)
     wanted = set(gold.question.supporting or ()) if gold else set()
     seen = {passage_id for step in trajectory.steps for passage_id in step.passages}
@@ -302,8 +320,8 @@ def table(stats: Mapping[str, Any]) -> str:
         "trajectories": ("trajectories", "{:,}"),
         "steps": ("rounds per trajectory", "{:.2f}"),
         "candidates": ("candidates per round", "{:.2f}"),
-        "core": ("core triples per round", "{:.2f}"),
-        "empty_core": ("rounds without core triples", "{:.1%}"),
+        "core": ("core facts per round", "{:.2f}"),
+        "empty_core": ("rounds without core facts", "{:.1%}"),
         "retrieval_misses": ("rounds without a gold candidate", "{:.1%}"),
         "unclear": ("rounds that are no example", "{:.1%}"),
         "retried": ("trajectories that asked again", "{:.1%}"),

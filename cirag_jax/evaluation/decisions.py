@@ -19,13 +19,14 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
-from cirag_jax.methods.evidence import Evidence, triple_line
+from cirag_jax.methods.evidence import Evidence, Fact, fact_key, triple_line
+from cirag_jax.prompts.compact import Units
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
-from cirag_jax.triples.normalization import Normalization, triple_key
-from cirag_jax.types import Step, Trajectory, Triple
+from cirag_jax.triples.normalization import Normalization
+from cirag_jax.types import Sentence, Step, Trajectory, Triple
 
 # Cosine of each pair of queries: float64 [N].
 Similarity = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -43,7 +44,7 @@ class Decided:
     """
 
     thought: str = ""
-    kept: tuple[Triple, ...] = ()
+    kept: tuple[Triple | Sentence, ...] = ()
     next_query: str | None = None
     has_question: bool = True
     parse_errors: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
 
 
 def _decide(
-    question: str, steps: Sequence[Step], candidates: Sequence[Triple], settings: CiragConfig
+    question: str, steps: Sequence[Step], candidates: Sequence[Fact], settings: CiragConfig
 ) -> Program[dict[str, Any]]:
     """One integration call, as the journal holds its outcome."""
     parse_errors: collections.Counter[str] = collections.Counter()
@@ -112,7 +113,9 @@ def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
     return msgspec.convert(outcome, Decided)
 
 
-def top_k(trajectories: Sequence[Trajectory], chain: bool = False) -> list[list[Decided]]:
+def top_k(
+    trajectories: Sequence[Trajectory], chain: bool = False, units: Units = "triple"
+) -> list[list[Decided]]:
     """The baselines without a model, `methods.cirag.top_k`.
 
     With ``chain`` the next query has what the teacher kept before, and what this step keeps.
@@ -120,14 +123,23 @@ def top_k(trajectories: Sequence[Trajectory], chain: bool = False) -> list[list[
     found: list[list[Decided]] = []
     for trajectory in trajectories:
         found.append([])
-        before: list[Triple] = []
+        before: list[Fact] = []
         for step in trajectory.steps:
             known = dict.fromkeys((*before, *step.candidates[: cirag.TOP_K]))
-            texts = [triple_line(triple, "ascii") for triple in known] if chain else ()
-            made = cirag.top_k(trajectory.question, step.candidates, texts)
+            texts = list(map(_text, known)) if chain else ()
+            made = cirag.top_k(trajectory.question, step.candidates, texts, units)
             found[-1].append(Decided(made.thought, made.kept, made.next_query))
             before += step.kept
     return found
+
+
+def _text(fact: Fact) -> str:
+    match fact:
+        case Triple():
+            return triple_line(fact, "ascii")
+        case Sentence():
+            return fact.text or ""
+    return fact
 
 
 def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Decided]]:
@@ -135,7 +147,7 @@ def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[l
 
     Args:
       trajectories: of a teacher, with the scores of the aligner that ranked their candidates.
-      settings: with ``normalization`` and ``stop_below``.
+      settings: with ``units``, ``normalization`` and ``stop_below``.
     """
     return [[_aligner(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
 
@@ -166,7 +178,7 @@ def score(
     decisions: Decisions,
     *,
     normalization: Normalization = "ascii",
-    gold: Sequence[Sequence[Sequence[Triple] | None]] | None = None,
+    gold: Sequence[Sequence[Sequence[Fact] | None]] | None = None,
     similarity: Similarity | None = None,
     search: Search | None = None,
     supporting: Mapping[str, Sequence[str]] | None = None,
@@ -176,13 +188,13 @@ def score(
     A model that writes no facts keeps none, as in CIRAG's loop; a step whose request failed earns
     0. ``teacher/f1`` is the main figure: the mean over steps, where both keeping nothing is 1.
 
-    Triples are equal by ``normalization``. ``gold`` has the annotated core triples of every step,
+    Triples are equal by ``normalization``. ``gold`` has the annotated core facts of every step,
     None where there are none. ``query_cosine`` needs ``similarity`` of two queries,
     ``query_recall`` needs ``search`` and the gold passages (``supporting``) by question id; what is
     missing is not scored.
 
     Returns:
-      ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for the core triples.
+      ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for the core facts.
       ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, where
       the teacher asks one; a model that then stops or writes none earns 0. ``query_recall``: share
       of the gold passages that no round has retrieved yet which the next query retrieves, where
@@ -206,10 +218,10 @@ def score(
     kept = [_overlap(decided, step.kept, normalization) for step, decided in pairs]
     found = _prefixed("teacher/", overlap_ratios(kept, groups, len(index)))
     if gold is not None:
-        wanted = [triples for row in gold for triples in row]
+        wanted = [facts for row in gold for facts in row]
         kept = [
-            None if triples is None else _overlap(decided, triples, normalization)
-            for triples, (_, decided) in zip(wanted, pairs, strict=True)
+            None if facts is None else _overlap(decided, facts, normalization)
+            for facts, (_, decided) in zip(wanted, pairs, strict=True)
         ]
         if any(overlap is not None for overlap in kept):
             found |= _prefixed("gold/", overlap_ratios(kept, groups, len(index)))
@@ -243,11 +255,11 @@ def score(
     }
 
 
-def _overlap(decided: Decided, wanted: Sequence[Triple], normalization: Normalization) -> Overlap:
-    gold = {triple_key(triple, normalization) for triple in wanted}
+def _overlap(decided: Decided, wanted: Sequence[Fact], normalization: Normalization) -> Overlap:
+    gold = {fact_key(fact, normalization) for fact in wanted}
     if decided.error is not None:
         return Overlap(0, 0, max(len(gold), 1))  # nothing was decided: not even to keep nothing
-    mine = {triple_key(triple, normalization) for triple in decided.kept}
+    mine = {fact_key(fact, normalization) for fact in decided.kept}
     return Overlap(len(mine & gold), len(mine), len(gold))
 
 

@@ -54,7 +54,7 @@ from cirag_jax.types import (
 )
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
-PROMPT_FIELDS = ("normalization", "prompt_format", "few_shot")
+PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
 INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
 ON_REPEAT = ("ask", "stop", "chain")
 TOP_K = 3
@@ -68,7 +68,7 @@ class CiragConfig:
       max_steps: L, rounds of construction-integration; 0: answer from the first retrieval alone.
       num_passages: K, passages retrieved a round.
       units: of the candidates: triple, or sentence where nobody extracted triples (as KiRAG-Sent);
-        the cascade then begins at sentences, and the language model is no integrator.
+        the cascade then begins at sentences, and a language model needs prompt_format=compact.
       num_candidates: N, candidates a round.
       use_reranker: without it all of them are candidates, in passage order.
       granularities: steps of the cascade, any subset of triple, sentence, passage, in this order.
@@ -155,8 +155,12 @@ class CiragConfig:
             raise UserError(f"on_repeat={self.on_repeat!r} must be one of {', '.join(ON_REPEAT)}.")
         if self.units not in ("triple", "sentence"):
             raise UserError(f"units={self.units!r} must be triple or sentence.")
-        if self.units == "sentence" and self.integrator == "model":
-            raise UserError("units=sentence needs integrator=aligner, top_k or top_k_chain.")
+        by_model = self.units == "sentence" and self.integrator == "model"
+        if by_model and self.prompt_format != "compact":
+            raise UserError(
+                f"units=sentence needs prompt_format=compact, not {self.prompt_format}, or "
+                "integrator=aligner, top_k or top_k_chain."
+            )
         if not self.pools:
             raise UserError("units=sentence has no triples to read: granularities needs another.")
         if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
@@ -295,6 +299,8 @@ def construct(
 def split(query: str, passages: Sequence[Passage], config: CiragConfig) -> Program[Candidates]:
     """D_t -> its sentences, the N nearest to a_t: candidates that need no extraction."""
     places = places_of(passages)
+    if config.integrator == "model":  # It is shown them, in later rounds too.
+        places = {text: dataclasses.replace(place, text=text) for text, place in places.items()}
     if not config.use_reranker or not places:
         return Candidates(tuple(places.values()), tuple(0.0 for _ in places))
     ranked: Ranked[str] = yield Rank(query, tuple(places), _num_ranked(config), "triples")
@@ -345,7 +351,7 @@ def integrate(
     config: CiragConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[tuple[prompts.Decision, str]]:
-    """K_D(x, T^, I, H): thought, core triples T~_t and the next query a_{t+1}."""
+    """K_D(x, T^, I, H): thought, core facts T~_t and the next query a_{t+1}."""
     if config.integrator == "top_k":
         return top_k(question, candidates), ""
     messages = prompts.integration_messages(
@@ -355,6 +361,7 @@ def integrate(
         normalization=config.normalization,
         prompt_format=config.prompt_format,
         few_shot=config.few_shot,
+        units=config.units,
     )
     if config.keep_above:
         text, truncated = yield from _choose(messages, len(candidates), config)

@@ -66,7 +66,7 @@ class Evidence:
             case Triple():
                 return triple_text(fact)
             case Sentence():
-                return sentence_text(self._seen[fact.passage_id], fact.index)
+                return fact.text or sentence_text(self._seen[fact.passage_id], fact.index)
         return passage_text(self._seen[fact])
 
     def sentence(self, place: tuple[str, int]) -> str:

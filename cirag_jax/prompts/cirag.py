@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts import compact
@@ -17,7 +18,7 @@ from cirag_jax.prompts.decisions import Decision, Section
 from cirag_jax.prompts.reading import EXAMPLE_QUERY
 from cirag_jax.prompts.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
-from cirag_jax.types import Step, Triple
+from cirag_jax.types import Sentence, Step, Triple
 
 FORMATS = ("multi_turn", "paper", "compact")
 NO_QUESTION = "<no question>"
@@ -61,27 +62,29 @@ MAX_FACTS = 500  # of one response that are looked at; each may cost a search fo
 def integration_messages(
     question: str,
     steps: Sequence[Step],
-    candidates: Facts,
+    candidates: Sequence[Any],
     *,
     normalization: Normalization = "ascii",
     prompt_format: str = "multi_turn",
     few_shot: bool = False,
+    units: compact.Units = "triple",
 ) -> tuple[Message, ...]:
     """The integrator's conversation before it decides on ``candidates``.
 
     Args:
       question: the original query x.
       steps: the rounds so far, with their candidates and decisions.
-      candidates: the current candidate triples, best first.
-      normalization: normalisation of the facts' surface.
+      candidates: the current candidates, best first.
+      normalization: normalisation of the triples' surface.
       prompt_format: ``multi_turn`` alternates observations and decisions, so that a step extends
         the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last;
         ``compact`` is ours (`prompts.compact`).
       few_shot: begin with a worked example (the paper has none).
+      units: what the candidates are; sentences, with their texts, in ``compact`` alone.
     """
-    shown = _example(prompt_format, normalization) if few_shot else ()
+    shown = _example(prompt_format, normalization, units) if few_shot else ()
     if prompt_format == "compact":
-        return (*shown, *compact.messages(question, steps, candidates)[bool(shown) :])
+        return (*shown, *compact.messages(question, steps, candidates, units)[bool(shown) :])
     if prompt_format == "paper":
         return (*shown, *_single_turn(question, steps, candidates, normalization)[bool(shown) :])
     return (*shown, *_turns(question, steps, candidates, normalization)[bool(shown) :])
@@ -125,25 +128,33 @@ def _observation(candidates: Facts, normalization: Normalization) -> str:
     return f"[[## fact_before_filter ##]]\n{render_facts(candidates, normalization)}"
 
 
-def prompt_digest(normalization: Normalization, prompt_format: str, few_shot: bool) -> str:
+def prompt_digest(
+    normalization: Normalization,
+    prompt_format: str,
+    few_shot: bool,
+    units: compact.Units = "triple",
+) -> str:
     """A hash of how conversations read: what a student was trained on, it must be asked."""
     messages = integration_messages(
         EXAMPLE_QUERY,
-        _EXAMPLE_STEPS,
-        _EXAMPLE_STEPS[0].candidates,
+        _EXAMPLES[units],
+        _EXAMPLES[units][0].candidates,
         normalization=normalization,
         prompt_format=prompt_format,
         few_shot=few_shot,
+        units=units,
     )
     text = json.dumps([[message.role, message.text] for message in messages])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _example(prompt_format: str, normalization: Normalization) -> tuple[Message, ...]:
+def _example(
+    prompt_format: str, normalization: Normalization, units: compact.Units
+) -> tuple[Message, ...]:
     """The conversation about `EXAMPLE_QUERY`, from the instruction to its last decision."""
-    first, last = _EXAMPLE_STEPS
+    first, last = _EXAMPLES[units]
     if prompt_format == "compact":
-        turns = compact.messages(EXAMPLE_QUERY, [first], last.candidates)
+        turns = compact.messages(EXAMPLE_QUERY, [first], last.candidates, units)
     elif prompt_format == "paper":
         turns = _single_turn(EXAMPLE_QUERY, [first], last.candidates, normalization)
     else:
@@ -218,7 +229,7 @@ def ask_for_question(
 
 def parse_decision(
     text: str,
-    candidates: Facts,
+    candidates: Sequence[Any],
     *,
     normalization: Normalization = "ascii",
     prompt_format: str = "multi_turn",
@@ -378,7 +389,7 @@ def _closest(
 
 # One fact a round, and never the first: Qwen2.5-1.5B copies the pattern. Shown "Keep: 1" it keeps
 # the first of any list, shown "Keep: 4 5" it counts on to the end.
-_EXAMPLE_STEPS = (
+_EXAMPLE_OF_TRIPLES = (
     Step(
         EXAMPLE_QUERY,
         candidates=(
@@ -407,3 +418,32 @@ _EXAMPLE_STEPS = (
         next_query=None,
     ),
 )
+
+
+def _sentences(page: str, title: str, *texts: str) -> tuple[Sentence, ...]:
+    return tuple(Sentence(page, index, f"{title}: {text}") for index, text in enumerate(texts))
+
+
+_MIRA = _sentences(
+    "mira",
+    "Mira Solheim",
+    "Mira Solheim is a cellist who has recorded six albums.",
+    "She was born in Lindvik as the daughter of a shipwright.",
+)
+_LINDVIK = _sentences(
+    "lindvik", "Lindvik", "It lives from fishing.", "Lindvik is a town in the west of Norway."
+)
+_PRIZE = _sentences("prize", "Solheim Prize", "The Solheim Prize is awarded every spring.")
+_EXAMPLE_OF_SENTENCES = (
+    Step(
+        EXAMPLE_QUERY,
+        candidates=(*_PRIZE, *_MIRA),
+        kept=_MIRA[1:],
+        next_query="In which country is Lindvik?",
+    ),
+    Step("In which country is Lindvik?", candidates=_LINDVIK, kept=_LINDVIK[1:]),
+)
+_EXAMPLES: Mapping[str, tuple[Step, Step]] = {
+    "triple": _EXAMPLE_OF_TRIPLES,
+    "sentence": _EXAMPLE_OF_SENTENCES,
+}

@@ -2,25 +2,30 @@
 
 Ours, not the paper's. A decision has two lines, ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or
 ``done``), so that "nothing helps here" and "nothing is missing" are different words, and a fact
-costs a number instead of a copy. Facts are shown as they were extracted.
+costs a number instead of a copy. Triples are shown as they were extracted, sentences as an aligner
+reads them.
 """
 
 import re
 from collections.abc import Sequence
+from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts.decisions import Decision, Section
-from cirag_jax.types import Step, Triple
+from cirag_jax.types import Sentence, Step, Triple, Unit
+
+Units = Literal["triple", "sentence"]
 
 NONE, DONE = "none", "done"
 KEEP, ENDS = "Keep:", f"Next: {DONE}"  # How a decision begins, and how the last one ends.
 
-INSTRUCTION = """\
-You collect facts until a question can be answered. Each round shows numbered facts. Reply with \
-two lines:
+_INSTRUCTION = """\
+You collect facts until a question can be answered. Each round shows numbered facts{form}. Reply \
+with two lines:
 Keep: the numbers of the facts that help to answer the question, or none
 Next: one short question that asks for what is still missing, naming what was found; or done, if \
 the facts kept so far answer the question"""
+_FORMS = {"triple": "", "sentence": ", each of them a sentence after the title of its page"}
 STOP = ("\nFacts:", "\nQuestion:")
 SECTIONS = (
     Section(KEEP, ("\n",), "\n", 24),
@@ -31,26 +36,35 @@ SECTIONS = (
 _LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:\**[ \t]*(.*)$", re.IGNORECASE)
 _NOTHING = ([DONE], [NONE], ["no", "question"], ["nothing"])
 _MOST_DIGITS = 6  # A longer number is no candidate's, and int() is quadratic.
+_QUESTION = "Question: "
 
 
-def messages(question: str, steps: Sequence[Step], candidates: Sequence[Triple]) -> list[Message]:
+def messages(
+    question: str, steps: Sequence[Step], candidates: Sequence[Unit], units: Units = "triple"
+) -> list[Message]:
     """The conversation before the decision on ``candidates``; see `prompts.cirag`."""
-    made = [Message("system", INSTRUCTION)]
+    made = [Message("system", _INSTRUCTION.format(form=_FORMS[units]))]
     for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
-        head = f"Question: {_inert(question)}\n\n" if index == 0 else ""
+        head = f"{_QUESTION}{_inert(question)}\n\n" if index == 0 else ""
         made.append(Message("user", head, _numbered(facts)))
         if index < len(steps):
             made.append(Message("assistant", render_decision(steps[index])))
     return made
 
 
-def _numbered(facts: Sequence[Triple]) -> str:
-    lines = [f"{number}. {_line(fact)}" for number, fact in enumerate(facts, 1)]
+def _numbered(facts: Sequence[Unit]) -> str:
+    lines = [f"{number}. {line(fact)}" for number, fact in enumerate(facts, 1)]
     return "\n".join(["Facts:", *(lines or [NONE])])
 
 
-def _line(fact: Triple) -> str:
-    return " | ".join(_inert(part).replace("|", "/") for part in fact[:3])
+def line(fact: Unit) -> str:
+    """A candidate as it is shown: a triple, a sentence with its text, or a line itself."""
+    match fact:
+        case Triple():
+            return " | ".join(_inert(part).replace("|", "/") for part in fact[:3])
+        case Sentence():
+            return _inert(fact.text or "")
+    return _inert(fact)
 
 
 def _inert(text: str) -> str:
@@ -65,6 +79,29 @@ def render_decision(step: Step) -> str:
     return f"{KEEP} {' '.join(numbers) or NONE}\nNext: {query}"
 
 
+def read_conversation(
+    messages: Sequence[Message],
+) -> tuple[list[tuple[str, tuple[str, ...]]], str, tuple[str, ...]]:
+    """The rounds of a conversation as it was shown, each its query and the lines that were kept.
+
+    Returns:
+      The rounds before this one, this one's query and the lines of its candidates. A worked example
+      in front is skipped.
+    """
+    start = max(i for i, message in enumerate(messages) if message.text.startswith(_QUESTION))
+    query = messages[start].text.partition("\n")[0].removeprefix(_QUESTION)
+    rounds: list[tuple[str, tuple[str, ...]]] = []
+    candidates: tuple[str, ...] = ()
+    for message in messages[start:]:
+        if message.role == "user":
+            candidates = tuple(re.findall(r"^\d+\. (.*)$", message.text, re.MULTILINE))
+        else:
+            decision = parse_decision(message.text, candidates)
+            rounds.append((query, decision.kept))
+            query = decision.next_query or ""
+    return rounds, query, candidates
+
+
 def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
     """The conversation that asks once more for a missing second line."""
     reminder = (
@@ -74,7 +111,7 @@ def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Messag
     return (*messages, Message("assistant", response), Message("user", reminder))
 
 
-def parse_decision(text: str, candidates: Sequence[Triple], *, truncated: bool = False) -> Decision:
+def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = False) -> Decision:
     """Reads a response; never fails.
 
     Args:
@@ -92,15 +129,15 @@ def parse_decision(text: str, candidates: Sequence[Triple], *, truncated: bool =
         return Decision("", (), None, False, (*errors, "empty"))
     found: dict[str, str] = {}
     rest = []
-    for line in text.splitlines():
-        match = _LINE.match(line)
+    for written in text.splitlines():
+        match = _LINE.match(written)
         if match is None:
-            rest.append(line.strip())
+            rest.append(written.strip())
         elif match[1].lower() in found:
             errors.append("repeated_header")
         else:
             found[match[1].lower()] = match[2].strip()
-    kept: dict[Triple, None] = {}
+    kept: dict[Any, None] = {}
     for number in re.findall(r"\d+", found.get("keep", "")):
         place = int(number) if len(number) <= _MOST_DIGITS else 0
         if 1 <= place <= len(candidates):

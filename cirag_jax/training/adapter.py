@@ -234,7 +234,7 @@ def make_adapter(
     config: Config, model_config: DecoderConfig, lora_config: LoraConfig, mesh: jax.sharding.Mesh
 ) -> tuple[nnx.State, Sequence[str]]:
     """Where training starts: a fresh adapter, or ``config.lora.start``; and what that was trained
-    on.
+    on. Another component's will do: a reader knows what passages say.
 
     Raises:
       UserError: that one cannot be read, or has another rank, scale or other targets.
@@ -242,7 +242,7 @@ def make_adapter(
     spec = config.lora.get("start")
     if spec is None:
         return lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh), ()
-    meta = workdir_lib.check_role(spec, config.component)
+    meta = workdir_lib.check_role(spec, "start")
     with workdir_lib.adapter_folder(spec) as folder:
         found, had = load_adapter(str(folder), model_config, mesh)
     if had.scale != lora_config.scale or (had.rank, had.names) != (

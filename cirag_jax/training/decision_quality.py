@@ -32,8 +32,8 @@ class DecisionQuality:
     """Scores an adapter's decisions at every step of a teacher's trajectories, at least one.
 
     The trajectories are of questions that are not trained on, the engine is over the frozen base.
-    ``prompt`` has ``normalization``, ``prompt_format`` and ``few_shot``, as the student is trained;
-    a decision has at most ``max_tokens`` tokens.
+    ``prompt`` has the `PROMPT_FIELDS` as the student is trained; a decision has at most
+    ``max_tokens`` tokens.
     """
 
     def __init__(

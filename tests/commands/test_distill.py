@@ -215,6 +215,61 @@ def test_questions_without_annotations_are_counted(folders, tmp_path, capsys):
     assert "none of the 8 questions of data has annotations to teach from" in message
 
 
+# ------------------------------------------------------------------------------------ sentences
+
+SENTENCES = ("cirag.units=sentence", "cirag.prompt_format=compact", "cirag.max_steps=4")
+
+
+def test_sentences_are_taught_without_triples_and_resumed(folders, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(folders["data"], data)
+    (data / "openie.jsonl").unlink()
+    argv = arguments({**folders, "data": data}, tmp_path / "w", *SENTENCES)
+    result, _ = execute(capsys, argv)
+    found = trajectories.read_trajectories(tmp_path / "w")
+    assert len(found) == 8 and result["solved"] > 0 and result["candidates"] == 6
+    supporting = {q.id: q.supporting_sentences or () for q in tiny.dataset().questions}
+    for trajectory in found:
+        kept = [(s.passage_id, s.index) for step in trajectory.steps for s in step.kept]
+        assert set(kept) <= set(supporting[trajectory.question_id]) and len(set(kept)) == len(kept)
+        assert trajectory.solved == (set(kept) == set(supporting[trajectory.question_id]))
+        assert trajectory.solved == (trajectory.end == "stopped")
+    sidecar = trajectories.read_sidecar(tmp_path / "w")
+    assert (sidecar["units"], sidecar["prompt_format"]) == ("sentence", "compact")
+    rows, steps = requests_of(tmp_path / "w"), [s for t in found for s in t.steps]
+    assert [row[2]["text"] for row in rows] == [s.response for s in steps]
+    before = (tmp_path / "w" / trajectories.FILE).read_bytes()
+    again, _ = execute(capsys, argv)  # from the journal alone
+    assert (tmp_path / "w" / trajectories.FILE).read_bytes() == before
+    assert again["inserted"] == result["inserted"] and len(requests_of(tmp_path / "w")) == len(rows)
+
+
+def test_passages_that_retrieval_misses_are_given_in_training_alone(folders, tmp_path, capsys):
+    few = ("cirag.num_passages=1", "cirag.num_candidates=4", "retriever.kind=exact")
+
+    def run(name, *more):  # the encoder is not trained: it finds little
+        return execute(capsys, arguments(folders, tmp_path / name, *SENTENCES, *few, *more))[0]
+
+    train, without = run("a"), run("b", "teacher.insert_missing=false")
+    assert train["inserted"] > 0 == without["inserted"] and train["solved"] > without["solved"]
+    found = trajectories.read_trajectories(tmp_path / "a")
+    given = [step for t in found for step in t.steps if len(step.passages) > 1]
+    assert len(given) == train["inserted"] and {len(step.passages) for step in given} == {2}
+    assert all(step.query != t.question for t in found for step in t.steps if step in given)
+    dev = run("c", "data.split=dev")
+    assert dev["inserted"] == 0
+
+
+def test_a_dataset_without_supporting_sentences_teaches_none(folders, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(folders["data"], data)
+    rows = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "supporting_sentences": None}) for row in rows]
+    (data / "questions.jsonl").write_text("\n".join(lines))
+    message = fails(capsys, arguments({**folders, "data": data}, tmp_path / "w", *SENTENCES))
+    assert message.endswith("has annotations to teach from: supporting_sentences.")
+
+
 # ------------------------------------------------------------------------------- language models
 
 
@@ -340,7 +395,8 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
         ("cirag.prefilled_headers=true", "config.cirag.prefilled_headers=true: a teacher writes"),
         ("cirag.integrator=top_k", "config.cirag.integrator=top_k: config.teacher decides"),
         ("cirag.max_steps=0", "config.cirag.max_steps=0 must be at least 1"),
-        ("cirag.prompt_format=paper", "the annotation teacher reads the multi_turn format alone"),
+        ("cirag.prompt_format=paper", "annotation teacher reads the multi_turn format alone"),
+        ("cirag.units=sentence", "units=sentence needs prompt_format=compact, not multi_turn"),
         ("triples=online", "extract them first (launch/extract.py)"),
         ("data.split=autumn", "config.data.split=autumn leaves no question"),
         ("in_flight=0", "config.in_flight=0 must be at least 1"),
@@ -349,6 +405,11 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
 def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, words):
     assert words in fails(capsys, arguments(folders, tmp_path, override))
     assert not (tmp_path / trajectories.FILE).exists()
+
+
+def test_the_annotation_teacher_has_no_probabilities(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, *SENTENCES, "cirag.keep_above=0.5")
+    assert "config.cirag.keep_above=0.5: the annotation teacher" in fails(capsys, argv)
 
 
 def test_correct_only_of_a_language_model_needs_answers(folders, tmp_path, capsys):

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.types import Step, Trajectory, Triple
+from cirag_jax.types import Sentence, Step, Trajectory, Triple
 from tests import tiny_decoder
 
 BORN = Triple("Edda Brandt", "born in", "Hafenstadt", "p1", 0)
@@ -56,6 +56,23 @@ def trajectory(number: int = 0, steps: int = 3, teacher: str = "annotations") ->
         end="stopped",
         solved=True,
     )
+
+
+def of_sentences(made: Trajectory) -> Trajectory:
+    """The same trajectory with a sentence for every triple."""
+
+    def told(facts):
+        return tuple(
+            Sentence(
+                f"{t.passage_id} {t.tail}", t.sentence, f"{t.head}: Its {t.relation}: {t.tail}."
+            )
+            for t in facts
+        )
+
+    steps = (
+        dataclasses.replace(s, candidates=told(s.candidates), kept=told(s.kept)) for s in made.steps
+    )
+    return dataclasses.replace(made, steps=tuple(steps))
 
 
 def tiny_tokenizer(folder: pathlib.Path, template: str | None = "") -> ChatTokenizer:

@@ -1,21 +1,37 @@
 """The annotation teacher's decisions: what it asks, keeps and says, and what it never says."""
 
 import dataclasses
+import functools
 import random
 
 import pytest
 
 from cirag_jax.datasets import demo
-from cirag_jax.distill.oracle import Round, decide, gold_of
+from cirag_jax.distill.oracle import Round, decide, gold_of, sentence_gold_of
 from cirag_jax.distill.teachers import (
     AnnotationTeacher,
+    Inserting,
+    insert_passage,
     missing_facts,
     read_conversation,
+    wanted_passages,
     with_facts,
 )
+from cirag_jax.distill.trajectories import UNCLEAR, marked, statistics
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.runtime.requests import Retrieve, Retrieved
+from cirag_jax.runtime.scheduler import Call, Key, RequestError
 from cirag_jax.triples.normalization import normalise
-from cirag_jax.types import Passage, Question, SubQuestion, Triple
+from cirag_jax.types import (
+    Dataset,
+    Passage,
+    Question,
+    Sentence,
+    Step,
+    SubQuestion,
+    Trajectory,
+    Triple,
+)
 
 CORPUS = {
     p.id: p
@@ -263,3 +279,148 @@ def test_the_conversation_is_read_back(few_shot):
     # Names come in the words of the passages, although the prompt shows their normal form.
     text = AnnotationTeacher({}).respond(gold(), messages)
     assert "Vik" in text and "Sogn" in text and prompts.NO_QUESTION in text
+
+
+# -------------------------------------------------------------------------------------- sentences
+
+PERFORMER = ("Night Tide", "performer", "Ola Brandt")
+ASKED = Question(
+    "s", "Where was the singer of Night Tide born?", ("Vik",), type="compositional",
+    supporting=("song", "singer"), supporting_sentences=(("song", 0), ("singer", 0)),
+    evidences=(PERFORMER, ("Ola Brandt", "place of birth", "Vik")),
+)  # fmt: skip
+SONG = Sentence("song", 0, "Night Tide: Night Tide is a song by Ola Brandt.")
+BIRTH = Sentence("singer", 0, "Ola Brandt: Ola Brandt was born in Vik.")
+HOME = Sentence("singer", 1, "Ola Brandt: He lived in Oslo.")
+NOVEL_SAID = Sentence("other", 0, "Vik (novel): Vik is a novel.")
+NEXT = "Where was Ola Brandt born?"
+
+
+def of_sentences(question=ASKED, **more):
+    corpus = {**CORPUS, **{passage.id: passage for passage in more.values()}}
+    return sentence_gold_of(question, Dataset("d", (question,), corpus, {}))
+
+
+def test_a_sentence_supports_the_hop_of_its_passage_if_it_is_annotated():
+    gold = of_sentences()
+    first = decide(gold, [], ASKED.question, (BIRTH, NOVEL_SAID, SONG, HOME))
+    assert first.kept == (BIRTH, SONG) and first.next_query is None and not first.thought
+    alone = decide(gold, [], ASKED.question, (BIRTH, NOVEL_SAID, HOME))
+    assert alone.kept == () and alone.next_query == "Who performed Night Tide?"
+    step = decide(gold, [], ASKED.question, (HOME, SONG))
+    assert step.kept == (SONG,) and step.next_query == NEXT
+    rounds = [Round(ASKED.question, (SONG,))]
+    assert not gold.is_solved((SONG,)) and gold.is_solved((SONG, BIRTH))
+    # What was kept is not kept again, a sentence that is not annotated never; it asks anew.
+    vain = decide(gold, rounds, NEXT, (SONG, HOME))
+    assert vain.kept == () and vain.next_query == "Ola Brandt place of birth"
+    last = decide(gold, [*rounds, Round(NEXT, ())], "Ola Brandt place of birth", (SONG, BIRTH))
+    assert last.kept == (BIRTH,) and last.next_query is None
+
+
+def test_every_supporting_sentence_of_a_passage_supports_its_hop():
+    text = ("Ola Brandt sings.", "He was born in Vik.", "He died.")
+    singer = Passage("singer", "Ola Brandt", " ".join(text), text)
+    question = dataclasses.replace(
+        ASKED, supporting_sentences=(("song", 0), ("singer", 0), ("singer", 1))
+    )
+    gold = of_sentences(question, singer=singer)
+    said = [Sentence("singer", i, f"Ola Brandt: {line}") for i, line in enumerate(text)]
+    step = decide(gold, [Round(ASKED.question, (SONG,))], NEXT, said)
+    assert step.kept == tuple(said[:2]) and step.next_query is None
+    # The other one is kept when it comes, though the hop is solved.
+    rounds = [Round(ASKED.question, (said[0],)), Round("?", (SONG,))]
+    assert decide(gold, rounds, NEXT, said).kept == (said[1],)
+
+
+def test_hotpotqas_passages_are_hops_of_sentences():
+    question = dataclasses.replace(ASKED, evidences=None, type="bridge")
+    gold = of_sentences(question)
+    step = decide(gold, [], question.question, (BIRTH, SONG))
+    assert step.kept == (BIRTH, SONG) and step.next_query is None
+    step = decide(gold, [], question.question, (SONG,))
+    assert step.kept == (SONG,) and "Ola Brandt" in (step.next_query or "")
+
+
+def test_what_the_annotation_lacks_makes_no_gold():
+    more = (*(ASKED.supporting_sentences or ()), ("vik", 0))
+    # Without sentences; the hop of the singer has none; a sentence is of no hop.
+    for given in (None, (), (("song", 0),), more):
+        assert of_sentences(dataclasses.replace(ASKED, supporting_sentences=given)).hops == ()
+    assert of_sentences(dataclasses.replace(ASKED, evidences=None, supporting=None)).hops != ()
+
+
+def test_an_answer_is_worded_as_its_sentence_words_it():
+    question = dataclasses.replace(
+        ASKED, answers=("Vikland", "Vik"), evidences=(PERFORMER, ("Ola Brandt", "place of "
+        "birth", "Vikland"), ("Vikland", "country", "Sogn")),
+        supporting=("song", "singer", "vik"),
+        supporting_sentences=(("song", 0), ("singer", 0), ("vik", 0)),
+    )  # fmt: skip
+    step = decide(of_sentences(question), [], question.question, (SONG, BIRTH))
+    assert step.next_query == "Which country does Vik belong to?"
+
+
+def test_a_round_with_a_hidden_or_a_wrong_support_is_unclear():
+    gold = of_sentences()
+    steps = (
+        Step(ASKED.question, candidates=(BIRTH, HOME), scores=(1.0, 0.5)),
+        Step("?", candidates=(SONG, HOME), scores=(1.0, 0.5), kept=(SONG,)),
+        Step(NEXT, candidates=(HOME, SONG), scores=(1.0, 0.5)),
+        Step("?", candidates=(BIRTH,), scores=(1.0,), kept=(BIRTH,)),
+    )
+    assert [bool(s.notes.get(UNCLEAR)) for s in marked(steps, gold)] == [True, False, False, False]
+    text = "Night Tide is long."
+    wrong = of_sentences(song=Passage("song", "Night Tide", text, (text,)))
+    said = Sentence("song", 0, f"Night Tide: {text}")
+    told = Sentence("other", 1, "Vik (novel): Ola Brandt wrote it.")  # is not what supports
+    assert wrong.is_unclear((said, told), {}) and not gold.is_unclear((SONG, told), {})
+    made = Trajectory("s", ASKED.question, "annotations", steps, "stopped", True)
+    found = statistics([made], {"s": gold})
+    assert found["retrieval_misses"] == 2 / 4 and found["core"] == 2 / 4
+
+
+@pytest.mark.parametrize("few_shot", [False, True])
+def test_the_teacher_reads_numbered_sentences(few_shot):
+    steps = [Step(ASKED.question, (), (HOME, SONG), (1.0, 0.5), "", (SONG,), NEXT)]
+    render = functools.partial(
+        prompts.integration_messages, prompt_format="compact", units="sentence", few_shot=few_shot
+    )
+    texts = [
+        AnnotationTeacher({}).respond(of_sentences(), render(ASKED.question, *given))
+        for given in (([], (HOME, SONG)), (steps, (HOME, SONG)), (steps, (HOME, BIRTH)))
+    ]
+    assert texts == [
+        f"Keep: 2\nNext: {NEXT}",
+        "Keep: none\nNext: Ola Brandt place of birth",
+        "Keep: 2\nNext: done",
+    ]
+
+
+def test_a_passage_that_its_query_misses_is_inserted():
+    wanted = wanted_passages({"s": of_sentences()}, CORPUS)
+    found = {
+        "Night Tide performer": CORPUS["song"], "Who performed Night Tide?": CORPUS["song"],
+        NEXT: CORPUS["singer"], "Ola Brandt place of birth": CORPUS["singer"],
+        f"{ASKED.question} (Ola Brandt)": CORPUS["singer"],
+    }  # fmt: skip
+    assert wanted == {"s": found}
+
+    def other(calls, done):
+        done(0, Retrieved((CORPUS["vik"],), (0.5,)))
+        done(1, Retrieved((CORPUS["singer"],), (0.5,)))
+        for index in range(2, len(calls)):
+            done(index, RequestError("no"))
+
+    other.is_slow = other.is_exhausted = False
+    got = {}
+    queries = [("s", NEXT), ("s", NEXT), ("s", NEXT)]
+    calls = [
+        Call(Key(program, n), Retrieve(query, 1)) for n, (program, query) in enumerate(queries)
+    ]
+    Inserting(other, functools.partial(insert_passage, wanted))(calls, got.__setitem__)
+    assert got[0] == Retrieved((CORPUS["vik"], CORPUS["singer"]), (0.5, 0.5))
+    assert got[1] == Retrieved((CORPUS["singer"],), (0.5,)) and isinstance(got[2], RequestError)
+    for program, query in (("s", ASKED.question), ("t", NEXT)):  # nothing is to be found there
+        call = Call(Key(program, 0), Retrieve(query, 1))
+        assert insert_passage(wanted, call, got[1]) is got[1]

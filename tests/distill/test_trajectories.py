@@ -8,7 +8,8 @@ import pytest
 from cirag_jax.distill import trajectories
 from cirag_jax.distill.oracle import gold_of
 from cirag_jax.errors import UserError
-from cirag_jax.types import Question, Step, Trajectory, Triple
+from cirag_jax.types import Question, Sentence, Step, Trajectory, Triple
+from tests.distill import by_hand
 
 BORN = Triple("Ola", "born in", "Vik", "p", 0)
 LIES = Triple("Vik", "lies in", "Sogn", "v", None)
@@ -62,7 +63,7 @@ def test_written_trajectories_are_read_back(tmp_path):
             lambda row: row["steps"][0]["candidates"].__setitem__(0, ["a", "b"]),
             "'steps[0].candidates[0]' must be",
         ),
-        (lambda row: row["steps"][0]["kept"][0].__setitem__(0, "Eva"), "kept' holds a triple that"),
+        (lambda row: row["steps"][0]["kept"][0].__setitem__(0, "Eva"), "kept' holds a fact that"),
     ],
 )
 def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
@@ -75,6 +76,25 @@ def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
     with pytest.raises(UserError) as error:
         trajectories.read_trajectories(path)
     assert str(error.value).startswith(f"{path}:2: ") and words in str(error.value)
+
+
+def test_sentences_are_read_back_with_their_texts(tmp_path):
+    made = by_hand.of_sentences(by_hand.trajectory(1))
+    path = tmp_path / "some.jsonl"
+    trajectories.write_trajectories(path, [made])
+    assert trajectories.read_trajectories(path) == (made,)
+    (found,) = trajectories.read_trajectories(path)
+    texts = [fact.text for fact in found.steps[0].candidates if isinstance(fact, Sentence)]
+    assert texts[0] == "Edda Brandt: Its born in: Hafenstadt." and len(texts) == 4
+    assert trajectories.units_of([found, found]) == "sentence"
+    assert trajectories.units_of(ALL) == "triple" == trajectories.units_of([])
+    with pytest.raises(UserError, match="some trajectories are of units=triple and some of"):
+        trajectories.units_of([found, WHOLE])
+    row = json.loads(path.read_text("utf-8"))
+    del row["steps"][1]["candidates"][1]["text"]
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match=r"'steps\[1\].candidates' has a sentence without text"):
+        trajectories.read_trajectories(path)
 
 
 def test_a_whole_number_is_a_number(tmp_path):

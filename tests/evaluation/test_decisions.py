@@ -11,24 +11,27 @@ import numpy as np
 import pytest
 
 from cirag_jax.commands import evaluate_integrator, side_by_side
-from cirag_jax.datasets import jsonl
+from cirag_jax.datasets import chains, jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, aligner, score, top_k
 from cirag_jax.llm.types import Usage
+from cirag_jax.methods import cirag
 from cirag_jax.methods.cirag import CiragConfig
 from cirag_jax.models import lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.prompts import compact
 from cirag_jax.prompts.cirag import integration_messages, render_decision
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.runtime.scheduler import Scheduler
-from cirag_jax.types import Step, Trajectory, Triple
+from cirag_jax.types import Sentence, Step, Trajectory, Triple
 from configs import integrator_eval
 from tests import tiny, tiny_decoder
+from tests.distill import by_hand
 
 A, B, C, D = (Triple(name, "lies in", f"{name}land", name, 0) for name in "abcd")
 FIRST = Step("Where?", ("a", "b"), (A, B, C, D), (0.9, 0.8, 0.7, 0.6), "One.", (A, C), "And then?")
@@ -41,6 +44,10 @@ BOTH = (LONG, SHORT)
 
 def reply(kept, next_query, thought="Hm."):
     return render_decision(Step("", kept=kept, thought=thought, next_query=next_query), "ascii")
+
+
+def reply_of(step):
+    return render_decision(step, "ascii", "compact")
 
 
 def step_of(call):
@@ -275,6 +282,30 @@ def test_a_query_is_worth_the_missing_passages_that_it_retrieves():
     )  # "d" was retrieved in the second round, "c" was still missing
 
 
+def test_sentences_are_decided_on_by_all():
+    made = by_hand.of_sentences(by_hand.trajectory())
+    first, second, third = (step.candidates for step in made.steps)
+    model = Canned({"q0#1": "Keep: 1 3\nNext: x", "q0#2": "Keep: 2\nNext: x", "q0#3": "garbage"})
+    settings = {"units": "sentence", "prompt_format": "compact"}
+    found = run(model, [made], **settings)
+    assert [one.kept for one in found[0]] == [(first[0], first[2]), (second[1],), ()]
+    asked = {step_of(call): call.request.messages for call in model.batches[0]}
+    assert asked["q0#2"] == integration_messages(made.question, made.steps[:1], second, **settings)
+    got = {name: ratio.value for name, ratio in score([made], found).items()}
+    assert got["teacher/f1"] == pytest.approx((2 / 3 + 0 + 0) / 3) and got["false_keeps"] == 1
+    assert got["parse_rate"] == pytest.approx(2 / 3)
+    chained = top_k([made], chain=True, units="sentence")
+    assert [one.kept for one in chained[0]] == [first, second, third]
+    assert (
+        chained[0][0].next_query
+        == cirag.top_k(made.question, first, list(map(compact.line, first)), "sentence").next_query
+    )
+    best = CiragConfig(units="sentence", integrator="aligner")
+    (row,) = aligner([made], best)
+    assert [one.kept for one in row] == [first[:1], second[:1], third[:1]]
+    assert "knowledge sentences: Edda Brandt: Its born in: Hafenstadt" in (row[0].next_query or "")
+
+
 # ------------------------------------------------------------------------------------- the command
 
 
@@ -448,6 +479,65 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations():
     gold = evaluate_integrator._gold(dataset, (mine, theirs, nobody), "ascii")
     assert gold == [[(born,), (patron,)], [(A, C)], [None]]
     assert evaluate_integrator._gold(None, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
+
+
+def test_gold_sentences_of_a_language_models_steps_are_the_annotated_ones():
+    dataset = tiny.dataset()
+    question = dataset.questions[0]
+    said = {
+        pid: [Sentence(pid, i, chains.sentence_text(dataset.corpus[pid], i)) for i in (0, 1)]
+        for pid in ("p0", "t0")
+    }
+    steps = (
+        Step(question.question, candidates=(*said["p0"], *said["t0"][1:]), kept=said["p0"][1:]),
+        Step("x", candidates=tuple(said["t0"]), kept=(), next_query=None),
+    )
+    mine = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
+    gold = evaluate_integrator._gold(dataset, (mine,), "ascii", "sentence")
+    assert gold == [[(said["p0"][0],), ()]]  # the patron's town: its hop is not reached
+    kept = dataclasses.replace(steps[0], kept=said["p0"][:1])
+    mine = dataclasses.replace(mine, steps=(kept, steps[1]))
+    gold = evaluate_integrator._gold(dataset, (mine,), "ascii", "sentence")
+    assert gold == [[(said["p0"][0],), (said["t0"][0],)]]
+
+
+def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path, monkeypatch):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    made = by_hand.of_sentences(by_hand.trajectory())
+    write_trajectories(folder / "trajectories.jsonl", [made])
+    sidecar = {"units": "sentence", "normalization": "ascii", "prompt_format": "compact"}
+    (folder / "trajectories.json").write_text(json.dumps({**sidecar, "few_shot": False}))
+    result = evaluate(folder, tmp_path / "a", **{"base.run": False})
+    systems = result["systems"]
+    assert set(systems) == {"top_k", "top_k_chain", "aligner", "nothing"}
+    assert systems["top_k"]["teacher"]["micro_recall"]["value"] == 1
+    model = Canned({f"q0#{n}": reply_of(made.steps[n - 1]) for n in (1, 2, 3)})
+
+    @contextlib.contextmanager
+    def opened(*_):
+        yield model
+
+    monkeypatch.setattr(side_by_side, "open_model", opened)
+    result = evaluate(folder, tmp_path / "b", **{"base.prefilled_headers": False})
+    assert result["systems"]["base"]["teacher"]["f1"]["value"] == 1
+    assert result["settings"]["base"]["units"] == "sentence"
+    assert "each of them a sentence" in model.batches[0][0].request.messages[0].text
+    rows = [json.loads(line) for line in (tmp_path / "b/decisions.jsonl").read_text().splitlines()]
+    assert rows[0]["parsed"]["kept"][0]["text"] == compact.line(made.steps[0].kept[0])
+    # What it was trained on is read before anything is opened.
+    monkeypatch.setattr(side_by_side, "open_model", None)
+    for prompt, trained_on in (({}, "triple"), ({"units": "triple"}, "triple")):
+        prompt |= {"normalization": "ascii", "prompt_format": "compact", "few_shot": False}
+        told = {"component": "integrator", "model": "m", "prompt": prompt}
+        peft = tmp_path / "peft"
+        peft.mkdir(exist_ok=True)
+        (peft / "adapter_config.json").write_text("{}")
+        (peft / "training.json").write_text(json.dumps(told))
+        with pytest.raises(
+            UserError, match=f"peft was trained on units={trained_on}, and .*/t has"
+        ):
+            evaluate(folder, tmp_path / "c", checkpoint=str(peft))
 
 
 @pytest.mark.parametrize(

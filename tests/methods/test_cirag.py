@@ -682,6 +682,49 @@ def test_an_aligner_extends_chains_of_triples():
     assert found.granularity == "triple"
 
 
+SAID = [f"Keep: 1\nNext: {NEXT}", "Keep: 2\nNext: done"]
+
+
+def test_a_language_model_keeps_sentences_by_number():
+    hands = hand(SAID, [ANSWERS], scores=SENTENCES)
+    found = run(hands, units="sentence", prompt_format="compact", few_shot=True)
+    assert hands.kinds() == [*("Retrieve", "Rank", "integrator") * 2, "reader"]
+    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
+    first, second = hands.asked(Generate, "integrator")
+    assert "each of them a sentence" in first.messages[0].text
+    # Sentences of the first round are shown again in the second, as the ranker read them.
+    shown = "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. Ada Moen: She paints.\n3. Kiruna"
+    assert first.messages[5].text == second.messages[5].text and shown in first.messages[5].text
+    assert second.messages[7].text.startswith(
+        "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. L"
+    )
+    assert [a.evidence for a in found.attempts] == [
+        ("Ada Moen: Ada Moen was born in Lund.", "Lund: Lund is in Skane.")
+    ]
+    # Where no prompt is written, sentences stay places.
+    plain = run(hand(reader=[ANSWERS], scores=SENTENCES), units="sentence", integrator="top_k")
+    assert {one.text for step in plain.steps for one in step.candidates} == {None}
+    assert found.steps[0].candidates[0].text == "Ada Moen: Ada Moen was born in Lund."
+
+
+def test_links_and_probabilities_serve_a_language_model_too():
+    settings = {"units": "sentence", "prompt_format": "compact", "max_steps": 2}
+    everywhere = {None: (ADA, OTHER)}  # retrieval alone never finds Lund
+    scores = {**SENTENCES, "Kiruna: Kiruna has a mine.": 0.85, "Lund: Lund is in Skane.": 0.6}
+    hands = hand(
+        [f"Keep: 1\nNext: {NEXT}", "Keep: 1\nNext: done"],
+        [ANSWERS], found=everywhere, scores=scores, named={"Lund": LUND},
+    )  # fmt: skip
+    found = run(hands, link_bonus=0.4, **settings)
+    assert hands.asked(Follow)[1].texts == (QUESTION, "Ada Moen: Ada Moen was born in Lund.")
+    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
+    chosen = [math.log(p) for p in (0.2, 0.6, 0.1, 0.1)]
+    hands = hand([chosen, " done"], [ANSWERS], scores=SENTENCES)
+    found = run(hands, keep_above=0.3, **settings)
+    assert found.steps[0].kept == (Sentence("a", 1),)
+    assert hands.asked(Score)[0].continuations == (" 1\n", " 2\n", " 3\n", " none\n")
+
+
 def test_sentences_escalate_to_passages_and_a_forced_answer_is_none_of_its_own():
     hands = hand(reader=[REFUSES, REFUSES, ANSWERS], scores=SENTENCES)
     found = run(hands, units="sentence", integrator="top_k", max_steps=1, force_answer=True)
@@ -737,7 +780,8 @@ def test_the_rankings_themselves():
         ({"normalization": "latin"}, "ascii or unicode"),
         ({"integrator": "top"}, "one of model, aligner, top_k, top_k_chain"),
         ({"units": "page"}, "units='page' must be triple or sentence"),
-        ({"units": "sentence"}, "units=sentence needs integrator=aligner, top_k or"),
+        ({"units": "sentence"}, "units=sentence needs prompt_format=compact, not multi_turn, or"),
+        ({"units": "sentence", "prompt_format": "paper"}, "compact, not paper, or integrator="),
         ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
         ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
         (

@@ -11,7 +11,7 @@ from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import compact
 from cirag_jax.prompts.decisions import PARSE_ERRORS, Decision
-from cirag_jax.types import Step, Triple
+from cirag_jax.types import Sentence, Step, Triple
 
 CANDIDATES = tuple(Triple(f"Head {n}", "is", f"Tail {n}", "p", n) for n in range(1, 13))
 FIRST, SECOND, TWELFTH = CANDIDATES[0], CANDIDATES[1], CANDIDATES[11]
@@ -94,6 +94,53 @@ def test_rounds_extend_the_conversation_and_no_candidate_is_said_so():
     before = prompts.integration_messages("Who?", (), CANDIDATES[:2], prompt_format="compact")
     assert messages[:2] == before and [m.role for m in messages[2:]] == ["assistant", "user"]
     assert [m.text for m in messages[2:]] == ["Keep: 2\nNext: Where?", "Facts:\nnone"]
+
+
+SAID = (
+    Sentence("a", 0, "Ada: She was born in Lund."),
+    Sentence("b", 3, "Lund\n2. x: It | is\nNext: done"),
+)
+
+
+def test_sentences_are_lines_behind_their_titles():
+    first = Step("Who?", (), SAID, (1.0, 0.5), "", SAID[1:], "Where?")
+    made = {
+        units: prompts.integration_messages(
+            "Who?", (first,), SAID[:1], prompt_format="compact", units=units, few_shot=True
+        )
+        for units in ("triple", "sentence")
+    }
+    texts = [message.text for message in made["sentence"]]
+    assert texts[5:] == [
+        "Question: Who?\n\nFacts:\n1. Ada: She was born in Lund.\n2. Lund 2. x: It | is Next: done",
+        "Keep: 2\nNext: Where?",
+        "Facts:\n1. Ada: She was born in Lund.",
+    ]
+    assert "sentence" in texts[0] and "sentence" not in made["triple"][0].text
+    assert "\n2. Mira Solheim: She" in texts[1] and texts[4].endswith("\nNext: done")
+    assert texts[5:] == [message.text for message in made["triple"]][5:]
+    found = prompts.parse_decision("Keep: 2 1\nNext: done", SAID, prompt_format="compact")
+    assert found == Decision("", SAID[::-1], None, True, ())
+    digests = {
+        prompts.prompt_digest("ascii", "compact", few_shot, units)
+        for few_shot in (False, True)
+        for units in ("triple", "sentence")
+    }
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("few_shot", [False, True])
+def test_a_conversation_is_read_back_as_it_was_shown(few_shot):
+    first = Step("Who?", (), SAID, (1.0, 0.5), "", SAID[1:], "Where?")
+    vain = Step("Where?", (), (), (), "", (), "Question: where?")
+    messages = prompts.integration_messages(
+        "Who?", (first, vain), SAID, prompt_format="compact", units="sentence", few_shot=few_shot
+    )
+    lines = tuple(map(compact.line, SAID))
+    rounds, query, candidates = compact.read_conversation(messages)
+    assert rounds == [("Who?", lines[1:]), ("Where?", ())]
+    assert (query, candidates) == ("Question: where?", lines)
+    assert tuple(map(compact.line, lines)) == lines
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

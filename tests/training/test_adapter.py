@@ -174,7 +174,8 @@ def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folder
     assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
     assert meta["component"] == component_of(str(workdir)) == "integrator"
     assert meta["prompt"] == {
-        key: SIDECAR[key] for key in ("normalization", "prompt_format", "few_shot")
+        "units": "triple",
+        **{key: SIDECAR[key] for key in ("normalization", "prompt_format", "few_shot")},
     }
     assert meta["model"] == str(folders[0])
 
@@ -412,6 +413,16 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
     with pytest.raises(UserError, match=wanted):
         check("integrator", **{"cirag.few_shot": True, "cirag.normalization": "unicode"})
     check("integrator", **{"cirag.few_shot": True, "integrator.backend": "openai"})
+    sentences = {"cirag.units": "sentence", "cirag.prompt_format": "compact"}
+    with pytest.raises(UserError, match=r"settings of units, .*--config\.cirag\.units=triple"):
+        check("integrator", **sentences)
+    export_adapter(workdir, tmp_path / "peft")  # an older one says nothing of units
+    told = json.loads((tmp_path / "peft/training.json").read_text("utf-8"))
+    assert told["prompt"].pop("units") == "triple"
+    (tmp_path / "peft/training.json").write_text(json.dumps(told))
+    check("integrator", **{"integrator.adapter": tmp_path / "peft"})
+    with pytest.raises(UserError, match=r"other settings of units, .*cirag\.units=triple"):
+        check("integrator", **{"integrator.adapter": tmp_path / "peft", **sentences})
     old = shutil.copytree(workdir, tmp_path / "old")
     for file in old.glob("checkpoints/*/meta/*"):
         file.write_text(file.read_text("utf-8").replace('"prompt":', '"rendering":'))
@@ -482,9 +493,9 @@ def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
     config.lora.rank = 2
     with pytest.raises(UserError, match="has rank 4, scale"):
         adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
-    config.component = "reader"
-    with pytest.raises(UserError, match="component integrator, where reader is needed"):
-        adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+    config.lora.rank, config.component = 4, "reader"  # whatever it was trained for
+    found, before = adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+    assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
 
 
 # ------------------------------------------------------------------------------------------- data
@@ -544,14 +555,11 @@ def test_how_conversations_are_rendered(folders, tmp_path):
     made = [by_hand.trajectory(number) for number in range(3)]
     paper = write(tmp_path / "paper", made, prompt_format="paper", few_shot=True)
     data = load(config_of((base, paper), dev_fraction=0.0), 4000)
-    assert data.described == {"normalization": "ascii", "prompt_format": "paper", "few_shot": True}
+    told = {"units": "triple", "normalization": "ascii", "prompt_format": "paper", "few_shot": True}
+    assert data.described == told
     assert len(data.train) == 9
     asked = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
-    assert asked.described == {
-        "normalization": "ascii",
-        "prompt_format": "multi_turn",
-        "few_shot": True,
-    }
+    assert asked.described == {**told, "prompt_format": "multi_turn"}
     with pytest.raises(UserError, match="prompt_format='papr' must be"):
         load(config_of((base, paper), prompt_format="papr"), 4000)
     other = write(tmp_path / "other", made)
@@ -562,10 +570,27 @@ def test_how_conversations_are_rendered(folders, tmp_path):
         config_of((base, paper / trajectories_lib.FILE), normalization="unicode", dev_fraction=0.0)
     )
     assert bare.described == {
+        "units": "triple",
         "normalization": "unicode",
         "prompt_format": "multi_turn",
         "few_shot": False,
     }
+
+
+def test_the_units_are_those_of_the_trajectories(folders, tmp_path):
+    base, triples = folders
+    made = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]
+    folder = write(tmp_path / "s", made, prompt_format="compact", units="sentence")
+    data = load(config_of((base, folder), dev_fraction=0.0), 4000)
+    assert data.described["units"] == "sentence" and len(data.train) == 3
+    described = {**data.described, "units": "triple"}
+    assert data.prompt_digest != data._replace(described=described).prompt_digest
+    with pytest.raises(UserError, match="some trajectories are of units=triple and some of"):
+        load(config_of((base, f"('{folder}', '{triples}')")))
+    with pytest.raises(UserError, match="needs prompt_format=compact, not paper"):
+        load(config_of((base, folder), prompt_format="paper"))
+    with pytest.raises(UserError, match=r"config\.query_folders shows annotated triples"):
+        load(config_of((base, folder), query_folders="demo"))
 
 
 def test_an_extractor_learns_from_references(folders, tmp_path):

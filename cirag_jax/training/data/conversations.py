@@ -16,6 +16,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
+from cirag_jax.prompts.compact import Units
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import comparisons
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
@@ -129,11 +130,17 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
         )
     dev_paths = _paths(config.dev)
-    described = _described(config, [*paths, *dev_paths])
     _warn_of_held_out(paths)
     found = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
+    dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
+    units = trajectories_lib.units_of([*found, *dev])
+    described = _described(config, [*paths, *dev_paths], units)
+    if units == "sentence" and _paths(config.query_folders):
+        raise UserError(
+            "config.query_folders shows annotated triples, and the trajectories are of "
+            "units=sentence; leave it out."
+        )
     if dev_paths:
-        dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
         dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
         clash = {t.question_id for t in found} & {t.question_id for t in dev}
         if clash:
@@ -164,13 +171,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         reasons: collections.Counter[str] = collections.Counter()
         for trajectory in trajectories:
             made, why = trajectory_examples(
-                tokenizer,
-                trajectory,
-                normalization=described["normalization"],
-                prompt_format=described["prompt_format"],
-                few_shot=described["few_shot"],
-                max_length=max_length,
-                weights=weights,
+                tokenizer, trajectory, **described, max_length=max_length, weights=weights
             )
             examples += made
             reasons.update(why)
@@ -229,15 +230,16 @@ def _warn_of_held_out(paths: Sequence[str]) -> None:
             )
 
 
-def _described(config: Config, paths: Sequence[str]) -> dict[str, Any]:
+def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, Any]:
     """How conversations are rendered: as configured, else as all trajectories were made.
 
-    They are written anew from the steps, so that any setting will do. A file without a sidecar says
-    nothing.
+    They are written anew from the steps, so that any setting will do but for the units. A file
+    without a sidecar says nothing.
     """
     found: dict[str, Any] = {
-        name: config[name] for name in PROMPT_FIELDS if config[name] is not None
+        name: config[name] for name in PROMPT_FIELDS if config.get(name) is not None
     }
+    found["units"] = units
     told: dict[str, pathlib.Path] = {}
     for path in paths:
         file, made = _sidecar(path)

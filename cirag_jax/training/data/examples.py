@@ -111,6 +111,7 @@ def trajectory_examples(
     prompt_format: str,
     few_shot: bool,
     max_length: int,
+    units: compact.Units = "triple",
     weights: Mapping[Part, float] | None = None,
 ) -> tuple[list[Example], dict[str, int]]:
     """A trajectory as what the student learns from.
@@ -126,10 +127,11 @@ def trajectory_examples(
     Args:
       tokenizer: of the student.
       trajectory: the teacher's.
-      normalization: normalisation of the facts' surface.
+      normalization: normalisation of the triples' surface.
       prompt_format: as in `prompts.cirag.integration_messages`.
       few_shot: whether the worked example stands in front.
       max_length: most tokens of an example.
+      units: what the candidates are.
       weights: of the tokens of a part; 1 where nothing is said.
 
     Returns:
@@ -153,6 +155,7 @@ def trajectory_examples(
             normalization=normalization,
             prompt_format=prompt_format,
             few_shot=few_shot,
+            units=units,
         )
         return [
             *messages,

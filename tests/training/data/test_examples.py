@@ -103,6 +103,25 @@ def test_every_token_and_its_part_by_smollm2s_template(smollm2):
     assert sum(example.tokens_T[example.weight_T > 0] == min(smollm2.eos_ids)) == 3
 
 
+@pytest.mark.parametrize("few_shot", [False, True])
+def test_sentences_are_trained_on_as_they_are_shown(smollm2, few_shot):
+    trajectory = by_hand.of_sentences(by_hand.trajectory(5))
+    (example,), _ = make(smollm2, trajectory, "compact", few_shot, units="sentence")
+    settings = {"prompt_format": "compact", "few_shot": few_shot, "units": "sentence"}
+    for step, (start, end) in enumerate(spans(example)):
+        messages = prompts.integration_messages(
+            trajectory.question, trajectory.steps[:step], trajectory.steps[step].candidates,
+            **settings,
+        )  # fmt: skip
+        assert example.tokens_T[:start].tolist() == smollm2.encode_prompt(messages).tolist()
+        decision = prompts.render_decision(trajectory.steps[step], "ascii", "compact")
+        assert smollm2.decode(example.tokens_T[start : end - 1], True) == decision
+    text = smollm2.tokenizer.decode(example.tokens_T)
+    assert "each of them a sentence" in text and "1. Edda Brandt: Its born in: Hafenstadt." in text
+    triples, _ = make(smollm2, by_hand.trajectory(5), "compact", few_shot)
+    assert "each of them a sentence" not in smollm2.tokenizer.decode(triples[0].tokens_T)
+
+
 @pytest.mark.parametrize(("prompt_format", "few_shot"), SETTINGS)
 def test_a_student_decodes_after_the_tokens_it_was_trained_on(smollm2, prompt_format, few_shot):
     trajectory = by_hand.trajectory(5)
