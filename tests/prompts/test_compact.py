@@ -117,7 +117,7 @@ def test_sentences_are_lines_behind_their_titles():
         "Facts:\n1. Ada: She was born in Lund.",
     ]
     assert "sentence" in texts[0] and "sentence" not in made["triple"][0].text
-    assert "\n2. Mira Solheim: She" in texts[1] and texts[4].endswith("\nNext: done")
+    assert "\n3. Mira Solheim: She" in texts[1] and texts[4].endswith("\nNext: done")
     assert texts[5:] == [message.text for message in made["triple"]][5:]
     found = prompts.parse_decision("Keep: 2 1\nNext: done", SAID, prompt_format="compact")
     assert found == Decision("", SAID[::-1], None, True, ())
