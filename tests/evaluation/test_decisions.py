@@ -506,8 +506,8 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
     folder.mkdir()
     made = by_hand.of_sentences(by_hand.trajectory())
     write_trajectories(folder / "trajectories.jsonl", [made])
-    sidecar = {"units": "sentence", "normalization": "ascii", "prompt_format": "compact"}
-    (folder / "trajectories.json").write_text(json.dumps({**sidecar, "few_shot": False}))
+    sidecar = {"normalization": "ascii", "prompt_format": "compact", "few_shot": False}
+    (folder / "trajectories.json").write_text(json.dumps(sidecar))  # the steps tell the units
     result = evaluate(folder, tmp_path / "a", **{"base.run": False})
     systems = result["systems"]
     assert set(systems) == {"top_k", "top_k_chain", "aligner", "nothing"}

@@ -580,7 +580,7 @@ def test_how_conversations_are_rendered(folders, tmp_path):
 def test_the_units_are_those_of_the_trajectories(folders, tmp_path):
     base, triples = folders
     made = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]
-    folder = write(tmp_path / "s", made, prompt_format="compact", units="sentence")
+    folder = write(tmp_path / "s", made, prompt_format="compact")  # the steps tell the units
     data = load(config_of((base, folder), dev_fraction=0.0), 4000)
     assert data.described["units"] == "sentence" and len(data.train) == 3
     described = {**data.described, "units": "triple"}
