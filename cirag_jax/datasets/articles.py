@@ -65,10 +65,14 @@ class Articles:
         self._members: dict[str, list[Passage]] = collections.defaultdict(list)
         for passage in corpus.values():
             self._members[_article_of(passage.id)].append(passage)
+        self._joined: dict[str, Article] = {}
 
     def of(self, passage_id: str) -> Article:
         """The article that a passage is a part of."""
-        return join(self._members[_article_of(passage_id)])
+        name = _article_of(passage_id)
+        if name not in self._joined:
+            self._joined[name] = join(self._members[name])
+        return self._joined[name]
 
     def gold_texts(
         self, question: Question, unit: str, size: Size = SIZES["128-256"]
