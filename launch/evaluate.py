@@ -1,7 +1,7 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
 --config.checkpoint=W --workdir=W2``; configs/integrator_eval.py, extractor_eval.py and
 reader_eval.py evaluate the other trained components, configs/comparison.py compares
-runs of launch/answer.py.
+runs of launch/answer.py, configs/difficulty.py breaks their errors down by difficulty.
 """
 
 import pathlib
@@ -20,7 +20,8 @@ def main(config, workdir):
     if "bootstrap_samples" not in config:
         raise UserError(
             "--config is not one to evaluate by; there are configs/retrieval.py, "
-            "integrator_eval.py, extractor_eval.py, reader_eval.py and comparison.py."
+            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py and "
+            "difficulty.py."
         )
     if component == "integrator":
         from cirag_jax.commands import evaluate_integrator
@@ -38,12 +39,17 @@ def main(config, workdir):
         from cirag_jax.commands import comparison
 
         return comparison.compare(config, workdir)
+    if component == "difficulty":
+        from cirag_jax.commands import difficulty
+
+        return difficulty.evaluate(config, workdir)
     if component is None:
         from cirag_jax.commands import evaluate_retrieval
 
         return evaluate_retrieval.evaluate(config, workdir)
     raise UserError(
-        f"config.component is {component!r}; it must be integrator, extractor, reader or answers."
+        f"config.component is {component!r}; it must be integrator, extractor, reader, answers or "
+        "difficulty."
     )
 
 

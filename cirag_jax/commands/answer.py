@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions.jsonl"
 TIMINGS = "timings.jsonl"
+NOT_ANSWERED = "not answered yet"  # The error of a question that is left.
 
 
 class Plan(NamedTuple):
@@ -166,7 +167,7 @@ Row = tuple[Question, Record | None]
 def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
     """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
     outcome = record.outcome if record else None
-    error = record.error if record and record.has_ended else "not answered yet"
+    error = record.error if record and record.has_ended else NOT_ANSWERED
     return {
         "id": question.id,
         "answer": outcome["answer"] if outcome else "",

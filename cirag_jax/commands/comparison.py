@@ -71,7 +71,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: a run cannot be read, has not ended, is of other questions or passages, or differs
         in another setting from the first without ``config.allow_different``.
     """
-    return compare_runs(config, _specs(config.runs), workdir, config.allow_different)
+    return compare_runs(config, named_folders(config.runs), workdir, config.allow_different)
 
 
 def compare_runs(
@@ -151,8 +151,12 @@ def compare_runs(
 # --------------------------------------------------------------------------------------- the runs
 
 
-def _specs(specs: Any) -> list[tuple[str, pathlib.Path]]:
-    """The runs as the config names them, ``NAME=W`` or ``W``."""
+def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
+    """Name and workdir of the runs as ``config.runs`` names them, ``NAME=W`` or ``W``.
+
+    Raises:
+      UserError: none is named.
+    """
     specs = [specs] if isinstance(specs, str) else list(specs or ())
     if not specs:
         raise UserError(

@@ -205,7 +205,9 @@ def _draw_granularities(result: Mapping[str, Any], workdir: pathlib.Path) -> Non
         totals = [max(sum(s["granularities"].values()), 1) for s in systems.values()]
         shares = [s["granularities"][granularity] for s in systems.values()]
         width = 100 * np.array(shares) / np.array(totals)
-        axes.barh([_plain(n) for n in systems], width, left=left, label=granularity, color=colour)
+        axes.barh(
+            [figures.plain(n) for n in systems], width, left=left, label=granularity, color=colour
+        )
         left += width
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
@@ -238,7 +240,7 @@ def _draw_latency(result: Mapping[str, Any], workdir: pathlib.Path) -> bool:
             linestyle="none",
             elinewidth=0.7,
             capsize=2,
-            label=_plain(_shown(name, result["systems"][name])),
+            label=figures.plain(_shown(name, result["systems"][name])),
         )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -249,8 +251,3 @@ def _draw_latency(result: Mapping[str, Any], workdir: pathlib.Path) -> bool:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figures.save(drawn, workdir, LATENCY_FIGURE)
     return True
-
-
-def _plain(name: str) -> str:
-    """A name that Matplotlib does not take for mathematics."""
-    return name.replace("$", r"\$")

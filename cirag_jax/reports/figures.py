@@ -19,6 +19,11 @@ def pyplot() -> Any:
     return plt
 
 
+def plain(name: str) -> str:
+    """A name that Matplotlib does not take for mathematics."""
+    return name.replace("$", r"\$")
+
+
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:
     """Writes ``NAME.png`` and ``NAME.svg``, and closes the figure."""
     figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})

@@ -136,6 +136,43 @@ def test_the_larger_of_raw_and_short():
     assert raw_or_short.raw(Prediction("", "default")) == ""
 
 
+def test_each_stage_of_the_cascade_by_itself():
+    """Two answers from triples, one right and one half so; one by default; one question failed."""
+    question = dataclasses.replace(BARE, answers=("Orlin County",))
+    answers = [
+        ("triple", "the Orlin County"), ("triple", "Orlin Bay"), ("default", "Tarn"),
+        ("sentence", "Orlin County"),
+    ]  # fmt: skip
+    pairs = [(question, Prediction(answer, stage)) for stage, answer in answers]
+    hidden = (dataclasses.replace(BARE, answers=()), Prediction("x", "triple"))
+    found = measured([*pairs, (question, None), hidden], ["by_granularity"])
+    assert found["triple_em"] == (0.5, 2) and found["triple_f1"] == (0.75, 2)
+    assert found["sentence_em"] == found["sentence_f1"] == (1.0, 1)
+    assert found["default_em"] == found["default_f1"] == (0.0, 1)
+    value, count = found["passage_f1"]
+    assert value != value and count == 0  # nothing was answered there: no score, not 0
+    # Together they are the cascade's own, but for the question that failed.
+    whole = measured(pairs, ["answers"])
+    assert whole["f1"] == (pytest.approx((2 * 0.75 + 1 + 0) / 4), 4)
+    assert metrics.title("triple_f1") == "triple F1"
+
+
+def test_rouge_by_hand():
+    """Five words, four of them of the gold's six; two pairs of neighbours of its five."""
+    question = dataclasses.replace(BARE, answers=("no", "The cat sat on the mat."))
+    found = measured(
+        [(question, Prediction("a cat sat on mat", "passage")), (question, None)], ["rouge"]
+    )
+    # Recall 4/6 and precision 4/5; of pairs 2/5 and 2/4; in order 4/6 and 4/5.
+    assert found["rouge1"] == (pytest.approx(8 / 11 / 2), 2)
+    assert found["rouge2"] == (pytest.approx(4 / 9 / 2), 2)
+    assert found["rougeL"] == (pytest.approx(8 / 11 / 2), 2)
+    turned = measured([(question, Prediction("mat cat on sat", "passage"))], ["rouge"])
+    assert turned["rouge1"] == (pytest.approx(8 / 10), 1)
+    assert turned["rougeL"] == (pytest.approx(4 / 10), 1)  # "cat on" or "cat sat"
+    assert measured([(dataclasses.replace(BARE, answers=()), None)], ["rouge"])["rougeL"][1] == 0
+
+
 def test_a_triple_must_join_both_names():
     assert endpoints("Ilse Varga", "Tarnow Bay") == endpoints("TARNOW bay!", "ilse-varga")
     assert endpoints("Ilse Varga", "Tarnow Bay") != endpoints("Ilse Varga", "Tarnow")
@@ -148,8 +185,8 @@ def test_titles_and_bad_settings():
     assert metrics.title("recall@5") == "R@5" and metrics.title("f1") == "F1"
     assert metrics.title("sentence_recall@2") == "sentence R@2"
     metrics.check(NAMES)
-    with pytest.raises(UserError, match=r"config\.metrics=\('rouge',\) must be some of answers,"):
-        metrics.check(("rouge",))
+    with pytest.raises(UserError, match=r"config\.metrics=\('bleu',\) must be some of answers,"):
+        metrics.check(("bleu",))
     with pytest.raises(UserError, match=r"config\.metrics=\(\) must be some"):
         metrics.check(())
     for bad in ((), (0,), (3, 3), ("a",), (2.5,)):

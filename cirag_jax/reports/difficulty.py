@@ -1,0 +1,279 @@
+"""The difficulty matrix as tables, as heat maps and in one sentence."""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from cirag_jax.evaluation.difficulty import AGGREGATES, NUM_BINS, WHOSE
+from cirag_jax.evaluation.metrics import title
+from cirag_jax.io import say
+from cirag_jax.reports import figures
+from cirag_jax.reports.comparison import Table
+from cirag_jax.reports.tables import markdown, write_table
+
+MATRIX, DIFFERENCE = "matrix", "difference"
+QUARTILES = ("Q1, low", "Q2", "Q3", "Q4, high")
+
+_NAMES = {"min": "minimum", "mean": "mean", "power_mean": "power mean"}
+_X, _Y = "retrieval difficulty $D_r$, quartile of the hop", "hops"
+_WIDTH, _HEIGHT, _MARGIN = 4.6, 0.62, 1.5  # Inches: of a panel, of a row, of what is around.
+
+
+def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
+    """Writes ``table.md`` and the figures, prints the tables and a sentence a run.
+
+    Args:
+      result: of `commands.difficulty.evaluate`.
+      workdir: an existing folder.
+    """
+    text = [f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result)]
+    write_table("\n\n".join([*text, *notes(result)]), workdir)
+    systems, differences = result["systems"], result["differences"]
+    drawn = draw({name: system["matrix"] for name, system in systems.items()}, _error_label(result))
+    figures.save(drawn, workdir, MATRIX)
+    if differences:
+        panels = {name: found["matrix"] for name, found in differences.items()}
+        drawn = draw(panels, _error_label(result), signed=True)
+        figures.save(drawn, workdir, DIFFERENCE)
+    for name, system in systems.items():
+        say(sentence(name, system, result["settings"]["aggregate"]))
+
+
+# -------------------------------------------------------------------------------------- in words
+
+
+def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
+    """What a person wants to know of a run."""
+    error, cells = system["error"], list(_filled(system["matrix"]))
+    if error["value"] is None:
+        return f"{name}: error n/a ({error['reason']})"
+    parts = [f"{name}: error {_percent(error)} of {_questions(error['num_questions'])}"]
+    if cells:
+        low, high = (by(cells, key=lambda c: c[2]["value"]) for by in (min, max))
+        parts.append(f"from {_place(low)} to {_place(high)}")
+    overall = system["correlations"][aggregate]["questions"]["all"]
+    if overall["value"] is None:
+        parts.append(f"r(D_r, error) n/a ({overall['reason']})")
+    else:
+        parts.append(f"r(D_r, error) {_r(overall)}")
+    split = system["failures"]
+    if "reason" in split:
+        parts.append(split["reason"])
+    else:
+        told = {"retriever": "lacked a gold passage", "reader": "had them all"}
+        counts = [f"{split[whose]['errors']:g} {text}" for whose, text in told.items()]
+        if split["unanswered"]["errors"]:
+            counts.append(f"{split['unanswered']['errors']:g} broke down")
+        parts.append("of the errors " + ", ".join(counts))
+    return "; ".join(parts)
+
+
+def _place(cell: tuple[int, int, Mapping[str, Any]]) -> str:
+    hop, column, values = cell
+    return f"{_percent(values)} (hops {hop}, Q{column + 1})"
+
+
+def _questions(count: int) -> str:
+    return f"{count} question{'s' * (count != 1)}"
+
+
+def _filled(matrix: Mapping[int, Any]) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+    for hop, row in matrix.items():
+        for column, values in enumerate(row):
+            if values["value"] is not None:
+                yield hop, column, values
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """What is n/a or left out, and why."""
+    found = [
+        f"Hops {hop}: no quartiles, {row['reason']}."
+        for hop, row in result["hops"].items()
+        if row.get("reason")
+    ]
+    everything = {"Questions": result["left_out"]}
+    everything |= {f"Predictions of {n}": s["left_out"] for n, s in result["systems"].items()}
+    for what, left_out in everything.items():
+        if left_out:
+            told = ", ".join(f"{reason} ({count})" for reason, count in left_out.items())
+            found.append(f"{what} left out: {told}.")
+    for name, system in result["systems"].items():
+        if "reason" in system["failures"]:
+            found.append(f"Failures of {name}: n/a, {system['failures']['reason']}.")
+    return found
+
+
+# ------------------------------------------------------------------------------------- in tables
+
+
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    """The matrix of every run, of every pair, the failures and the correlations."""
+    label, settings = _error_label(result), result["settings"]
+    unit = {"chunk": f"chunks of {settings['chunk']} words"}.get(
+        settings["unit"], f"{settings['unit']}s"
+    )
+    caption = (
+        f"{{}}: {label} in per cent with 95 % intervals (questions); {result['num_questions']} "
+        f"graded of {settings['data']}, D_r of the {_NAMES[settings['aggregate']]} over {unit}"
+    )
+    found = [
+        Table(caption.format(name), _matrix_rows(system, system["error"]))
+        for name, system in result["systems"].items()
+    ]
+    found += [
+        Table(f"{name}, in points", _matrix_rows(pair, pair["error"], "+"))
+        for name, pair in result["differences"].items()
+    ]
+    return [*found, _failures(result), _correlations(result)]
+
+
+def _matrix_rows(
+    found: Mapping[str, Any], total: Mapping[str, Any], sign: str = ""
+) -> list[list[str]]:
+    rows = [["hops", *QUARTILES, "all"]]
+    for hop, cells in found["matrix"].items():
+        values = [*cells, found["by_hops"][hop]]
+        rows.append([str(hop), *(_bounded(v, sign) for v in values)])
+    return [*rows, ["all", *[""] * NUM_BINS, _bounded(total, sign)]]
+
+
+def _failures(result: Mapping[str, Any]) -> Table:
+    header = ["run", "errors", "gold missing", "gold there", "no answer"]
+    rows = [[*header, "error, gold missing", "error, gold there"]]
+    for name, system in result["systems"].items():
+        split = system["failures"]
+        if "reason" in split:
+            rows.append([name, *["n/a"] * 6])
+            continue
+        sums = [split[whose]["errors"] for whose in WHOSE]
+        counts = (f"{value:g}" for value in (sum(sums), *sums))
+        rates = (_bounded(split[whose]) for whose in ("retriever", "reader"))
+        rows.append([name, *counts, *rates])
+    return Table(
+        "Whose errors: a gold passage was not retrieved (the retriever's), all were (the reader's)",
+        rows,
+    )
+
+
+def _correlations(result: Mapping[str, Any]) -> Table:
+    hops = list(result["hops"])
+    columns = [*(f"{hop} hops" for hop in hops), "their mean", "diagonal", "questions"]
+    rows = [["run, aggregate", *columns, "hops, questions"]]
+    for name, system in result["systems"].items():
+        for how in AGGREGATES:
+            own = system["correlations"][how]
+            cells = [*(own["bins"][hop] for hop in hops), own["mean"], own["diagonal"]]
+            cells += [own["questions"]["all"], own["hops"]]
+            best = " *" if how in system["strongest"] else ""
+            rows.append([f"{name}, {_NAMES[how]}{best}", *map(_r, cells)])
+    return Table(
+        "Pearson's r of difficulty and error (p; points): over the quartiles of each hop, four "
+        "points at most and so weak evidence; their mean (* the highest of a run); along the "
+        "diagonal; over single questions; of the number of hops, over single questions",
+        rows,
+    )
+
+
+def _error_label(result: Mapping[str, Any]) -> str:
+    return f"error (1 - {title(result['settings']['score'])})"
+
+
+def _percent(values: Mapping[str, Any], sign: str = "") -> str:
+    return f"{100 * values['value']:{sign}.1f} %"
+
+
+def _bounded(values: Mapping[str, Any], sign: str = "") -> str:
+    if values["value"] is None:
+        return "n/a"
+    value, low, high = (f"{100 * values[n]:{sign}.1f}" for n in ("value", "low", "high"))
+    return f"{value} [{low}, {high}] ({values['num_questions']})"
+
+
+def _r(values: Mapping[str, Any]) -> str:
+    if values["value"] is None:
+        return "n/a"
+    p = f"p={values['p']:.3f}; " if "p" in values else ""
+    return f"{values['value']:+.2f} ({p}{values['num_points']})"
+
+
+# ------------------------------------------------------------------------------------ as pictures
+
+
+def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = False) -> Any:
+    """A heat map a run or pair, side by side; a cell without a value is grey.
+
+    The colours are told apart without seeing red and green: Matplotlib's cividis from 0 to 100 %,
+    of differences (``signed``) ColorBrewer's PuOr around 0.
+
+    Args:
+      matrices: by the panels' titles: hop -> four cells.
+      label: of the colours.
+      signed: whether values are differences.
+
+    Returns:
+      The figure, in one row of panels.
+    """
+    count = len(matrices)
+    rows = max(3, *(len(matrix) for matrix in matrices.values()))
+    drawn, axes = figures.pyplot().subplots(
+        1, count, squeeze=False, layout="constrained",
+        figsize=(_WIDTH * count + _MARGIN / 2, _HEIGHT * rows + _MARGIN),
+    )  # fmt: skip
+    most = 100.0
+    if signed:
+        sizes = [abs(c["value"]) for m in matrices.values() for _, _, c in _filled(m)]
+        most = max(100 * max(sizes, default=0), 1.0)
+    image = None
+    for panel, (name, matrix) in zip(axes[0], matrices.items(), strict=True):
+        image = _panel(panel, matrix, most, signed)
+        panel.set_title(figures.plain(name))
+    drawn.colorbar(image, ax=axes[0].tolist(), label=f"{label}, {'points' if signed else '%'}")
+    return drawn
+
+
+def _panel(axes: Any, matrix: Mapping[int, Any], most: float, signed: bool) -> Any:
+    value_RC = np.full((len(matrix), NUM_BINS), np.nan)
+    for row, cells in enumerate(matrix.values()):
+        for column, cell in enumerate(cells):
+            if cell["value"] is not None:
+                value_RC[row, column] = 100 * cell["value"]
+    axes.set_facecolor("#e6e6e6")
+    image = axes.imshow(
+        value_RC,
+        cmap="PuOr" if signed else "cividis",
+        vmin=-most if signed else 0,
+        vmax=most,
+        aspect="auto",
+    )
+    for row, cells in enumerate(matrix.values()):
+        for column, cell in enumerate(cells):
+            _write(axes, image, row, column, cell, signed)
+    axes.set_xticks(range(NUM_BINS), QUARTILES)
+    axes.set_yticks(range(len(matrix)), [str(hop) for hop in matrix])
+    axes.set_xlabel(_X)
+    axes.set_ylabel(_Y)
+    return image
+
+
+def _write(
+    axes: Any, image: Any, row: int, column: int, cell: Mapping[str, Any], signed: bool
+) -> None:
+    """The value of a cell and its number of questions, dark on light or light on dark."""
+    if cell["value"] is None:
+        axes.text(column, row, "n/a", ha="center", va="center", color="black")
+        return
+    value = 100 * cell["value"]
+    red, green, blue, _ = image.cmap(image.norm(value))
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.45
+    text = f"{value:+.0f}" if signed else f"{value:.0f}"
+    axes.text(
+        column,
+        row,
+        f"{text}\nn={cell['num_questions']}",
+        ha="center",
+        va="center",
+        fontsize="small",
+        color="white" if dark else "black",
+    )

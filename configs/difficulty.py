@@ -1,0 +1,41 @@
+r"""GRADE's difficulty matrix of answering runs: error by hops and by retrieval difficulty.
+
+python launch/evaluate.py --config=configs/difficulty.py --workdir=W \
+    --config.runs="('native_rag=A', 'kirag=B')"
+
+A run is a workdir of launch/answer.py, or the folder of one method in that of launch/compare.py;
+docs/methods/grade.md describes the figures.
+
+Record: not yet run.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import retrievers
+
+
+def get_config() -> Any:
+    """Which runs, and how difficulty and errors are measured."""
+    config: Any = ConfigDict()
+    config.component = "difficulty"
+    config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
+    config.data = ConfigDict()
+    config.data.dir = placeholder(str)  # The runs' dataset; null: what their config.json names.
+    # acc | em | f1: a question's error is 1 - its score. acc is the closest to the paper's judge.
+    config.score = "acc"
+    config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
+    # min | mean | power_mean of the similarities to what must be found; the matrix's columns.
+    config.aggregate = "min"
+    config.power = -2.0  # Of the power mean; the released code has -3.
+    # passage (as the corpus has them) | chunk (of their articles) | article
+    config.unit = "passage"
+    config.chunk = "128-256"  # 64-128 | 128-256 | 256-512 words, 25, 50 or 100 of them shared.
+    # A gold passage counts as retrieved among the first K of a run's; 0: wherever it stands.
+    config.retrieved_at = 0
+    config.encoder = retrievers.encoder()
+    config.bootstrap_samples = 10_000
+    config.seed = 0
+    return config

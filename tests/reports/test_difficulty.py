@@ -1,0 +1,85 @@
+"""Heat maps of the difficulty matrix: axes, colours, what is written in the cells."""
+
+import matplotlib
+import numpy as np
+import pytest
+
+from cirag_jax.evaluation.difficulty import missing
+from cirag_jax.reports import difficulty, figures
+
+
+def cell(value, count=5):
+    return {"value": value, "low": value, "high": value, "num_questions": count}
+
+
+@pytest.fixture
+def drawn():
+    made = []
+
+    def draw(*arguments, **more):
+        made.append(difficulty.draw(*arguments, **more))
+        return made[-1]
+
+    yield draw
+    for figure in made:
+        figures.pyplot().close(figure)
+
+
+MATRIX = {
+    2: [cell(0.0), cell(0.25), cell(0.5), cell(1.0, 7)],
+    4: [missing("fewer than 4 questions (3)")] * 4,
+}
+
+
+def test_axes_and_cells(drawn):
+    figure = drawn({"cost $1 or $2": MATRIX, "b": MATRIX}, "error (1 - EM)")
+    first, _, bar = figure.axes
+    assert list(figure.get_size_inches()) == pytest.approx([9.95, 3.36])
+    assert first.get_xlabel() == "retrieval difficulty $D_r$, quartile of the hop"
+    assert first.get_ylabel() == "hops"
+    assert [label.get_text() for label in first.get_xticklabels()] == list(difficulty.QUARTILES)
+    assert [label.get_text() for label in first.get_yticklabels()] == ["2", "4"]
+    assert bar.get_ylabel() == "error (1 - EM), %"
+    # Low D_r is left, the fewest hops are above.
+    texts = {text.get_position(): text.get_text() for text in first.texts}
+    assert texts[0, 0] == "0\nn=5" and texts[3, 0] == "100\nn=7" and texts[1, 1] == "n/a"
+    assert first.yaxis.get_inverted()
+    figure.canvas.draw()  # A title with dollars is no formula.
+    assert figure.axes[0].get_title() == r"cost \$1 or \$2"
+
+
+def test_colours_are_told_apart_without_red_and_green(drawn):
+    (image,) = drawn({"a": MATRIX}, "error").axes[0].get_images()
+    assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("cividis", 0, 100)
+    assert np.ma.is_masked(image.get_array()[1, 0])  # n/a has no colour at all
+    pair = {2: [cell(-0.4), cell(0.0), cell(0.1), missing("no question")]}
+    figure = drawn({"a-b": pair}, "error", signed=True)
+    (image,) = figure.axes[0].get_images()
+    assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("PuOr", -40, 40)
+    assert figure.axes[1].get_ylabel() == "error, points"
+    assert [text.get_text() for text in figure.axes[0].texts][:2] == ["-40\nn=5", "+0\nn=5"]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_what_is_written_can_be_read(drawn, signed):
+    """By the contrast of WCAG 2: at least 3 to 1 on every colour."""
+    values = [i / 20 - signed * (1 - i / 20) for i in range(21)]
+    figure = drawn({"a": {i: [cell(v)] * 4 for i, v in enumerate(values)}}, "x", signed=signed)
+    axes = figure.axes[0]
+    (image,) = axes.get_images()
+
+    def luminance(colour):
+        rgb = np.array(matplotlib.colors.to_rgb(colour))
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    for text in axes.texts:
+        column, row = text.get_position()
+        behind = image.cmap(image.norm(image.get_array()[row, column]))
+        low, high = sorted((luminance(text.get_color()), luminance(behind)))
+        assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def test_a_matrix_without_any_value(drawn):
+    figure = drawn({"a": {2: [missing("x")] * 4}}, "error", signed=True)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["n/a"] * 4
