@@ -1,4 +1,4 @@
-"""Generates questions: ``python launch/generate_questions.py --config=configs/grade.py --workdir=G``.
+"""Generates questions with GRADE: ``python launch/generate_questions.py --workdir=G``.
 
 Leaves the dataset folder G: questions of 2 to 5 hops over documents in chunks, with their evidence.
 Run again with the same workdir, it goes on where it was stopped.

@@ -38,7 +38,7 @@ from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Question, Triple
 
 PATHS = "paths.jsonl"
@@ -66,7 +66,7 @@ class Settings:
     @classmethod
     def of(cls, config: Config) -> "Settings":
         """Of configs/grade.py; raises `UserError` where a value cannot be used."""
-        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
         return cls(**{name: kind(**task.plain(config[name])) for name, kind in kinds.items()})
 
     @property
@@ -80,9 +80,9 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Makes ``workdir`` a dataset folder of questions over documents; resumes what it holds.
 
     Beside the files of docs/data.md it writes ``paths.jsonl`` (every path that was asked, with what
-    became of it), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample of them to
-    judge), ``sources.jsonl`` (what the documents are) and, while it runs, ``journal.sqlite``.
-    ``config`` is of configs/grade.py.
+    became of it), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample
+    of them to judge), ``sources.jsonl`` (what the documents are) and, while it runs,
+    ``journal.sqlite``. ``config`` is of configs/grade.py.
 
     Returns:
       Counts of every step, why things were dropped, the share of questions by hops that need an
@@ -220,7 +220,9 @@ class _Run:
 
     def _run(self, step: str, jobs: Sequence[Job], asks: bool) -> None:
         handler = self._opened() if asks else None
-        handlers = dict.fromkeys(self.settings.roles, handler) if handler else {}
+        handlers: dict[type | str, Handler] = {}
+        if handler is not None:
+            handlers |= dict.fromkeys(self.settings.roles, handler)
         with progress_bar(len(jobs), "program", step) as show:
             scheduler = Scheduler(
                 handlers, self._book, in_flight=self.config.in_flight, on_progress=show

@@ -119,18 +119,12 @@ def decontextualised(sentence: str, title: str) -> str:
 
 
 def window(document: Document, index: int, words: int) -> str:
-    """The article, or whole sentences of it around one, of ``words`` words; 0: all."""
-    sentences = document.sentences
-    first = last = index
-    if not words:
-        first, last = 0, len(sentences) - 1
-    left = words - len(sentences[index].split())
-    while words and (first > 0 or last + 1 < len(sentences)):
-        # What comes before tells more names than what follows.
-        nearer = first - 1 if first > 0 and (index - first <= last - index + 1) else last + 1
-        nearer = nearer if nearer < len(sentences) else first - 1
-        left -= len(sentences[nearer].split())
-        if left < 0:
+    """The title, and the sentences nearest to one, together of ``words`` words; 0: all."""
+    kept: list[int] = []
+    left = words
+    for at in sorted(range(len(document.sentences)), key=lambda at: (abs(at - index), at)):
+        left -= len(document.sentences[at].split())
+        if words and left < 0 and kept:
             break
-        first, last = min(first, nearer), max(last, nearer)
-    return " ".join((document.title, *sentences[first : last + 1]))
+        kept.append(at)
+    return " ".join((document.title, *(document.sentences[at] for at in sorted(kept))))

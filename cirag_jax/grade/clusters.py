@@ -60,7 +60,10 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
     if not len(vector_ND):
         return ()
     # On matrices of ten columns threads cost fifty times what they save, and order sums otherwise.
-    with extra("threadpoolctl").threadpool_limits(1):
+    with extra("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
+        # Claims alike have no variance; a mixture that has not converged has a BIC like the others;
+        # small clusters are graphs in pieces.
+        warnings.simplefilter("ignore")
         found: list[tuple[int, ...]] = []
         taken: set[int] = set()
         for rows in _split(vector_ND, settings, int((len(vector_ND) - 1) ** 0.5)):
@@ -107,21 +110,17 @@ def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
         random_state=settings.seed,
         n_jobs=1,
     )
-    with warnings.catch_warnings():  # of graphs in pieces, which small clusters are
-        warnings.simplefilter("ignore")
-        return np.asarray(made.fit_transform(vector_ND), np.float64)
+    return np.asarray(made.fit_transform(vector_ND), np.float64)
 
 
 def mixture(vector_ND: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Probabilities [N, C] of a Gaussian mixture of 1 to ``most`` components, the best by BIC."""
     mixtures = extra("sklearn.mixture")
     best, lowest = None, np.inf
-    with warnings.catch_warnings():  # one that has not converged has a BIC like the others
-        warnings.simplefilter("ignore")
-        for components in range(1, min(most, len(vector_ND) - 1) + 1):
-            model = mixtures.GaussianMixture(components, random_state=seed).fit(vector_ND)
-            bic = model.bic(vector_ND)
-            if best is None or bic < lowest:
-                best, lowest = model, bic
+    for components in range(1, min(most, len(vector_ND) - 1) + 1):
+        model = mixtures.GaussianMixture(components, random_state=seed).fit(vector_ND)
+        bic = model.bic(vector_ND)
+        if best is None or bic < lowest:
+            best, lowest = model, bic
     assert best is not None
     return best.predict_proba(vector_ND)

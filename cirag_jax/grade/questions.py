@@ -25,8 +25,12 @@ from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
 
 # What hardly anybody asks for.
-_SELDOM = frozenset({"currency.numeric", "script.code", "script.numeric", "airport.icao"})
+_SELDOM = frozenset(
+    {"airport.icao", "country.iso3", "currency.numeric", "language.iso", "script.code",
+     "script.numeric"}
+)  # fmt: skip
 _TWICE = re.compile(r"\bthe (\w+)(?: \w+){0,4} the \1\b")  # the country where you find the country
+_WORDINGS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,17 +126,26 @@ class TypedTemplates:
             if fact is None:
                 return "", "ambiguous_step"
             hops.append(demo_questions.Hop(entity, fact))
-        salt = tuple(demo_questions.steps(tuple(hops)))
-        text = demo_questions.phrase(tuple(hops), salt)
-        return text[0].upper() + text[1:], "clumsy" if _TWICE.search(text) else None
+        salt = demo_questions.steps(tuple(hops))
+        texts = [demo_questions.phrase(tuple(hops), (salt, n)) for n in range(_WORDINGS)]
+        text = next((text for text in texts if not _repeats(text)), None)
+        return (text[0].upper() + text[1:], None) if text else ("", "clumsy")
 
     def answers(self, path: Path, names: Sequence[str]) -> tuple[str, ...]:
         """See `Templates`."""
         entity = self._world.entities.get(path[-1].tail)
         known = demo_questions.answers_of(entity, names[0])
+        known = tuple(form for form in known if form != f"the {names[0]}")  # every scorer drops it
         first = names[0].partition(" ")[0]  # of "two films"
         number = (first, str(WORDS.index(first))) if first in WORDS and first != names[0] else ()
         return (*known, *number)
+
+
+def _repeats(text: str) -> bool:
+    """Whether a question says three words in a row twice, or a thing beside itself."""
+    words = text.split()
+    runs = list(zip(words, words[1:], words[2:], strict=False))
+    return len(set(runs)) < len(runs) or _TWICE.search(text) is not None
 
 
 # ------------------------------------------------------------------------------------------- checks

@@ -255,7 +255,7 @@ def parse_triples(text: str, finish_reason: str, count: int) -> Listed:
 
 def _triple_of(line: str, count: int) -> tuple[Parts, int] | str:
     """A line's triple and the number of its sentence from 0, or what is wrong with it."""
-    line = re.sub(r"^[\s\d.*•-]*\(|\)[\s.,;]*$", "", line.strip())
+    line = re.sub(r"^(?:[*•-]\s+|\d+[.)]\s+)*\(?|\)[\s.,;]*$", "", line.strip())
     parts = [_line(part) for part in line.split("|")]
     if len(parts) != 4 or not all(0 < len(part) <= MAX_NAME_CHARS for part in parts):
         return "bad_line"

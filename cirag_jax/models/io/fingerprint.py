@@ -67,7 +67,7 @@ def small_files(folder: Path) -> dict[str, str]:
 
 
 def of_code(module: str) -> str:
-    """A hash of a module and of the prompts, methods and steps that it imports, without comments."""
+    """A hash of a module and of the prompts, methods and steps it imports, comments apart."""
     sources: dict[str, str] = {}
     waiting = [module]
     while waiting:
