@@ -233,7 +233,8 @@ class Checks:
         """
         text, name = _folded(question), self._graph.name
         later = [answer, *(name(edge.tail) for edge in path)]
-        if any(_folded(n) in text or _initials(n) in question.split() for n in later):
+        words = frozenset(re.findall(r"\w+", question))
+        if any(_folded(n) in text or _initials(n) in words for n in later):
             return "names_later"
         start = {name_key(name(path[0].head), "unicode")}
         start |= set(self._graph.same_as.get(path[0].head, ()))
