@@ -240,11 +240,12 @@ class _Run:
             self._handler = GenerateHandler(backend, {}, seed=self.config.seed)
         return self._handler
 
-    def estimate(self, step: str, messages: Iterable[Sequence[Message]]) -> None:
-        """Says what a step's first requests take at most."""
-        tokens = [estimate_tokens(tuple(turns)) for turns in messages]
-        if tokens:
-            say(f"{step}: {len(tokens):,} requests, at most about {sum(tokens):,} prompt tokens")
+    def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
+        """Says what a step's requests take, of each of which so many are alike."""
+        sizes = [(count, count * estimate_tokens(tuple(turns))) for count, turns in messages]
+        if sizes:
+            requests, tokens = (sum(column) for column in zip(*sizes, strict=True))
+            say(f"{step}: {requests:,} requests, about {tokens:,} prompt tokens")
 
 
 def _job(step: str, decided_by: Any, program: Any) -> Job:
@@ -273,20 +274,15 @@ def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tup
     def program(document: Document, index: int) -> Any:
         return lambda: claims.claim(document, index, settings)
 
-    jobs = []
-    for document, index in places:
-        seen = document.sentences[index]
-        if settings.kind == "model":
-            seen = claims.window(document, index, settings.context_words)
-        decided_by = [document.id, index, document.title, document.sentences[index], seen, how]
-        jobs.append(_job("claim", decided_by, program(document, index)))
+    # An article is hashed once, and not once a sentence.
+    whole = {d.id: codec.digest(codec.dump([d.title, d.sentences])) for d in found}
+    jobs = [_job("claim", [d.id, i, whole[d.id], how], program(d, i)) for d, i in places]
     if settings.kind == "model":
+        middle = [(d, len(d.sentences) // 2) for d in found]
+        shown = ((d, i, claims.window(d, i, settings.context_words)) for d, i in middle)
         run.estimate(
             "claims",
-            (
-                prompts.claim_messages(d.sentences[i], claims.window(d, i, settings.context_words))
-                for d, i in places
-            ),
+            ((len(d.sentences), prompts.claim_messages(d.sentences[i], w)) for d, i, w in shown),
         )
     records = run.records("claims", jobs, bool(settings.roles))
     stated: list[Claim] = []
@@ -328,7 +324,7 @@ def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[
             _job("triples", [first, some, how], program(some))
             for first, some in enumerate(texts)
         ]
-        run.estimate("triples", map(prompts.triple_messages, texts))
+        run.estimate("triples", ((1, prompts.triple_messages(some)) for some in texts))
         records = run.records("triples", jobs, True)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
@@ -378,7 +374,7 @@ def _groups(
         jobs.append(_job("same", decided_by, find(places)))
     if settings.kind == "model":
         shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for _, p in parts)
-        run.estimate("equivalence", map(prompts.same_messages, shown))
+        run.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
     records = run.records("equivalence", jobs, bool(settings.roles))
     groups: list[Group] = []
     problems: collections.Counter[str] = collections.Counter()
@@ -426,7 +422,7 @@ def _ask(
         decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
         jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
     if settings.kind == "model":
-        run.estimate("questions", messages)
+        run.estimate("questions", ((1, turns) for turns in messages))
     records = run.records("questions", jobs, bool(settings.roles))
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [
@@ -472,7 +468,15 @@ def _write(
     jsonl.write_dataset(Dataset(workdir.name, tuple(kept), database.passages, by_chunk), workdir)
     write_lines(workdir / PATHS, rows)
     write_lines(workdir / SOURCES, _sources(found, database))
-    shown = [_group_row(group, graph, stated, clustered) for group in groups]
+    by_claim = equivalence.facts_of_claims(graph.facts)
+    shown = [
+        _group_row(
+            group,
+            [graph.facts[at] for c in clustered[group.cluster] for at in by_claim.get(c, ())],
+            stated,
+        )
+        for group in groups
+    ]
     write_lines(workdir / GROUPS, shown)
     random.Random(run.config.seed).shuffle(shown)
     write_lines(
@@ -579,19 +583,13 @@ def _sources(found: Sequence[Document], database: chunks.Database) -> Iterable[d
     )
 
 
-def _group_row(
-    group: Group, graph: equivalence.Graph, stated: Sequence[Claim], clustered: clusters.Clusters
-) -> dict[str, Any]:
-    """A group with its names and the claims of its cluster that have them."""
-    nodes, members = set(group.nodes), set(clustered[group.cluster])
-    facts = [
-        fact
-        for fact in graph.facts
-        if fact.claim in members and nodes & {fact.head_id, fact.tail_id}
-    ]
-    ends = [(f.head, f.head_id) for f in facts] + [(f.tail, f.tail_id) for f in facts]
+def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> dict[str, Any]:
+    """A group with its names and the claims that have them, of the facts of its cluster."""
+    nodes = set(group.nodes)
+    named = [fact for fact in facts if nodes & {fact.head_id, fact.tail_id}]
+    ends = [end for f in named for end in ((f.head, f.head_id), (f.tail, f.tail_id))]
     names = dict.fromkeys(name for name, node in ends if node in nodes)
-    told = dict.fromkeys(stated[fact.claim].text for fact in facts)
+    told = dict.fromkeys(stated[fact.claim].text for fact in named)
     return {"names": list(names), "kind": group.kind, "claims": list(told)}
 
 
