@@ -59,6 +59,8 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
     """
     if not len(vector_ND):
         return ()
+    for name in ("sklearn.decomposition", "sklearn.mixture"):
+        extra(name)  # The limit holds for libraries that are loaded already.
     # On matrices of ten columns threads cost fifty times what they save, and order sums otherwise.
     with extra("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
         # Claims alike have no variance; a mixture that has not converged has a BIC like the others;

@@ -22,6 +22,7 @@ from cirag_jax.runtime.requests import Generate, Generated, Program
 _ARTICLE = re.compile(r"^(the|a|an) ")
 _POINTS = re.compile(r"[.,'’\"“”]")
 _ACRONYM = re.compile(r"\b(?:[A-Z]\.?){2,6}(?![\w.])")
+_FULL_NAME = re.compile(r"[A-Z][\w'’-]+(?: [A-Z][\w'’.-]*){0,3}")
 _SMALL = frozenset({"the", "a", "an", "of", "and", "for", "in", "on", "de", "la", "du", "des"})
 
 
@@ -115,14 +116,14 @@ def by_rules(
 
     Exact: names that differ in an article or in points, and an acronym beside the one name that it
     abbreviates.
-    Contextual: in one document, a name whose words begin or end the only longer one that does, and
-    no number. What a triple relates are two things.
+    Contextual: in one document, a surname beside the one full name that ends in it. What a triple
+    relates are two things.
     """
     names = {node: name for fact in reversed(facts) for name, node in _ends(fact)}
     apart = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
     always = [*_spellings(names), *_acronyms(names)]
     same = {frozenset(pair) for pair in always}
-    context = [pair for pair in _parts_of_names(facts, claims) if frozenset(pair) not in same]
+    context = [pair for pair in _surnames(facts, claims) if frozenset(pair) not in same]
     kinds = [*((pair, "always") for pair in always), *((pair, "context") for pair in context)]
     return [(pair, kind) for pair, kind in kinds if frozenset(pair) not in apart]
 
@@ -148,16 +149,16 @@ def _acronyms(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield node, next(iter(found))
 
 
-def _parts_of_names(facts: Sequence[Fact], claims: Sequence[Claim]) -> Iterator[tuple[str, str]]:
+def _surnames(facts: Sequence[Fact], claims: Sequence[Claim]) -> Iterator[tuple[str, str]]:
     by_document: dict[str, dict[str, None]] = collections.defaultdict(dict)
     for fact in facts:
-        for _, node in _ends(fact):
-            if not re.search(r"\d", node):
+        for name, node in _ends(fact):
+            if _FULL_NAME.fullmatch(name):
                 by_document[claims[fact.claim].document][node] = None
     found: dict[tuple[str, str], None] = {}
     for nodes in by_document.values():
-        for short in nodes:
-            longer = [n for n in nodes if n.startswith(f"{short} ") or n.endswith(f" {short}")]
+        for short in (node for node in nodes if " " not in node):
+            longer = [node for node in nodes if node.endswith(f" {short}")]
             if len(longer) == 1:
                 found[short, longer[0]] = None
     return iter(found)

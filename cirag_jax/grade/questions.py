@@ -78,23 +78,21 @@ class Templates(Protocol):
 
 
 class RelationTemplates:
-    """Templates by the names of relations, as benchmarks have them (`datasets.relations`)."""
+    """Templates by the names of relations that `datasets.relations` lists."""
 
     def __init__(self, graph: Graph):
         self._graph = graph
 
     def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
         """See `Templates`."""
-        text = self._graph.name(path[0].head)
-        for edge in path[:-1]:
-            text = relations.noun_phrase(facts[edge.fact].relation, text)
-            if not text:
-                return "", "no_template"
-        last = facts[path[-1].fact].relation
-        if not relations.noun_phrase(last, text):
+        *steps, last = (facts[edge.fact].relation for edge in path)
+        if not all(relations.is_listed(relation) for relation in (*steps, last)):
             return "", "no_template"
+        text = self._graph.name(path[0].head)
+        for relation in steps:
+            text = relations.noun_phrase(relation, text)
         asked = relations.sub_question(last, text)
-        return asked[0].upper() + asked[1:], None
+        return asked[0].upper() + asked[1:], "clumsy" if _repeats(asked) else None
 
     def answers(self, path: Path, names: Sequence[str]) -> tuple[str, ...]:
         """See `Templates`."""

@@ -48,8 +48,11 @@ def test_relations_become_one_question():
     assert asked == ("Where was the director of Low Tide born?", None)
     asked = RelationTemplates(graph).ask(path_of(graph, 0, 1, 3), graph.facts)
     assert asked[0] == "How many people live in the place of birth of the director of Low Tide?"
-    graph, *_ = world(("Ann Bell", "was seen in", "Fenn", "x", "Ann Bell was seen in Fenn."))
-    assert RelationTemplates(graph).ask(path_of(graph, 0, 4), graph.facts) == ("", "no_template")
+    more = [("Ann Bell", r, "Fenn", "x", f"Ann Bell {r} Fenn.") for r in ("was seen in", "liking")]
+    graph, *_ = world(*more)
+    for fact in (4, 5):
+        asked = RelationTemplates(graph).ask(path_of(graph, 0, fact), graph.facts)
+        assert asked == ("", "no_template")
 
 
 @pytest.mark.parametrize(
