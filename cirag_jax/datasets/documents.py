@@ -31,6 +31,36 @@ def read_documents(path: str | Path) -> Dataset:
         path = path.parent
     if (path / jsonl.CORPUS).is_file():
         return jsonl.read_dataset(path, questions=False)
+    passages: list[Passage] = []
+    for file, name in _files(path):
+        passages += split_document(name, _read(file), file.stem.replace("_", " "))
+    if not passages:
+        raise _nothing(path)
+    return Dataset(path.resolve().name, (), {p.id: p for p in passages}, {})
+
+
+def read_files(path: Path) -> list[tuple[str, str, str]]:
+    """(name, title, text) of a text file, or of all in a folder as `read_documents` finds them.
+
+    Markdown headings give the title and are no text; each ends a paragraph.
+
+    Raises:
+      UserError: there is nothing to read, or a file is not UTF-8 text.
+    """
+    found = []
+    for file, name in _files(path):
+        sections = _sections(_read(file))
+        first = next((heading for heading, _ in sections if heading), "")
+        text = "\n\n".join(body for _, body in sections)
+        if text.strip():
+            found.append((name, first or file.stem.replace("_", " "), text))
+    if not found:
+        raise _nothing(path)
+    return found
+
+
+def _files(path: Path) -> list[tuple[Path, str]]:
+    """Text files, each with its name in the folder."""
     if path.is_file():
         files, root = [path], path.parent
     elif path.is_dir():
@@ -39,16 +69,13 @@ def read_documents(path: str | Path) -> Dataset:
         files, root = sorted(file for file in visible if file.is_file()), path
     else:
         raise UserError(f"config.documents={path} is neither a folder nor a file.")
-    passages: list[Passage] = []
-    for file in files:
-        name = file.relative_to(root).as_posix()
-        passages += split_document(name, _read(file), file.stem.replace("_", " "))
-    if not passages:
-        raise UserError(
-            f"{path} has no text: documents are {' and '.join(SUFFIXES)} files, or a "
-            f"{jsonl.CORPUS}."
-        )
-    return Dataset(path.resolve().name, (), {p.id: p for p in passages}, {})
+    return [(file, file.relative_to(root).as_posix()) for file in files]
+
+
+def _nothing(path: Path) -> UserError:
+    return UserError(
+        f"{path} has no text: documents are {' and '.join(SUFFIXES)} files, or a {jsonl.CORPUS}."
+    )
 
 
 def from_texts(texts: Iterable[str]) -> Dataset:

@@ -38,6 +38,12 @@ def sub_question(relation: str, head: str) -> str:
     return f"What is the {relation} of {head}?"
 
 
+def is_listed(relation: str) -> bool:
+    """Whether a relation has a template of its own, and need not be told by its form."""
+    relation = " ".join(relation.split())
+    return relation in _TEMPLATES or relation in _PERSONS
+
+
 def noun_phrase(relation: str, head: str) -> str:
     """What the tail of ``<head; relation; ?>`` is; empty where the relation makes no good name."""
     relation = " ".join(relation.split())

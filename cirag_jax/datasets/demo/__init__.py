@@ -7,9 +7,55 @@ them. docs/demo_dataset.md tells the sources, the counts and how hard the questi
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from cirag_jax.datasets.demo import facts, questions, render
-from cirag_jax.types import Dataset
+from cirag_jax.datasets.demo.graph import World
+from cirag_jax.datasets.demo.templates import RELATIONS
+from cirag_jax.types import Dataset, Triple
+
+
+class TypedTriple(NamedTuple):
+    """A triple with what it is in the graph.
+
+    Attributes:
+        triple: As the dataset has it.
+        relation: ``<kind>.<what>``.
+        head: The key of the entity.
+        tail: That of the entity which the tail names; None where it names none.
+    """
+
+    triple: Triple
+    relation: str
+    head: str
+    tail: str | None
+
+
+@functools.lru_cache(maxsize=1)
+def graph() -> tuple[World, questions.Rendered]:
+    """The entities with their facts, and the passage and the triples of each by its key.
+
+    Raises:
+        UserError: as `build`.
+    """
+    world = facts.build_world()
+    return world, render.render_world(world)
+
+
+def typed_triples() -> Iterator[TypedTriple]:
+    """All triples of the passages, in their order."""
+    world, rendered = graph()
+    for key, (_, triples) in rendered.items():
+        stated = {
+            (name, fact.value): (relation, fact.target)
+            for relation, found in world.entities[key].facts.items()
+            for fact in found
+            for name in RELATIONS[relation]
+        }
+        for triple in triples:
+            relation, target = stated[triple.relation, triple.tail]
+            yield TypedTriple(triple, relation, key, target if target in rendered else None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -22,8 +68,7 @@ def build() -> Dataset:
     Raises:
         UserError: a data package is not installed or lacks a file.
     """
-    world = facts.build_world()
-    rendered = render.render_world(world)
+    world, rendered = graph()
     asked = questions.build_questions(world, rendered)
     corpus = {passage.id: passage for passage, _ in rendered.values()}
     triples = {passage.id: found for passage, found in rendered.values()}

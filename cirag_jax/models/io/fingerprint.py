@@ -67,7 +67,7 @@ def small_files(folder: Path) -> dict[str, str]:
 
 
 def of_code(module: str) -> str:
-    """A hash of a module and of the prompts and methods it imports; comments do not count."""
+    """A hash of a module and of the prompts, methods and steps it imports, comments apart."""
     sources: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -79,7 +79,7 @@ def of_code(module: str) -> str:
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                parts = ("cirag_jax.prompts.", "cirag_jax.methods.")
+                parts = ("cirag_jax.prompts.", "cirag_jax.methods.", "cirag_jax.grade.")
                 waiting += [name for name in names if name.startswith(parts)]
         sources[name] = ast.unparse(_WithoutTexts().visit(tree))
     return _hash(json.dumps(sources, sort_keys=True).encode())

@@ -1,0 +1,627 @@
+"""From documents to a benchmark of controlled difficulty: ``launch/generate_questions.py`` (GRADE).
+
+Step by step, each a set of programs over one journal. A program is known by all that decides its
+result, so that after a change of the config only what the change touches is asked again.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cirag_jax.commands import backends, task
+from cirag_jax.datasets import jsonl
+from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.grade import (
+    chunks,
+    claims,
+    clusters,
+    documents,
+    equivalence,
+    paths,
+    questions,
+    triples,
+)
+from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
+from cirag_jax.io import cache_folder, say, write_lines
+from cirag_jax.llm.openai_format import estimate_tokens
+from cirag_jax.llm.types import Message, Usage
+from cirag_jax.models.io import fingerprint
+from cirag_jax.prompts import grade as prompts
+from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.requests import Program
+from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
+from cirag_jax.types import Config, Dataset, Question, Triple
+
+PATHS = "paths.jsonl"
+SOURCES = "sources.jsonl"
+GROUPS = "groups.jsonl"
+REVIEW = "review.jsonl"
+
+
+class _Stopped(Exception):
+    """The deadline or a budget ended the run before its end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Those of every step."""
+
+    claims: claims.ClaimSettings
+    triples: triples.TripleSettings
+    clusters: clusters.ClusterSettings
+    equivalence: equivalence.EquivalenceSettings
+    paths: paths.PathSettings
+    questions: questions.QuestionSettings
+    chunks: chunks.ChunkSettings
+
+    @classmethod
+    def of(cls, config: Config) -> "Settings":
+        """Of configs/grade.py; raises `UserError` where a value cannot be used."""
+        kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
+        return cls(**{name: kind(**task.plain(config[name])) for name, kind in kinds.items()})
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the language model that are asked."""
+        steps = (self.claims, self.triples, self.equivalence, self.questions)
+        return tuple(role for step in steps for role in step.roles)
+
+
+def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Makes ``workdir`` a dataset folder of questions over documents; resumes what it holds.
+
+    Beside the files of docs/data.md it writes ``paths.jsonl`` (every path that was asked, with what
+    became of it), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample
+    of them to judge), ``sources.jsonl`` (what the documents are) and, while it runs,
+    ``journal.sqlite``. ``config`` is of configs/grade.py.
+
+    Returns:
+      Counts of every step, why things were dropped, the share of questions by hops that need an
+      added link (Table 2), tokens by role, ``seconds`` and ``complete``.
+
+    Raises:
+      UserError: the config, the documents or a model cannot be used, or no question came of them.
+    """
+    started = time.monotonic()
+    settings = Settings.of(config)
+    check_at_least(1, config, "in_flight")
+    check_at_least(0, config, "min_words", "max_words", "limit", "review", "context")
+    until = task.deadline(config)
+    found, dropped = documents.select(
+        documents.read(config.documents), config.min_words, config.max_words
+    )
+    found = found[: config.limit or None]
+    if not found:
+        place = config.documents or "the built-in dataset"
+        raise UserError(f"no document of {place} is left{_because(dropped)}.")
+    say(f"{len(found):,} documents" + (f"; {_told(dropped)}" if dropped else ""))
+    with contextlib.ExitStack() as stack:
+        book = stack.enter_context(Journal(workdir / journal.FILE, _bound(config, settings)))
+        run = _Run(config, settings, book, stack, until)
+        result: dict[str, Any] = {"documents": len(found), "dropped_documents": dropped}
+        try:
+            _generate(run, found, workdir, result)
+            complete = True
+        except _Stopped:
+            say("stopped before the end; the same command goes on from here")
+            complete = False
+        totals = book.totals()
+        return {
+            **result,
+            "failures": sum(run.failed.values()),
+            "failed_requests": dict(run.failed),
+            "calls": totals.calls,
+            "tokens": {role: usage.tokens for role, usage in sorted(totals.usage.items())},
+            "seconds": book.add_seconds(time.monotonic() - started),
+            "complete": complete,
+        }
+
+
+def _generate(
+    run: "_Run", found: Sequence[Document], workdir: pathlib.Path, result: dict[str, Any]
+) -> None:
+    """All steps, one after the other; ``result`` is filled as they end."""
+    settings = run.settings
+    stated = _claims(run, found, result)
+    facts = _facts(run, stated, result)
+    groups, clustered = _groups(run, stated, facts, result)
+    graph = equivalence.link(facts, clustered, groups, settings.equivalence.most_names)
+    nodes = {node for edge in graph.own for node in (edge.head, edge.tail)}
+    result |= {"nodes": len(nodes), "edges": len(graph.own), "added_edges": len(graph.added)}
+    result["group_problems"] = dict(graph.problems)
+    by_id = {document.id: document for document in found}
+    templates = None
+    if settings.questions.kind == "rules":
+        typed = any(fact.type for fact in facts)
+        templates = questions.TypedTemplates() if typed else questions.RelationTemplates(graph)
+    checks = None
+    if settings.questions.validation in ("rules", "both"):
+        checks = questions.Checks(graph, stated, found, settings.questions.one_source)
+
+    def usable(path: Path) -> str | None:
+        reason = None if graph.is_stated(path) else "end_added"
+        if not reason and templates is not None:
+            question, reason = templates.ask(path, graph.facts)
+            names = questions.answer_names(path, graph)
+            if not reason and checks is not None:
+                reason = checks.question(path, question, templates.answers(path, names)[0])
+        return reason or (checks.path(path) if checks is not None else None)
+
+    drawn = paths.draw(graph.edges, settings.paths, usable)
+    result["candidates"] = {str(hops): count for hops, count in drawn.candidates.items()}
+    result["passed_over"] = {str(hops): dict(why) for hops, why in drawn.reasons.items()}
+    if not drawn.paths:
+        raise UserError(
+            f"no question can be asked: {len(facts):,} facts of {len(stated):,} claims have no "
+            f"path of {_lengths(settings)} hops that can be used"
+            f"{_because(_sum(drawn.reasons.values()))}."
+        )
+    asked = _ask(run, drawn.paths, graph, stated, by_id, templates, checks)
+    _write(run, found, stated, graph, clustered, groups, asked, workdir, result)
+    if not result["questions"]:
+        raise UserError(
+            f"none of the {len(asked):,} paths became a question"
+            f"{_because(result['dropped_questions'])}."
+        )
+    lacking = [hops for hops in map(str, settings.paths.hops) if not result["hops"].get(hops)]
+    for hops in lacking:
+        why = _because({**drawn.reasons[int(hops)], **result["dropped_by_hops"].get(hops, {})})
+        say(f"no question of {hops} hops: {drawn.candidates[int(hops)]:,} paths{why}")
+
+
+# ------------------------------------------------------------------------------------ the programs
+
+
+class _Run:
+    """The journal, the models, and what failed."""
+
+    def __init__(
+        self,
+        config: Config,
+        settings: Settings,
+        book: Journal,
+        stack: contextlib.ExitStack,
+        until: float | None,
+    ):
+        self.config, self.settings, self._book = config, settings, book
+        self._stack, self._until = stack, until
+        self._handler: GenerateHandler | None = None
+        self.failed: collections.Counter[str] = collections.Counter()
+
+    def records(self, step: str, jobs: Sequence[Job], asks: bool) -> dict[str, Record]:
+        """Runs a step's programs; the record of each by its id.
+
+        ``asks``: whether they ask the language model.
+
+        Raises:
+          _Stopped: not all have ended.
+        """
+        known = self._book.outcomes()
+        left = [job for job in jobs if job.id not in known]
+        if left:
+            self._run(step, left, asks)
+        wanted = {job.id for job in jobs}
+        found = {record.id: record for record in self._book.records() if record.id in wanted}
+        errors = collections.Counter(record.error for record in found.values() if record.error)
+        if errors:
+            error, count = errors.most_common(1)[0]
+            say(f"{step}: {errors.total():,} requests failed, {count:,} of them: {error}")
+        self.failed[step] += errors.total()
+        return found
+
+    def _run(self, step: str, jobs: Sequence[Job], asks: bool) -> None:
+        handler = self._opened() if asks else None
+        handlers: dict[type | str, Handler] = {}
+        if handler is not None:
+            handlers |= dict.fromkeys(self.settings.roles, handler)
+        with progress_bar(len(jobs), "program", step) as show:
+            scheduler = Scheduler(
+                handlers, self._book, in_flight=self.config.in_flight, on_progress=show
+            )
+            if handler is not None:
+                handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
+            if not scheduler.run(jobs, deadline=self._until):
+                raise _Stopped
+
+    def _opened(self) -> GenerateHandler:
+        if self._handler is None:
+            spent = sum(self._book.usage().values(), Usage())
+            backend: Any = backends.open_backend(self.config.llm, spent=spent)
+            self._stack.enter_context(contextlib.closing(backend))
+            self._handler = GenerateHandler(backend, {}, seed=self.config.seed)
+        return self._handler
+
+    def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
+        """Says what a step's requests take, of each of which so many are alike."""
+        sizes = [(count, count * estimate_tokens(tuple(turns))) for count, turns in messages]
+        if sizes:
+            requests, tokens = (sum(column) for column in zip(*sizes, strict=True))
+            say(f"{step}: {requests:,} requests, about {tokens:,} prompt tokens")
+
+
+def _job(step: str, decided_by: Any, program: Any) -> Job:
+    """A program that is known by its step and by what decides its result."""
+    return Job(f"{step}-{codec.digest(codec.dump(decided_by))}", {"step": step}, program)
+
+
+def _bound(config: Config, settings: Settings) -> dict[str, Any]:
+    """What decides every program beside what it is known by."""
+    found: dict[str, Any] = {"code": fingerprint.of_code(__name__), "seed": config.seed}
+    if settings.roles:
+        found["llm"] = backends.fingerprint(config.llm)
+    if settings.equivalence.kind != "off":
+        found["encoder"] = {
+            **config.encoder.to_dict(),
+            **fingerprint.of_model(config.encoder.model),
+        }
+    return found
+
+
+def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
+    settings = run.settings.claims
+    places = [(d, i) for d in found for i, s in enumerate(d.sentences) if s.strip()]
+    how = codec.encode(settings)
+
+    def program(document: Document, index: int) -> Any:
+        return lambda: claims.claim(document, index, settings)
+
+    # An article is hashed once, and not once a sentence.
+    whole = {d.id: codec.digest(codec.dump([d.title, d.sentences])) for d in found}
+    jobs = [_job("claim", [d.id, i, whole[d.id], how], program(d, i)) for d, i in places]
+    if settings.kind == "model":
+        middle = [(d, len(d.sentences) // 2) for d in found]
+        shown = ((d, i, claims.window(d, i, settings.context_words)) for d, i in middle)
+        run.estimate(
+            "claims",
+            ((len(d.sentences), prompts.claim_messages(d.sentences[i], w)) for d, i, w in shown),
+        )
+    records = run.records("claims", jobs, bool(settings.roles))
+    stated: list[Claim] = []
+    why: collections.Counter[str] = collections.Counter()
+    for (document, index), job in zip(places, jobs, strict=True):
+        outcome = records[job.id].outcome or {"reason": "request_failed"}
+        if "text" in outcome:
+            stated.append(Claim(document.id, index, outcome["text"]))
+        else:
+            why[outcome["reason"]] += 1
+    result |= {"sentences": len(places), "claims": len(stated), "dropped_sentences": dict(why)}
+    if not stated:
+        raise UserError(
+            f"none of the {len(places):,} sentences of {run.config.documents or 'the dataset'} "
+            f"became a claim{_because(why)}."
+        )
+    say(f"{len(stated):,} claims of {len(places):,} sentences")
+    return tuple(stated)
+
+
+def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[Fact, ...]:
+    settings, path = run.settings.triples, run.config.documents
+    problems: collections.Counter[str] = collections.Counter()
+    if settings.kind == "dataset":
+        found, problems["no_claim"] = triples.of_dataset(path, stated)
+    else:
+        batches = [
+            stated[first : first + settings.claims]
+            for first in range(0, len(stated), settings.claims)
+        ]
+        texts = [[claim.text for claim in batch] for batch in batches]
+
+        def program(some: Sequence[str]) -> Any:
+            return lambda: triples.extract(some, settings)
+
+        how = codec.encode(settings)
+        jobs = [
+            # Two batches may say the same.
+            _job("triples", [first, some, how], program(some))
+            for first, some in enumerate(texts)
+        ]
+        run.estimate("triples", ((1, prompts.triple_messages(some)) for some in texts))
+        records = run.records("triples", jobs, True)
+        rows: list[tuple[Triple, int]] = []
+        for number, job in enumerate(jobs):
+            outcome = records[job.id].outcome or {"triples": [], "problems": ["request_failed"]}
+            problems.update(outcome["problems"])
+            for head, relation, tail, place in outcome["triples"]:
+                rows.append((Triple(head, relation, tail), number * settings.claims + place))
+        found = triples.facts(rows)
+    result |= {"facts": len(found), "triple_problems": {k: n for k, n in problems.items() if n}}
+    if not found:
+        raise UserError(f"none of the {len(stated):,} claims gave a triple{_because(problems)}.")
+    return found
+
+
+def _groups(
+    run: _Run, stated: Sequence[Claim], facts: Sequence[Fact], result: dict[str, Any]
+) -> tuple[list[Group], clusters.Clusters]:
+    """Equivalence groups, and the clusters in which they were found."""
+    settings, how = run.settings.equivalence, run.settings.clusters
+    if settings.kind == "off" or all(fact.type for fact in facts):  # they point to things already
+        result |= {"clusters": 0, "groups": {}, "equivalence_problems": {}}
+        return [], ()
+    texts = [claim.text for claim in stated]
+
+    def program() -> Program[list[list[int]]]:
+        encoder: Any = open_encoder_for(run.config.encoder)
+        folder = cache_folder("vectors")
+        encoder = CachedEncoder(encoder, folder) if folder is not None else encoder
+        say(f"embedding and clustering {len(texts):,} claims")
+        return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
+        yield  # a program, which has nothing to ask
+
+    job = _job("clusters", [texts, codec.encode(how)], program)
+    record = run.records("clusters", [job], False)[job.id]
+    if record.outcome is None:
+        raise UserError(f"the claims could not be clustered: {record.error}.")
+    clustered = tuple(tuple(rows) for rows in record.outcome)
+    parts = list(equivalence.parts(clustered, facts, settings))
+
+    def find(places: Sequence[int]) -> Any:
+        return lambda: equivalence.find([facts[at] for at in places], stated, settings)
+
+    jobs = []
+    for number, (cluster, places) in enumerate(parts):
+        shown = [[*facts[at].parts, stated[facts[at].claim].text] for at in places]
+        decided_by = [cluster, number, shown, codec.encode(settings)]
+        jobs.append(_job("same", decided_by, find(places)))
+    if settings.kind == "model":
+        shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for _, p in parts)
+        run.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
+    records = run.records("equivalence", jobs, bool(settings.roles))
+    groups: list[Group] = []
+    problems: collections.Counter[str] = collections.Counter()
+    for (cluster, _), job in zip(parts, jobs, strict=True):
+        outcome = records[job.id].outcome or {"groups": [], "problems": ["request_failed"]}
+        groups += [Group(cluster, tuple(nodes), kind) for nodes, kind in outcome["groups"]]
+        problems.update(outcome["problems"])
+    in_several = collections.Counter(row for rows in clustered for row in rows)
+    result |= {
+        "clusters": len(clustered),
+        "claims_in_several_clusters": sum(count > 1 for count in in_several.values()),
+        "groups": dict(collections.Counter(group.kind for group in groups)),
+        "equivalence_problems": dict(problems),
+    }
+    return groups, clustered
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A path and what became of it."""
+
+    path: Path
+    outcome: Mapping[str, Any]
+
+
+def _ask(
+    run: _Run,
+    drawn: Sequence[Path],
+    graph: equivalence.Graph,
+    stated: Sequence[Claim],
+    by_id: Mapping[str, Document],
+    templates: questions.Templates | None,
+    checks: questions.Checks | None,
+) -> list[_Asked]:
+    settings = run.settings.questions
+
+    def program(path: Path) -> Any:
+        return lambda: questions.ask(path, graph, stated, by_id, settings, templates, checks)
+
+    jobs, messages = [], []
+    for path in drawn:
+        shown = questions.messages_of(path, graph, stated, by_id, settings)
+        messages.append(shown)
+        surfaces = [graph.surfaces[node] for node in (path[0].head, *(e.tail for e in path))]
+        decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
+        jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
+    if settings.kind == "model":
+        run.estimate("questions", ((1, turns) for turns in messages))
+    records = run.records("questions", jobs, bool(settings.roles))
+    failed = {"question": "", "answers": [], "reason": "request_failed"}
+    return [
+        _Asked(path, records[job.id].outcome or failed)
+        for path, job in zip(drawn, jobs, strict=True)
+    ]
+
+
+# --------------------------------------------------------------------------------------- the files
+
+
+def _write(
+    run: _Run,
+    found: Sequence[Document],
+    stated: Sequence[Claim],
+    graph: equivalence.Graph,
+    clustered: clusters.Clusters,
+    groups: Sequence[Group],
+    asked: Sequence[_Asked],
+    workdir: pathlib.Path,
+    result: dict[str, Any],
+) -> None:
+    database = chunks.Database(found, run.settings.chunks)
+    kept: list[Question] = []
+    rows: list[dict[str, Any]] = []
+    counts: collections.Counter[str] = collections.Counter()
+    texts: set[str] = set()
+    for one in asked:
+        outcome, hops = dict(one.outcome), str(len(one.path))
+        if "reason" not in outcome and outcome["question"] in texts:
+            outcome["reason"] = "asked_twice"
+        row = _path_row(one.path, graph, stated, database)
+        if "reason" in outcome:
+            rows.append({"question_id": None, **row, **outcome})
+            continue
+        texts.add(outcome["question"])
+        counts[hops] += 1
+        name = f"{hops}hop-{counts[hops]:04d}"
+        rows.append({"question_id": name, **row, **outcome})
+        kept.append(_question(name, one, graph, stated, database))
+    kept = _with_contexts(kept, database, run.config.context)
+    by_chunk = _triples(graph, stated, database)
+    jsonl.write_dataset(Dataset(workdir.name, tuple(kept), database.passages, by_chunk), workdir)
+    write_lines(workdir / PATHS, rows)
+    write_lines(workdir / SOURCES, _sources(found, database))
+    by_claim = equivalence.facts_of_claims(graph.facts)
+    shown = [
+        _group_row(
+            group,
+            [graph.facts[at] for c in clustered[group.cluster] for at in by_claim.get(c, ())],
+            stated,
+        )
+        for group in groups
+    ]
+    write_lines(workdir / GROUPS, shown)
+    random.Random(run.config.seed).shuffle(shown)
+    write_lines(
+        workdir / REVIEW, ({**row, "judgement": None} for row in shown[: run.config.review])
+    )
+    dropped = {h: collections.Counter[str]() for h in map(str, run.settings.paths.hops)}
+    for row in rows:
+        if row["question_id"] is None:
+            dropped[str(row["hops"])][row["reason"]] += 1
+    result |= {
+        "paths": dict(collections.Counter(str(len(one.path)) for one in asked)),
+        "questions": len(kept),
+        "hops": dict(counts),
+        "dropped_questions": dict(_sum(dropped.values())),
+        "dropped_by_hops": {hops: dict(why) for hops, why in dropped.items() if why},
+        "needs_link": _needs_link(rows),
+        "chunks": len(database.chunks),
+    }
+
+
+def _path_row(
+    path: Path, graph: equivalence.Graph, stated: Sequence[Claim], database: chunks.Database
+) -> dict[str, Any]:
+    facts = [graph.facts[edge.fact] for edge in path]
+    homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
+    evidence = dict(zip(dict.fromkeys(homes), database.evidence(homes), strict=True))
+    return {
+        "hops": len(path),
+        "nodes": [graph.name(node) for node in (path[0].head, *(edge.tail for edge in path))],
+        "links": list(graph.links(path)),
+        "facts": [
+            {
+                "triple": list(fact.parts),
+                "claim": stated[fact.claim].text,
+                "document": home[0],
+                "sentence": home[1],
+                "chunk": evidence[home][0],
+            }
+            for fact, home in zip(facts, homes, strict=True)
+        ],
+    }
+
+
+def _question(
+    name: str,
+    one: _Asked,
+    graph: equivalence.Graph,
+    stated: Sequence[Claim],
+    database: chunks.Database,
+) -> Question:
+    facts = [graph.facts[edge.fact] for edge in one.path]
+    homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
+    evidence = database.evidence(homes)
+    return Question(
+        id=name,
+        question=one.outcome["question"],
+        answers=tuple(one.outcome["answers"]),
+        type="bridge",
+        hops=len(one.path),
+        split="test",
+        supporting=tuple(dict.fromkeys(chunk for chunk, _ in evidence)),
+        supporting_sentences=evidence,
+        evidences=tuple(fact.parts for fact in facts),
+    )
+
+
+def _with_contexts(
+    kept: Sequence[Question], database: chunks.Database, others: int
+) -> list[Question]:
+    """Every question with its evidence, and the other chunks nearest to it by BM25, as context."""
+    passages = list(database.passages.values())
+    index = BM25([f"{passage.title} {passage.text}" for passage in passages])
+    rows_QK = index.search(
+        [q.question for q in kept], others + max((q.hops or 0 for q in kept), default=0)
+    )
+    out = []
+    for question, rows in zip(kept, rows_QK, strict=True):
+        gold = question.supporting or ()
+        near = [passages[row].id for row in rows if row >= 0 and passages[row].id not in gold]
+        context = sorted((*gold, *near[:others]))  # an order that tells nothing
+        out.append(dataclasses.replace(question, context=tuple(context)))
+    return out
+
+
+def _triples(
+    graph: equivalence.Graph, stated: Sequence[Claim], database: chunks.Database
+) -> dict[str, tuple[Triple, ...]]:
+    """All facts, in every chunk that has their sentence; a chunk without one has none."""
+    found: dict[str, list[Triple]] = {name: [] for name in database.passages}
+    for fact in graph.facts:
+        claim = stated[fact.claim]
+        for name, sentence in database.places(claim.document, claim.sentence):
+            found[name].append(Triple(*fact.parts, name, sentence))
+    return {name: tuple(some) for name, some in found.items()}
+
+
+def _sources(found: Sequence[Document], database: chunks.Database) -> Iterable[dict[str, Any]]:
+    of: dict[str, list[str]] = collections.defaultdict(list)
+    for one in database.chunks:
+        of[one.document].append(one.passage.id)
+    return (
+        {"id": d.id, "title": d.title, "source": d.source, "date": d.date, "chunks": of[d.id]}
+        for d in found
+    )
+
+
+def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> dict[str, Any]:
+    """A group with its names and the claims that have them, of the facts of its cluster."""
+    nodes = set(group.nodes)
+    named = [fact for fact in facts if nodes & {fact.head_id, fact.tail_id}]
+    ends = [end for f in named for end in ((f.head, f.head_id), (f.tail, f.tail_id))]
+    names = dict.fromkeys(name for name, node in ends if node in nodes)
+    told = dict.fromkeys(stated[fact.claim].text for fact in named)
+    return {"names": list(names), "kind": group.kind, "claims": list(told)}
+
+
+def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By hops the percentage of questions with a joint of each kind (Table 2)."""
+    found: dict[str, dict[str, float]] = {}
+    for hops in sorted({str(row["hops"]) for row in rows if row["question_id"]}):
+        links = [set(r["links"]) for r in rows if r["question_id"] and str(r["hops"]) == hops]
+        share = {kind: sum(kind in some for some in links) for kind in ("exact", "context")}
+        share["either"] = sum(bool(some & {"exact", "context"}) for some in links)
+        found[hops] = {kind: round(100 * n / len(links), 1) for kind, n in share.items()}
+    return found
+
+
+# ---------------------------------------------------------------------------------------- in words
+
+
+def _lengths(settings: Settings) -> str:
+    return ", ".join(map(str, settings.paths.hops))
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
+    total: collections.Counter[str] = collections.Counter()
+    for some in counts:
+        total.update(some)
+    return total
+
+
+def _told(why: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(why.items()) if count)
+
+
+def _because(why: Mapping[str, int]) -> str:
+    told = _told(why)
+    return f" ({told})" if told else ""

@@ -1,0 +1,101 @@
+r"""GRADE: multi-hop questions of controlled difficulty from documents.
+
+python launch/generate_questions.py --config=configs/grade.py:rules --workdir=G
+python launch/generate_questions.py --config=configs/grade.py:medium --config.documents=FOLDER \
+    --config.llm.model=FILE.gguf --workdir=G
+
+Presets: ``rules`` asks no language model (the built-in dataset, or a folder with openie.jsonl);
+``small`` asks SmolLM2-135M, which is too small for good questions; ``medium`` a model of 1.5B
+parameters; ``paper`` has the paper's sizes, for a server or a GPU. docs/methods/grade_generation.md
+describes the steps.
+"""
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from cirag_jax.grade.chunks import ChunkSettings
+from cirag_jax.grade.claims import ClaimSettings
+from cirag_jax.grade.clusters import ClusterSettings
+from cirag_jax.grade.equivalence import EquivalenceSettings
+from cirag_jax.grade.paths import PathSettings
+from cirag_jax.grade.questions import QuestionSettings
+from cirag_jax.grade.triples import TripleSettings
+from configs import common, retrievers
+
+PRESETS = ("", "rules", "small", "medium", "paper")
+
+
+def get_config(preset: str = "") -> Any:
+    """Which documents, and how every step works."""
+    if preset not in PRESETS:
+        raise ValueError(f"the presets are {', '.join(PRESETS[1:])}")
+    config: Any = ConfigDict()
+    # A folder with documents.jsonl (text, title, source, date), with a corpus.jsonl, or of .txt and
+    # .md files; or one such file. null: the built-in dataset.
+    config.documents = placeholder(str)
+    config.min_words = 0  # Shorter documents are left out.
+    config.max_words = 0  # And longer ones; 0: none.
+    config.limit = 0  # The first N documents; 0: all.
+
+    # Fields and defaults of the steps' dataclasses, which describe them (cirag_jax/grade).
+    config.claims = ConfigDict(dataclasses.asdict(ClaimSettings()))
+    config.triples = ConfigDict(dataclasses.asdict(TripleSettings()))
+    config.clusters = ConfigDict(dataclasses.asdict(ClusterSettings()))
+    config.equivalence = ConfigDict(dataclasses.asdict(EquivalenceSettings()))
+    config.paths = ConfigDict(dataclasses.asdict(PathSettings()))
+    config.questions = ConfigDict(dataclasses.asdict(QuestionSettings()))
+    config.chunks = ConfigDict(dataclasses.asdict(ChunkSettings()))
+    config.review = 30  # Equivalence groups in review.jsonl (A.6).
+    config.context = 8  # Chunks beside the evidence in a question's own context.
+
+    config.llm = common.language_model()  # Whoever is asked, in all steps.
+    config.encoder = retrievers.encoder()  # Embeds the claims.
+    config.seed = 0
+    config.in_flight = 64  # Requests under way at once.
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
+    return {"rules": _rules, "small": _small, "medium": _medium, "paper": _paper}.get(
+        preset, lambda c: c
+    )(config)
+
+
+def _rules(config: Any) -> Any:
+    config.claims.filter = config.claims.kind = "rules"
+    config.triples.kind = "dataset"
+    config.clusters.reduction = "pca"
+    config.equivalence.kind = config.questions.kind = config.questions.validation = "rules"
+    config.questions.one_source = True
+    config.paths.per_hop = 150
+    config.paths.most_per_start, config.paths.most_per_end = 3, 4
+    return config
+
+
+def _small(config: Any) -> Any:
+    config.claims.context_words = 150
+    config.triples.claims, config.triples.max_tokens = 4, 256
+    config.equivalence.claims, config.equivalence.max_tokens = 10, 128
+    config.clusters.reduction = "pca"
+    config.paths.per_hop = 20
+    config.llm.no_repeat_ngram_size = 20
+    config.llm.overflow = "truncate"
+    return config
+
+
+def _medium(config: Any) -> Any:
+    config.llm.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+    config.llm.context = 4096
+    config.llm.overflow = "truncate"
+    config.claims.context_words = 400
+    config.equivalence.claims = 20
+    config.in_flight = 16
+    return config
+
+
+def _paper(config: Any) -> Any:
+    config.min_words, config.max_words = 512, 8192
+    config.llm.model = "Qwen/Qwen2.5-7B-Instruct"
+    config.questions.validation = "model"
+    config.questions.context_words = 0
+    return config

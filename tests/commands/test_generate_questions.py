@@ -1,0 +1,444 @@
+"""The generating command: whole runs, kills and resumptions, bad input. Tiny models, real code."""
+
+import json
+import pathlib
+import re
+import runpy
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.commands import backends
+from cirag_jax.datasets import jsonl
+from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.grade import records
+from cirag_jax.llm.types import Generated, Usage, failed
+from cirag_jax.runtime import journal
+from cirag_jax.runtime.journal import Journal
+from tests import answering, tiny, tiny_decoder
+
+pytest.importorskip("sklearn")
+pytest.importorskip("networkx")
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MAIN = runpy.run_path(str(_ROOT / "launch/generate_questions.py"))["main"]
+_ANSWER = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+
+# A chain of facts over articles; "Osk" and "Oskton" are one town.
+ARTICLES = (
+    ("Ule", "Ule feeds Tarn. Nobody likes Ule!"),
+    ("Tarn", "Tarn governs Osk. Tarn is garbled."),
+    ("Oskton", "Oskton borders Fenn. It says nothing."),
+    ("Fenn", "Fenn joins Brum."),
+    ("Brum", "Brum cuts Dunn. Tarn owns Vell."),
+)
+FILES = ("questions.jsonl", "corpus.jsonl", "openie.jsonl", "paths.jsonl", "groups.jsonl",
+         "review.jsonl", "sources.jsonl")  # fmt: skip
+
+# What rules can ask about: who made it, where they were born, where that is.
+CHAIN = (("Tide", "is a film by Ann", "director"), ("Ann", "comes from Old", "place of birth"),
+         ("Old", "lies in West", "country"))  # fmt: skip
+
+
+def rules_folder(folder):
+    """Passages and triples of five films."""
+    folder.mkdir()
+    passages, openie = [], []
+    for name in ("Ula", "Orm", "Fenn", "Brum", "Dell"):
+        for kind, verb, relation in CHAIN:
+            head, tail = f"{kind} {name}", f"{verb.rpartition(' ')[2]} {name}"
+            passages.append({"id": head, "title": head, "text": f"{kind} {name} {verb} {name}."})
+            openie.append({"passage_id": head, "triples": [[head, relation, tail]]})
+    for file, rows in (("corpus", passages), ("openie", openie)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{file}.jsonl").write_text(lines)
+    return folder
+
+
+class Model:
+    """A backend that does every step by rules, from what the last message shows."""
+
+    usage = Usage()
+
+    def __init__(self):
+        self.left, self.asked, self.broken = 10**6, [], ""
+
+    @property
+    def budget_exhausted(self):
+        return self.left <= 0
+
+    def generate(self, requests, progress, done):
+        del progress
+        for index, request in enumerate(requests):
+            if self.left <= 0:
+                done(index, failed("the budget is exhausted"))
+                continue
+            self.left -= 1
+            shown = request.messages[-1].text
+            self.asked.append((request.role, shown))
+            if request.role == self.broken:
+                done(index, failed("the server is away"))
+                continue
+            text = getattr(self, request.role)(shown)
+            done(index, Generated(text, "stop", Usage(prompt_tokens=5, generated_tokens=2)))
+
+    def close(self):
+        pass
+
+    def filter(self, shown):
+        return "Opinion" if shown.endswith("!") else "Fact"
+
+    def claimer(self, shown):
+        sentence = shown.rpartition("Sentence: ")[2]
+        return "Claim: none" if "nothing" in sentence else f"Claim: {sentence}"
+
+    def checker(self, shown):
+        return "No" if "garbled" in shown else "Yes"
+
+    def extractor(self, shown):
+        found = re.findall(r"Sentence (\d+): (\w+) (\w+) (\w+)\.", shown)
+        return "\n".join(f"({head}|{verb}|{tail}|{n})" for n, head, verb, tail in found)
+
+    def matcher(self, shown):
+        both = "Osk " in shown.replace("|", " ") and "Oskton" in shown
+        return '[Osk|Oskton|"always"]' if both else "No identical entities found"
+
+    def asker(self, shown):
+        triples = re.findall(r"Triple \d+: (\w+)\|(\w+)\|(\w+)", shown)
+        if triples[-1][2] == "Vell":
+            return "I would rather not."
+        verbs = " what it ".join(verb for _, verb, _ in triples)
+        return f"Question: What is it that {triples[0][0]} {verbs}? | Answer: {triples[-1][2]}"
+
+    def validator(self, shown):
+        return "False" if "cuts" in shown and "feeds" in shown else "True"
+
+
+@pytest.fixture
+def model(monkeypatch):
+    found = Model()
+    monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
+    monkeypatch.setattr(backends, "of_model", str)  # there are no such weights
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny")
+    articles = root / "articles"
+    articles.mkdir()
+    rows = [{"title": t, "text": x, "source": "The Daily"} for t, x in ARTICLES]
+    (articles / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "articles": articles,
+        "films": rules_folder(root / "films"),
+        "encoder": tiny.model_folder(root / "encoder"),
+        "decoder": tiny_decoder.folder(root / "decoder", max_position_embeddings=4096),
+    }
+
+
+def arguments(folders, workdir, *more, preset="", documents="articles"):
+    values = {
+        "documents": folders[documents], "encoder.model": folders["encoder"], "in_flight": 3,
+        "clusters.reduction": "pca", "clusters.most_components": 1,
+    }  # fmt: skip
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    overrides += [f"--config.{override}" for override in more]
+    config = "--config=configs/grade.py" + (preset and f":{preset}")
+    return [config, *overrides, f"--workdir={workdir}"]
+
+
+def execute(capsys, argv, status=0, main=_MAIN):
+    """The result and standard error of the command."""
+    with pytest.raises(SystemExit) as end:
+        cli.run(main, "configs/grade.py", ["generate_questions.py", *argv], resumes=True)
+    captured = capsys.readouterr()
+    assert end.value.code == status, captured.err
+    return (json.loads(captured.out) if status == 0 else {}), captured.err
+
+
+def fails(capsys, argv):
+    _, err = execute(capsys, argv, status=2)
+    assert "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+def same_bytes(one, other):
+    return [name for name in FILES if (one / name).read_bytes() != (other / name).read_bytes()]
+
+
+@pytest.fixture
+def whole(model, folders, tmp_path, capsys):
+    """An uninterrupted run with a model in every step: its workdir and its result."""
+    result, _ = execute(capsys, arguments(folders, tmp_path / "whole"))
+    return tmp_path / "whole", result
+
+
+# --------------------------------------------------------------------------------------- whole runs
+
+
+def test_every_step_and_why_things_were_dropped(whole, model):
+    workdir, result = whole
+    assert result["complete"] is True and result["failures"] == 0
+    assert (result["documents"], result["sentences"], result["claims"]) == (5, 9, 6)
+    assert result["dropped_sentences"] == {"opinion": 1, "inconsistent": 1, "empty": 1}
+    assert (result["facts"], result["clusters"], result["groups"]) == (6, 1, {"always": 1})
+    # Ule-Tarn-Osk-Fenn-Brum-Dunn, and Vell after Tarn.
+    assert result["candidates"] == {"2": 5, "3": 3, "4": 2, "5": 1}
+    # The article on Brum names Tarn, too.
+    assert result["passed_over"]["3"] == {"shortcut": 1}
+    assert result["paths"] == {"2": 5, "3": 2, "4": 2, "5": 1}
+    assert result["dropped_by_hops"] == {"2": {"no_question": 1}, "5": {"unclear": 1}}
+    assert result["hops"] == {"2": 4, "3": 2, "4": 2} and result["questions"] == 8
+    assert result["needs_link"]["2"] == {"exact": 25.0, "context": 0.0, "either": 25.0}
+    assert result["needs_link"]["4"]["exact"] == 100.0
+    asked = [role for role, _ in model.asked]
+    assert result["calls"] == len(asked) == len(set(model.asked))
+    assert result["tokens"]["validator"]["prompt_tokens"] == 5 * asked.count("validator")
+    assert asked.count("asker") == 10 and asked.count("extractor") == 1
+
+
+def test_the_folder_is_a_dataset_of_this_project(whole):
+    workdir, _ = whole
+    dataset = jsonl.read_dataset(workdir)
+    rows = {row["question_id"]: row for row in answering.lines(workdir / "paths.jsonl")}
+    assert len(dataset.questions) == 8 and len(dataset.corpus) == 5
+    assert set(dataset.triples) == set(dataset.corpus)
+    for question in dataset.questions:
+        path = rows[question.id]
+        assert question.hops == len(path["facts"]) == len(question.evidences or ())
+        assert path["nodes"][-1] == question.answers[0]
+        assert question.split == "test" and set(question.supporting or ()) <= set(question.context)
+        stated = [
+            sentences_of(dataset.corpus[p])[i] for p, i in question.supporting_sentences or ()
+        ]
+        assert stated == [fact["claim"] for fact in path["facts"]]
+        assert [fact["chunk"] for fact in path["facts"]] == list(question.supporting or ())
+    assert rows[None]["reason"]  # what became of no question has its path, too
+    sources = answering.lines(workdir / "sources.jsonl")
+    assert {row["source"] for row in sources} == {"The Daily"}
+    assert [c for row in sources for c in row["chunks"]] == list(dataset.corpus)
+    (group,) = answering.lines(workdir / "review.jsonl")
+    assert group["names"] == ["Osk", "Oskton"] and group["judgement"] is None
+    assert group["claims"] == ["Tarn governs Osk.", "Oskton borders Fenn."]
+
+
+def test_the_same_question_twice_is_one(model, folders, tmp_path, capsys):
+    model.asker = lambda shown: "Question: What is it that Ule feeds? | Answer: Dunn"
+    more = ("questions.validation=off", "paths.hops=(4,5)")
+    result, _ = execute(capsys, arguments(folders, tmp_path, *more))
+    assert result["questions"] == 1 and result["dropped_questions"] == {"asked_twice": 2}
+
+
+def test_other_chunks_ask_nobody_again(whole, model, folders, capsys):
+    workdir, first = whole
+    before = len(model.asked)
+    sizes = ("chunks.least=1", "chunks.most=3", "chunks.overlap=0")
+    result, _ = execute(capsys, arguments(folders, workdir, *sizes))
+    assert len(model.asked) == before and result["questions"] == first["questions"]
+    assert result["chunks"] == 9 > first["chunks"]
+    dataset = jsonl.read_dataset(workdir)
+    assert {p for q in dataset.questions for p in q.supporting or ()} <= set(dataset.corpus)
+
+
+def test_hard_clusters_and_no_equivalence_are_switches(whole, model, folders, tmp_path, capsys):
+    hard, _ = execute(capsys, arguments(folders, tmp_path / "h", "clusters.soft=false"))
+    assert hard["questions"] == whole[1]["questions"] and hard["claims_in_several_clusters"] == 0
+    off, err = execute(capsys, arguments(folders, tmp_path / "o", "equivalence.kind=off"))
+    assert off["candidates"] == {"2": 4, "3": 1, "4": 0, "5": 0} and off["clusters"] == 0
+    assert "no question of 4 hops: 0 paths" in err and off["hops"].get("4") is None
+
+
+# ------------------------------------------------------------------------------ kills, ends, faults
+
+
+def test_killed_at_any_write_and_resumed_gives_the_same_bytes(
+    whole, model, folders, tmp_path, capsys, monkeypatch
+):
+    workdir, _ = whole
+    asked = len(model.asked)
+    count, killed = 0, set()
+    real = {name: getattr(Journal, name) for name in ("record", "close_program")}
+
+    def killing(name):
+        def write(self, key, *arguments):
+            nonlocal count
+            count += 1
+            place = name, getattr(key, "program", key).partition("-")[0]
+            if place not in killed or count % 20 == 0:
+                killed.add(place)
+                raise KeyboardInterrupt
+            real[name](self, key, *arguments)
+
+        return write
+
+    for name in real:
+        monkeypatch.setattr(Journal, name, killing(name))
+    for _ in range(60):
+        with pytest.raises(SystemExit) as end:
+            cli.run(_MAIN, "", ["generate_questions.py", *arguments(folders, tmp_path / "w")])
+        capsys.readouterr()
+        if end.value.code == 0:
+            break
+        assert end.value.code == 130 and not (tmp_path / "w" / "questions.jsonl").exists()
+    assert end.value.code == 0
+    asking = ("claim", "triples", "same", "question")
+    assert killed == {(name, step) for name in real for step in asking} | {
+        ("close_program", "clusters")
+    }
+    assert same_bytes(workdir, tmp_path / "w") == []
+    # A kill costs the request whose response was not recorded, and those of its batch.
+    assert len(set(model.asked)) == asked
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The workdir of a run by rules, made by the first that needs it."""
+    return tmp_path_factory.mktemp("rules")
+
+
+@pytest.mark.parametrize("step", ["claim", "clusters", "same", "question"])
+def test_killed_in_a_step_by_a_signal(step, uninterrupted, folders, tmp_path, command):
+    argv = arguments(folders, tmp_path / "w", preset="rules", documents="films")
+    if not (uninterrupted / "result.json").exists():
+        first = command("generate_questions.py", *argv[:-1], f"--workdir={uninterrupted}")
+        assert first.returncode == 0, first.stderr
+    records = journal.read_records(uninterrupted / journal.FILE)
+    steps = [record.id.partition("-")[0] for record in records]
+    # Programs of rules ask nothing: each writes its end alone.
+    ends = {"claim": 3, "clusters": steps.count("claim") + 1, "question": len(steps) - 1}
+    ends["same"] = ends["clusters"] + 1
+    stopped = command(
+        "generate_questions.py", *argv, hooks=[["signal_at_write", ends[step], "before"]]
+    )
+    assert stopped.returncode == -9 and not (tmp_path / "w" / "questions.jsonl").exists()
+    resumed = command("generate_questions.py", *argv)
+    assert resumed.returncode == 0, resumed.stderr
+    assert same_bytes(uninterrupted, tmp_path / "w") == []
+
+
+def test_a_budget_and_a_deadline_end_the_run_cleanly(whole, model, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path / "w")
+    result, err = execute(capsys, [*argv, "--config.stop_after_minutes=1e-9"])
+    assert result["complete"] is False and "the same command goes on from here" in err
+    for budget in (9, 12, 10):
+        model.left = budget
+        result, _ = execute(capsys, argv)
+        assert result["complete"] is False
+    model.left = 10**6
+    result, _ = execute(capsys, argv)
+    assert result["complete"] is True and same_bytes(whole[0], tmp_path / "w") == []
+
+
+def test_requests_that_fail_are_counted_and_asked_again(whole, model, folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path / "w")
+    model.broken = "validator"
+    message = fails(capsys, argv)
+    assert "none of the 10 paths became a question (1 no_question, 9 request_failed)" in message
+    model.broken = ""
+    result, _ = execute(capsys, argv)
+    assert result["failures"] == 0 and same_bytes(whole[0], tmp_path / "w") == []
+
+
+# ---------------------------------------------------------------------------------- the tiny decode
+
+
+@pytest.mark.parametrize(
+    ("more", "message", "role"),
+    [
+        ((), r"none of the 9 sentences of .* became a claim \(9 no_verdict\)", "filter"),
+        (("claims.filter=off",), r"became a claim \(9 cut\)", "claimer"),
+        (
+            ("claims.filter=rules", "claims.kind=rules"),
+            r"none of the 8 claims gave a triple \(2 no_lines, 2 truncated\)",
+            "extractor",
+        ),
+    ],
+)
+def test_a_random_decoder_ends_in_one_sentence(more, message, role, folders, tmp_path, capsys):
+    limits = ("claims.max_tokens=6", "triples.max_tokens=6")
+    decoder = (f"llm.model={folders['decoder']}", "llm.batch_size=4", "llm.prefix_tokens=0")
+    argv = arguments(folders, tmp_path, *limits, *decoder, *more, preset="small")
+    _, err = execute(capsys, argv, status=2)
+    assert re.search(message, err.splitlines()[-1])
+    totals, _ = journal.read_totals(tmp_path / journal.FILE)
+    assert list(totals.usage) == [role]
+
+
+def test_a_random_decoder_from_end_to_end_and_its_questions_are_answered(folders, tmp_path, capsys):
+    """Equivalence and questions are the decoder's, the rest are rules; then rules ask, too."""
+    decoder = (
+        *(f"llm.model={folders['decoder']}", "llm.batch_size=4", "llm.prefix_tokens=0"),
+        *("equivalence.kind=model", "equivalence.max_tokens=6", "questions.max_tokens=6"),
+    )
+    argv = arguments(folders, tmp_path / "g", *decoder, preset="rules", documents="films")
+    for more, why in (("kind=model", "15 cut"), ("validation=both", "15 no_verdict")):
+        _, err = execute(capsys, [*argv, f"--config.questions.{more}"], status=2)
+        assert f"none of the 15 paths became a question ({why})" in err
+    result, _ = execute(capsys, argv)
+    assert result["hops"] == {"2": 10, "3": 5} and result["equivalence_problems"]["truncated"] > 0
+    assert set(result["tokens"]) == {"asker", "matcher", "validator"}
+    own = {**folders, "data": tmp_path / "g"}
+    answers = answering.arguments(own, tmp_path / "a", method="direct")
+    answers = [argument for argument in answers if "data.split" not in argument]
+    answered, _ = execute(capsys, [*answers, "--config.data.limit=2"], main=_ANSWER)
+    assert answered["num_questions"] == 2 and "f1" in answered
+
+
+# ----------------------------------------------------------------------------------------- bad inpu
+
+
+def test_documents_without_a_fact(model, folders, tmp_path, capsys):
+    (tmp_path / "documents.jsonl").write_text('{"text": "Nobody likes it! It says nothing."}\n')
+    argv = arguments({**folders, "articles": tmp_path}, tmp_path / "w")
+    message = fails(capsys, argv)
+    assert message.endswith("became a claim (1 empty, 1 opinion).")
+
+
+def test_no_path_at_all(model, folders, tmp_path, capsys):
+    message = fails(capsys, arguments(folders, tmp_path, "paths.hops=(7,)"))
+    assert "6 facts of 6 claims have no path of 7 hops that can be used" in message
+
+
+def test_a_group_that_merges_everything_is_counted(model, folders, tmp_path, capsys):
+    model.matcher = lambda shown: '[Ule|Tarn|Osk|Oskton|Fenn|Brum|Dunn|Vell|"always"]'
+    more = ("equivalence.most_names=4",)
+    result, _ = execute(capsys, arguments(folders, tmp_path, *more))
+    assert result["group_problems"] == {"merges_too_much": 1} and result["questions"] == 4
+
+
+def test_a_title_twice(model, folders, tmp_path, capsys):
+    lines = (folders["articles"] / "documents.jsonl").read_text().splitlines()
+    other = json.dumps({"title": "Ule", "text": "Ule owns Dell."})
+    (tmp_path / "documents.jsonl").write_text("\n".join([*lines, lines[0], other]))
+    argv = arguments({**folders, "articles": tmp_path}, tmp_path / "w")
+    result, err = execute(capsys, argv)
+    assert result["dropped_documents"] == {"repeated": 1, "same_title": 1}
+    assert result["documents"] == 6 and "6 documents; 1 repeated, 1 same_title" in err
+
+
+def test_rules_need_triples(folders, tmp_path, capsys):
+    message = fails(capsys, arguments(folders, tmp_path, preset="rules"))
+    assert message.endswith("has no openie.jsonl; --config.triples.kind=model asks a language "
+                            "model for triples.")  # fmt: skip
+
+
+def test_other_settings_of_the_model_need_another_workdir(whole, folders, capsys):
+    argv = arguments(folders, whole[0], "llm.dtype=bfloat16")
+    assert 'was started with llm.dtype=null, not "bfloat16"' in fails(capsys, argv)
+
+
+@pytest.mark.parametrize("field", ["chunks.least=0", "paths.kind=long", "review=-1", "in_flight=0"])
+def test_settings_that_cannot_be(field, folders, tmp_path, capsys):
+    assert f"config.{field.partition('=')[0]}" in fails(capsys, arguments(folders, tmp_path, field))
+
+
+def test_a_library_that_is_missing_is_named(whole, folders, tmp_path, capsys, monkeypatch):
+    def gone(name):
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(records.importlib, "import_module", gone)
+    message = fails(capsys, arguments(folders, tmp_path / "w"))
+    assert message.endswith(
+        "install requirements-grade.txt (pip install -r requirements-grade.txt)."
+    )

@@ -1,0 +1,111 @@
+"""Paths against brute force; what is drawn of them."""
+
+import itertools
+import random
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.grade import paths, records
+from cirag_jax.grade.paths import PathSettings
+from cirag_jax.grade.records import Edge
+
+pytest.importorskip("networkx")
+
+
+def edges_of(*pairs):
+    return [Edge(fact, *pair) for fact, pair in enumerate(pairs)]
+
+
+def brute(edges, hops, shortest):
+    """All simple paths of these lengths, of the shortest between their ends where that is asked."""
+    nodes = sorted({node for edge in edges for node in (edge.head, edge.tail)})
+    pairs = {(edge.head, edge.tail) for edge in edges}
+    walks = [
+        walk
+        for length in range(2, max(hops) + 2)
+        for walk in itertools.permutations(nodes, length)
+        if all(pair in pairs for pair in itertools.pairwise(walk))
+    ]
+    least = {}
+    for walk in walks:
+        ends = walk[0], walk[-1]
+        least[ends] = min(least.get(ends, len(walk)), len(walk))
+    return {
+        walk
+        for walk in walks
+        if len(walk) - 1 in hops and (not shortest or len(walk) == least[walk[0], walk[-1]])
+    }
+
+
+@pytest.mark.parametrize("kind", ["shortest", "simple"])
+@pytest.mark.parametrize("seed", range(6))
+def test_paths_are_those_of_brute_force(kind, seed):
+    rng = random.Random(seed)
+    pairs = {(rng.randrange(7), rng.randrange(7)) for _ in range(5 + 3 * seed)}
+    edges = edges_of(*((f"n{a}", f"n{b}") for a, b in sorted(pairs) if a != b))
+    for hops in ((2, 3, 4, 5), (1,), (3, 5)):
+        found = list(paths.node_paths(edges, PathSettings(kind=kind, hops=hops)))
+        assert len(found) == len(set(found))
+        assert set(found) == brute(edges, hops, kind == "shortest")
+
+
+def test_facts_side_by_side_are_all_tried_and_a_pair_of_ends_is_drawn_once():
+    edges = edges_of(("a", "b"), ("a", "b"), ("b", "c"), ("a", "x"), ("x", "c"))
+    settings = PathSettings(hops=(2,), per_hop=0)
+    drawn = paths.draw(edges, settings, lambda path: None if path[0].fact == 1 else "first")
+    assert [tuple(edge.fact for edge in path) for path in drawn.paths] == [(1, 2)]
+    assert drawn.candidates == {2: 2}
+    assert drawn.reasons[2] in ({"first": 1}, {"same_ends": 1})
+
+
+def test_a_length_without_a_path_is_counted():
+    drawn = paths.draw(edges_of(("a", "b"), ("b", "c")), PathSettings())
+    assert len(drawn.paths) == 1 and drawn.candidates == {2: 1, 3: 0, 4: 0, 5: 0}
+    assert paths.draw([], PathSettings()).paths == ()
+
+
+def star(count):
+    return edges_of(*((f"s{i}", "hub") for i in range(count)), ("hub", "end"))
+
+
+def test_what_starts_or_ends_too_often_is_passed_over():
+    drawn = paths.draw(star(9), PathSettings(hops=(2,), most_per_end=4))
+    assert len(drawn.paths) == 4 and drawn.reasons == {2: {"end_used_up": 5}}
+    fan = edges_of(("a", "hub"), *(("hub", f"e{i}") for i in range(9)))
+    drawn = paths.draw(fan, PathSettings(hops=(2,), most_per_start=2))
+    assert len(drawn.paths) == 2 and drawn.reasons == {2: {"start_used_up": 7}}
+
+
+def test_the_draw_is_fixed_by_its_seed_and_keeps_its_number():
+    settings = PathSettings(hops=(2,), per_hop=5)
+    first = paths.draw(star(60), settings)
+    assert len(first.paths) == 5 and first == paths.draw(star(60), settings)
+    assert first.paths != paths.draw(star(60), PathSettings(hops=(2,), per_hop=5, seed=1)).paths
+
+
+def test_candidates_beyond_what_is_held_are_a_fair_sample():
+    found = set()
+    for seed in range(40):
+        settings = PathSettings(hops=(2,), most_candidates=3, seed=seed, per_hop=0)
+        drawn = paths.draw(star(12), settings)
+        assert len(drawn.paths) == 3 and drawn.candidates == {2: 12}
+        found |= {path[0].head for path in drawn.paths}
+    assert len(found) == 12
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kind": "long"}, {"hops": ()}, {"hops": (0,)}, {"per_hop": -1}]
+)
+def test_settings_that_cannot_be(fields):
+    with pytest.raises(UserError, match="config.paths"):
+        PathSettings(**fields)
+
+
+def test_a_library_that_is_missing_is_one_sentence(monkeypatch):
+    def gone(name):
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(records.importlib, "import_module", gone)
+    with pytest.raises(UserError, match="needs sklearn, .* install requirements-grade.txt"):
+        records.extra("sklearn.mixture")

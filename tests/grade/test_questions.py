@@ -1,0 +1,213 @@
+"""Questions about paths: templates, checks and requests by hand."""
+
+import itertools
+
+import pytest
+
+from cirag_jax.datasets.demo import questions as demo_questions
+from cirag_jax.errors import UserError
+from cirag_jax.grade import equivalence, questions, triples
+from cirag_jax.grade.questions import Checks, QuestionSettings, RelationTemplates, TypedTemplates
+from cirag_jax.grade.records import Claim, Document, Edge, Fact
+from cirag_jax.llm.types import Generated
+from cirag_jax.types import Triple
+
+ROWS = (
+    ("Low Tide", "director", "Ann Bell", "film", "Low Tide is a film by Ann Bell."),
+    ("Ann Bell", "place of birth", "Osk", "bell", "Ann Bell was born in Osk."),
+    ("Osk", "capital of", "Tarn", "osk", "Osk is the capital of Tarn."),
+    ("Osk", "population", "1,234", "osk", "It has 1,234 people."),
+)
+
+
+def world(*more, groups=()):
+    """A graph, its claims and documents, of which each row is a sentence."""
+    rows = (*ROWS, *more)
+    claims, sentences = [], {}
+    for *_, home, text in rows:
+        claims.append(Claim(home, len(sentences.setdefault(home, [])), text))
+        sentences[home].append(text)
+    found = triples.facts([(Triple(*row[:3]), at) for at, row in enumerate(rows)])
+    documents = {name: Document(name, name, tuple(said)) for name, said in sentences.items()}
+    clusters = (tuple(range(len(rows))),)
+    return equivalence.link(found, clusters, groups, 12), claims, documents
+
+
+def path_of(graph, *facts):
+    return tuple(edge for fact in facts for edge in graph.own if edge.fact == fact)
+
+
+def checks_of(made, one_source=False):
+    graph, claims, documents = made
+    return Checks(graph, claims, documents.values(), one_source)
+
+
+def test_relations_become_one_question():
+    graph, *_ = world()
+    asked = RelationTemplates(graph).ask(path_of(graph, 0, 1), graph.facts)
+    assert asked == ("Where was the director of Low Tide born?", None)
+    asked = RelationTemplates(graph).ask(path_of(graph, 0, 1, 3), graph.facts)
+    assert asked[0] == "How many people live in the place of birth of the director of Low Tide?"
+    more = [("Ann Bell", r, "Fenn", "x", f"Ann Bell {r} Fenn.") for r in ("was seen in", "liking")]
+    graph, *_ = world(*more)
+    for fact in (4, 5):
+        asked = RelationTemplates(graph).ask(path_of(graph, 0, fact), graph.facts)
+        assert asked == ("", "no_template")
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "reason"),
+    [
+        ((), (0, 1, 3), None),
+        ((("Low Tide", "director", "Bo Cade", "y", "Bo Cade made it."),), (0, 1), "ambiguous_step"),
+        ((("Low Tide", "Director", "Ann Bell", "y", "It is by Ann Bell."),), (0, 1), None),
+        ((("Tarn", "river", "1,234", "film", "There were 1,234."),), (0, 1, 3), "answer_early"),
+        ((("Osk", "is", "large", "film", "Osk is large."),), (0, 1, 3), "shortcut"),
+        ((("Low Tide", "is", "x", "y", "Low Tide cost 1,234."),), (0, 1, 3), "shortcut"),
+    ],
+)
+def test_what_makes_a_path_no_question(more, path, reason):
+    made = world(*more)
+    assert checks_of(made).path(path_of(made[0], *path)) == reason
+
+
+def test_a_link_that_another_document_states_too():
+    made = world(("Ann Bell", "left", "Osk", "y", "Ann Bell left Osk."))
+    path = path_of(made[0], 0, 1)
+    assert checks_of(made).path(path) is None
+    assert checks_of(made, one_source=True).path(path) == "told_twice"
+
+
+def test_a_name_that_two_things_have():
+    def fact(head, relation, tail, claim, *ids):
+        return Fact(head, relation, tail, claim, *ids)
+
+    facts = (
+        fact("Low Tide", "shown in", "Georgia", 0, "tide", "country"),
+        fact("Georgia", "capital", "Tbilisi", 1, "country", "tbilisi"),
+        fact("Georgia", "capital", "Atlanta", 2, "state", "atlanta"),
+    )
+    claims = [Claim(f"d{i}", 0, f"{f.head} {f.relation} {f.tail}.") for i, f in enumerate(facts)]
+    documents = [Document(c.document, "", (c.text,)) for c in claims]
+    graph = equivalence.link(facts, (), (), 12)
+    checks = Checks(graph, claims, documents, False)
+    assert checks.path(graph.own[:2]) == "ambiguous_name"
+    assert (
+        Checks(equivalence.link(facts[:2], (), (), 12), claims, documents, False).path(
+            graph.own[:2]
+        )
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "reason"),
+    [
+        ("Where was the maker of Low Tide born?", "Osk", None),
+        ("Where was the maker of Low Tide born?", "osk", None),
+        ("Where was Ann Bell, who made Low Tide, born?", "Osk", "names_later"),
+        ("Where was AB, who made Low Tide, born?", "Osk", "names_later"),
+        ("Was the maker of Low Tide born in Osk?", "Osk", "names_later"),
+        ("Where was she born?", "Osk", "no_start"),
+        ("Where was the maker of Low Tide born?", "Fenn", "answer_elsewhere"),
+    ],
+)
+def test_what_makes_a_question_none_about_its_path(question, answer, reason):
+    made = world()
+    assert checks_of(made).question(path_of(made[0], 0, 1), question, answer) == reason
+
+
+def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
+    made = world(groups=groups)
+    path = path_of(made[0], *facts)
+    templates = RelationTemplates(made[0]) if settings.kind == "rules" else None
+    checked = checks_of(made) if checks else None
+    program = questions.ask(path, *made, settings, templates, checked)
+    asked = []
+    try:
+        request = next(program)
+        for text in answers:
+            asked.append(request)
+            request = program.send(Generated(text, "stop"))
+    except StopIteration as end:
+        return asked, end.value
+    raise AssertionError("it asks more")
+
+
+GOOD = "Question: Where was the director of Low Tide born? | Answer: Osk"
+
+
+def test_a_model_asks_and_is_asked_whether_it_is_clear():
+    asked, found = drive(QuestionSettings(), GOOD, "True")
+    assert found == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
+    assert [r.role for r in asked] == ["asker", "validator"]
+    shown = asked[0].messages[-1].text
+    assert "Triple 1: Low Tide|director|Ann Bell\n" in shown
+    assert "Claim 2: Ann Bell was born in Osk." in shown and "Context: film" in shown
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ((GOOD, "False"), "unclear"),
+        ((GOOD, "hm"), "no_verdict"),
+        (("I cannot",), "no_question"),
+        (("Question: Where was Ann Bell of Low Tide born? | Answer: Osk",), "names_later"),
+    ],
+)
+def test_what_becomes_of_a_question_stands_beside_it(answers, reason):
+    _, found = drive(QuestionSettings(), *answers)
+    assert found["reason"] == reason
+
+
+def test_rules_ask_nobody_and_the_paper_checks_by_model_alone():
+    asked, found = drive(QuestionSettings(kind="rules", validation="rules"))
+    assert not asked and found["question"] == "Where was the director of Low Tide born?"
+    clue = "Question: Where was Ann Bell of Low Tide born? | Answer: Osk"
+    _, found = drive(QuestionSettings(validation="model"), clue, "True", checks=False)
+    assert "reason" not in found
+    assert QuestionSettings(kind="rules", validation="off").roles == ()
+
+
+def test_other_names_of_the_answer_are_accepted_and_shown_as_the_same():
+    rows = (("the town of Osk", "county", "Brum", "y", "The town of Osk is in Brum."),)
+    group = equivalence.Group(0, ("osk", "the town of osk"), "always")
+    made = world(*rows, groups=[group])
+    path = path_of(made[0], 0, 1)
+    assert questions.answer_names(path, made[0]) == ("Osk", "the town of Osk")
+    longer = path_of(made[0], 0, 1, 4)
+    assert questions.same_names(longer, made[0]) == [("Osk", "the town of Osk")]
+    shown = questions.messages_of(longer, *made, QuestionSettings())[-1].text
+    assert "The same thing: Osk = the town of Osk" in shown
+
+
+def test_the_built_in_dataset_is_asked_as_a_person_would():
+    templates = TypedTemplates()
+    world, asker = templates._world, templates._asker
+    starts = [world.entities[key] for key in sorted(asker.rendered) if key.startswith("film:")]
+    chains = [c for e in starts[:60] for c in asker.chains(e, 3)]
+    reasons = set()
+    for chain in itertools.islice(chains, 200):
+        facts = [
+            Fact(h.entity.name, "", h.fact.value, 0, h.entity.key, h.fact.target or h.fact.value,
+                 h.fact.relation)
+            for h in chain
+        ]  # fmt: skip
+        path = tuple(Edge(i, f.head_id, f.tail_id) for i, f in enumerate(facts))
+        text, reason = templates.ask(path, facts)
+        reasons.add(reason)
+        if not reason:
+            assert chain[0].entity.name in text and text.endswith("?")
+            words = text.split()
+            assert len(set(zip(words, words[1:], words[2:], strict=False))) == len(words) - 2
+            assert not demo_questions.names_something(text, chain)
+            assert templates.answers(path, (chain[-1].fact.value,))[0] == chain[-1].fact.value
+    assert None in reasons and reasons <= {None, "no_template", "ambiguous_start", "clumsy"}
+    film = Edge(0, "x", "two films")
+    assert templates.answers((film,), ("two films",)) == ("two films", "two", "2")
+
+
+@pytest.mark.parametrize("fields", [{"kind": "off"}, {"validation": "x"}, {"max_tokens": 0}])
+def test_settings_that_cannot_be(fields):
+    with pytest.raises(UserError, match="config.questions"):
+        QuestionSettings(**fields)
