@@ -19,8 +19,9 @@ Record of ``small`` (--config.data.dir=2wikimultihopqa --config.data.split=dev
 passage R@3 90.9, R@5 96.3, sentence R@5 92.2; 17 answers were forced. ``link_bonus`` and ``keep``
 were chosen on this fold.
 
-Record (``medium``, Qwen2.5-Coder-1.5B-Instruct Q4_K_M, the ten questions of MuSiQue's fold ``tune``;
-2026-11-25, the same machine, commit 0674017): 372 seconds; EM 10.0, F1 14.0, passage R@5 68.3.
+Record (``medium``, Qwen2.5-Coder-1.5B-Instruct Q4_K_M, the ten questions of MuSiQue's fold
+``tune``; 2026-11-25, the same machine, commit 0674017): 372 seconds; EM 10.0, F1 14.0, passage R@5
+68.3.
 
 Record (``llm``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
