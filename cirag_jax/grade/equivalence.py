@@ -19,7 +19,11 @@ from cirag_jax.grade.records import Claim, Edge, Fact, Group
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 
-_ARTICLE = re.compile(r"^(the|a|an) ")
+_ARTICLE = re.compile(r"^(the|a|an) ", re.IGNORECASE)
+_REGION = re.compile(
+    r"((north|south|east|west|central)\w*|greater|upper|lower|inner|outer|new|old|colonial|modern|"
+    r"ancient|british|french|spanish|dutch|german) "
+)
 _POINTS = re.compile(r"[.,'’\"“”]")
 _ACRONYM = re.compile(r"\b(?:[A-Z]\.?){2,6}(?![\w.])")
 _FULL_NAME = re.compile(r"[A-Z][\w'’-]+(?: [A-Z][\w'’.-]*){0,3}")
@@ -114,10 +118,10 @@ def by_rules(
 ) -> list[tuple[tuple[str, ...], Literal["always", "context"]]]:
     """The groups that rules find in a cluster.
 
-    Exact: names that differ in an article or in points, and an acronym beside the one name that it
-    abbreviates.
-    Contextual: in one document, a surname beside the one full name that ends in it. What a triple
-    relates are two things.
+    Exact: proper names that differ in an article or in points, and an acronym beside the one name
+    that it abbreviates.
+    Contextual: in one document, a surname beside the one full name that ends in it. Not a part of a
+    region beside it; and what a triple relates are two things.
     """
     names = {node: name for fact in reversed(facts) for name, node in _ends(fact)}
     apart = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
@@ -130,7 +134,8 @@ def by_rules(
 
 def _spellings(names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     by_key: dict[str, list[str]] = collections.defaultdict(list)
-    for node in sorted(names):
+    proper = (n for n in sorted(names) if any(c.isupper() for c in _ARTICLE.sub("", names[n])))
+    for node in proper:
         key = _ARTICLE.sub("", node)
         key = key if re.search(r"\d", key) else " ".join(_POINTS.sub("", key).split())
         by_key[key or node].append(node)
@@ -159,7 +164,7 @@ def _surnames(facts: Sequence[Fact], claims: Sequence[Claim]) -> Iterator[tuple[
     for nodes in by_document.values():
         for short in (node for node in nodes if " " not in node):
             longer = [node for node in nodes if node.endswith(f" {short}")]
-            if len(longer) == 1:
+            if len(longer) == 1 and not _REGION.match(longer[0]):
                 found[short, longer[0]] = None
     return iter(found)
 
