@@ -1,5 +1,7 @@
 """Sentences to claims: rules, and the requests of a model by hand."""
 
+from typing import Any
+
 import pytest
 
 from cirag_jax.errors import UserError
@@ -16,7 +18,7 @@ def drive(index, settings, *answers):
     """(roles asked, outcome) of a claim; an answer is a text or (text, finish reason)."""
     program, roles = claims.claim(MILL, index, settings), []
     try:
-        request = next(program)
+        request: Any = next(program)
         for answer in answers:
             roles.append(request.role)
             text, finish = answer if isinstance(answer, tuple) else (answer, "stop")
