@@ -17,10 +17,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a fork after its use
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Commands started by a test leave nothing in the user's home.
 os.environ.setdefault("CIRAG_JAX_CACHE", "0")
-# XLA runs programs in a pool of as many threads as there are devices, on a machine with fewer cores.
-# Where one program's devices wait for each other and the next program's launches hold the threads
-# that are left, nothing moves until XLA aborts: found by a debugger in a worker that hung. Two
-# programs at most are under way, so twice the threads suffice; XLA reads their number from here.
+# XLA runs programs in a pool of as many threads as there are devices, where there are fewer cores.
+# If one program's devices wait for each other and launches of the next hold the threads that are
+# left, nothing moves until XLA aborts: found by a debugger in a worker that hung. Two programs at
+# most are under way, so twice the threads suffice; XLA reads their number from here.
 os.environ.setdefault("NPROC", "16")
 # XLA kills the process when a device is 40 s late for a collective; eight devices on two cores that
 # other work shares can be.
