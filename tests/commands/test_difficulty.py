@@ -299,6 +299,8 @@ def test_the_aggregate_makes_the_columns(tmp_path):
         result = evaluate(tmp_path, name, aggregate=aggregate)
         assert [cell["value"] for cell in result["systems"]["a"]["matrix"][2]] == wanted
         assert result["systems"]["a"]["strongest"] == ["min"]
+        median = {"min": 0.65, "mean": 1 - (0.525 + 0.55) / 2}[aggregate]
+        assert result["hops"][2]["edges"][1] == pytest.approx(median, abs=1e-6)
 
 
 @pytest.mark.parametrize("chunk", sorted(SIZES))
