@@ -196,7 +196,7 @@ def correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray
     for values_N, name in ((x_N, "difficulty"), (y_N, "error")):
         if np.ptp(values_N) <= _EQUAL:
             return missing(f"the {name} is the same throughout", num_points=len(x_N))
-    found = stats.pearsonr(x_N, y_N)
+    found: Any = stats.pearsonr(x_N, y_N)
     bounds = found.confidence_interval() if len(x_N) > _FEWEST else (None, None)
     return {
         "value": float(found.statistic),

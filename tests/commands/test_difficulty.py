@@ -33,7 +33,7 @@ class Told:
     def encode(self, texts, kind="passage", progress=None):
         if kind == "query":
             return np.array([[1.0, 0.0]] * len(texts), np.float32)
-        found = [float(re.search(r"cos (\S+)", text)[1]) for text in texts]
+        found = [float(text.partition("cos ")[2]) for text in texts]
         return np.array([[c, math.sqrt(1 - c * c)] for c in found], np.float32)
 
 
