@@ -58,7 +58,8 @@ CORPUS = {
         Passage("b", "B", "Six seven."),
         Passage("a#2", "A", "Eight. Nine ten.", ("Eight.", "Nine ten.")),
         Passage("c#x", "C", "Eleven."),
-        Passage("d", "D", "Joined.Words here.", ("Joined.", "Words here.")),
+        Passage("c#y", "C", "Twelve."),
+        Passage("d", "D", "One.Two three four five.", ("One.", "Two three four five.")),
     )
 }
 SIZE = Size(2, 4, 1)  # Of the eight words of "a": 0-4, 3-7 and 6-8.
@@ -90,8 +91,11 @@ def test_chunks_that_hold_words_of_a_gold_sentence():
 
 
 def test_sentences_that_are_not_the_text_leave_the_passage():
-    """The text has two words, its sentences have three."""
-    assert gold("chunk", ("d",), (("d", 0),)) == [("D. Joined.Words here.",)]
+    """The text has four words, its sentences have five: no place in the text is known."""
+    assert spans(4, Size(1, 2, 0)) == [(0, 2), (2, 4)]
+    question = Question("q", "?", ("x",), supporting=("d",), supporting_sentences=(("d", 0),))
+    found = Articles(CORPUS).gold_texts(question, "chunk", Size(1, 2, 0))
+    assert found == [("D. One.Two three", "D. four five.")]
 
 
 def test_a_gold_passage_without_words_is_its_title():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib import colors
 
 from cirag_jax.evaluation.difficulty import missing
 from cirag_jax.reports import difficulty, figures
@@ -69,7 +69,7 @@ def test_what_is_written_can_be_read(drawn, signed):
     (image,) = axes.get_images()
 
     def luminance(colour):
-        rgb = np.array(to_rgb(colour))
+        rgb = np.array(colors.to_rgb(colour))
         linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
         return linear @ [0.2126, 0.7152, 0.0722]
 

@@ -26,4 +26,6 @@ def measure(answered: Sequence[Answered], scoring: Scoring) -> Mapping[str, Rati
         scorer.score_multi(question.answers, text) if question.answers else None
         for (question, _), text in zip(answered, texts, strict=True)
     ]
-    return {name: over([s[name].fmeasure if s else None for s in scores]) for name in TITLES}
+    return {
+        name: over([None if s is None else s[name].fmeasure for s in scores]) for name in TITLES
+    }
