@@ -1,8 +1,9 @@
 """Articles behind passages, and articles cut into chunks of other sizes (GRADE, section 4.1, A.8).
 
-Passages with ids ``ARTICLE#NUMBER``, as `documents.split_document` writes them, are the parts of
-one article, in the order of the corpus; any other passage is an article of its own. Length is
-counted in words, that is between spaces.
+Passages with ids ``ARTICLE#NUMBER``, as `documents.split_document` writes them, or
+``ARTICLE@NUMBER``, as a generated benchmark has them (`cirag_jax.grade`), are the parts of one
+article, in the order of the corpus; any other passage is an article of its own. Length is counted
+in words, that is between spaces.
 """
 
 import collections
@@ -33,7 +34,7 @@ UNITS = ("passage", "chunk", "article")
 
 Span = tuple[int, int]  # First word, and the one behind the last.
 
-_PART = re.compile(r"(.+)#\d+")
+_PART = re.compile(r"(.+)[#@]\d+")
 _LEAST_SHARED = 5  # Words that the end of a part and the start of the next do not share by chance.
 
 

@@ -194,8 +194,10 @@ def _bounded(values: Mapping[str, Any], sign: str = "") -> str:
 def _r(values: Mapping[str, Any]) -> str:
     if values["value"] is None:
         return "n/a"
-    p = f"p={values['p']:.3f}; " if "p" in values else ""
-    return f"{values['value']:+.2f} ({p}{values['num_points']})"
+    parts = [str(values["num_points"])]
+    if "p" in values:
+        parts.insert(0, "p<0.001" if values["p"] < 0.001 else f"p={values['p']:.3f}")
+    return f"{values['value']:+.2f} ({'; '.join(parts)})"
 
 
 # ------------------------------------------------------------------------------------ as pictures

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cirag_jax.datasets.articles import SIZES, Articles, Size, join, spans
+from cirag_jax.grade.chunks import ChunkSettings, chunk
+from cirag_jax.grade.records import Document
 from cirag_jax.types import Passage, Question
 
 
@@ -49,6 +51,15 @@ def test_an_article_holds_what_its_parts_share_once():
     assert article.places == {"news/a#1": (0, 20), "news/a#2": (12, 40), "news/a#3": (40, 53)}
     assert article.text() == f"A. {words(0, 40)} {words(37, 50)}"
     assert article.text((2, 4)) == "A. w2 w3"
+
+
+def test_chunks_of_a_generated_benchmark_are_joined():
+    """In two chunks of whole sentences, of which the second repeats one of six words."""
+    document = Document("news/a", "A", (words(0, 6), words(6, 12), words(12, 20)))
+    chunks = chunk(document, ChunkSettings(6, 14, 6))
+    passages = {one.passage.id: one.passage for one in chunks}
+    assert [len(p.text.split()) for p in passages.values()] == [12, 14]
+    assert Articles(passages).of("news/a@2").words == tuple(words(0, 20).split())
 
 
 CORPUS = {

@@ -83,3 +83,14 @@ def test_what_is_written_can_be_read(drawn, signed):
 def test_a_matrix_without_any_value(drawn):
     figure = drawn({"a": {2: [missing("x")] * 4}}, "error", signed=True)
     assert [text.get_text() for text in figure.axes[0].texts] == ["n/a"] * 4
+
+
+def test_no_correlation_is_said_to_be_impossible_by_chance():
+    sure = {"value": 0.5, "p": 4e-5, "num_points": 32}
+    system = {
+        "error": cell(0.5, 32),
+        "matrix": MATRIX,
+        "correlations": {"min": {"questions": {"all": sure}}},
+        "failures": {"reason": "the run retrieved nothing"},
+    }
+    assert "r(D_r, error) +0.50 (p<0.001; 32)" in difficulty.sentence("a", system, "min")
