@@ -42,6 +42,7 @@ class CommandServer:
             "CIRAG_JAX_CACHE": "0",
             "JAX_NUM_CPU_DEVICES": "1",
         }
+        environment.pop("NPROC", None)  # of tests/conftest.py, for its eight devices
         self._process: Any = subprocess.Popen(
             [sys.executable, "-m", "tests.command_server"],
             cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
