@@ -7,7 +7,10 @@ W is a workdir of launch/train.py (its best checkpoint) or a PEFT folder. Every 
 twice, among distractors: with all its gold evidence, which is to be answered, and without that of
 one gold passage, which is to be refused.
 
-Record: not yet run.
+Record (--config.checkpoint=shipped:reader --config.folders=2wikimultihopqa --config.data.limit=60
+--config.data.random=true --config.evidence.distractors=8; 2026-11-25, 2 CPU cores of an AMD EPYC,
+commit 91d6a63): 170 s. Reader EM 55.0 [41.7, 66.7], F1 63.2, refuses 83.3 % of cut and 13.3 % of
+whole evidence; triples EM 73.1, sentences 41.9. SmolLM2 untrained: EM 0.0, F1 11.8, 15.0 % of both.
 """
 
 from typing import Any
