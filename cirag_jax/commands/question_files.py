@@ -1,0 +1,204 @@
+"""The files of a generated benchmark: a dataset folder, and what became of every path."""
+
+import collections
+import dataclasses
+import pathlib
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cirag_jax.datasets import jsonl
+from cirag_jax.grade import chunks, clusters, equivalence
+from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
+from cirag_jax.io import write_lines
+from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.types import Config, Dataset, Question, Triple
+
+PATHS = "paths.jsonl"
+SOURCES = "sources.jsonl"
+GROUPS = "groups.jsonl"
+REVIEW = "review.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A path and what became of it."""
+
+    path: Path
+    outcome: Mapping[str, Any]
+
+
+def added(counts: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
+    """All counts together."""
+    total: collections.Counter[str] = collections.Counter()
+    for some in counts:
+        total.update(some)
+    return total
+
+
+def write(
+    config: Config,
+    found: Sequence[Document],
+    database: chunks.Database,
+    stated: Sequence[Claim],
+    graph: equivalence.Graph,
+    clustered: clusters.Clusters,
+    groups: Sequence[Group],
+    asked: Sequence[Asked],
+    workdir: pathlib.Path,
+) -> dict[str, Any]:
+    """Writes every file of the dataset folder, and those beside it; returns what they count."""
+    kept: list[Question] = []
+    rows: list[dict[str, Any]] = []
+    counts: collections.Counter[str] = collections.Counter()
+    texts: set[str] = set()
+    for one in asked:
+        outcome, hops = dict(one.outcome), str(len(one.path))
+        if "reason" not in outcome and outcome["question"] in texts:
+            outcome["reason"] = "asked_twice"
+        row = _path_row(one.path, graph, stated, database)
+        if "reason" in outcome:
+            rows.append({"question_id": None, **row, **outcome})
+            continue
+        texts.add(outcome["question"])
+        counts[hops] += 1
+        name = f"{hops}hop-{counts[hops]:04d}"
+        rows.append({"question_id": name, **row, **outcome})
+        kept.append(_question(name, one, graph, stated, database))
+    kept = _with_contexts(kept, database, config.context)
+    by_chunk = _triples(graph, stated, database)
+    jsonl.write_dataset(Dataset(workdir.name, tuple(kept), database.passages, by_chunk), workdir)
+    write_lines(workdir / PATHS, rows)
+    write_lines(workdir / SOURCES, _sources(found, database))
+    by_claim = equivalence.facts_of_claims(graph.facts)
+    shown = [
+        _group_row(
+            group,
+            [graph.facts[at] for c in clustered[group.cluster] for at in by_claim.get(c, ())],
+            stated,
+        )
+        for group in groups
+    ]
+    write_lines(workdir / GROUPS, shown)
+    random.Random(config.seed).shuffle(shown)
+    write_lines(workdir / REVIEW, ({**row, "judgement": None} for row in shown[: config.review]))
+    dropped = {h: collections.Counter[str]() for h in map(str, config.paths.hops)}
+    for row in rows:
+        if row["question_id"] is None:
+            dropped[str(row["hops"])][row["reason"]] += 1
+    return {
+        "paths": dict(collections.Counter(str(len(one.path)) for one in asked)),
+        "questions": len(kept),
+        "hops": dict(counts),
+        "dropped_questions": dict(added(dropped.values())),
+        "dropped_by_hops": {hops: dict(why) for hops, why in dropped.items() if why},
+        "needs_link": _needs_link(rows),
+        "chunks": len(database.chunks),
+    }
+
+
+def _path_row(
+    path: Path, graph: equivalence.Graph, stated: Sequence[Claim], database: chunks.Database
+) -> dict[str, Any]:
+    facts = [graph.facts[edge.fact] for edge in path]
+    homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
+    evidence = dict(zip(dict.fromkeys(homes), database.evidence(homes), strict=True))
+    return {
+        "hops": len(path),
+        "nodes": [graph.name(node) for node in (path[0].head, *(edge.tail for edge in path))],
+        "links": list(graph.links(path)),
+        "facts": [
+            {
+                "triple": list(fact.parts),
+                "claim": stated[fact.claim].text,
+                "document": home[0],
+                "sentence": home[1],
+                "chunk": evidence[home][0],
+            }
+            for fact, home in zip(facts, homes, strict=True)
+        ],
+    }
+
+
+def _question(
+    name: str,
+    one: Asked,
+    graph: equivalence.Graph,
+    stated: Sequence[Claim],
+    database: chunks.Database,
+) -> Question:
+    facts = [graph.facts[edge.fact] for edge in one.path]
+    homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
+    evidence = database.evidence(homes)
+    return Question(
+        id=name,
+        question=one.outcome["question"],
+        answers=tuple(one.outcome["answers"]),
+        type="bridge",
+        hops=len(one.path),
+        split="test",
+        supporting=tuple(dict.fromkeys(chunk for chunk, _ in evidence)),
+        supporting_sentences=evidence,
+        evidences=tuple(fact.parts for fact in facts),
+    )
+
+
+def _with_contexts(
+    kept: Sequence[Question], database: chunks.Database, others: int
+) -> list[Question]:
+    """Every question with its evidence, and the other chunks nearest to it by BM25, as context."""
+    passages = list(database.passages.values())
+    index = BM25([f"{passage.title} {passage.text}" for passage in passages])
+    rows_QK = index.search(
+        [q.question for q in kept], others + max((q.hops or 0 for q in kept), default=0)
+    )
+    out = []
+    for question, rows in zip(kept, rows_QK, strict=True):
+        gold = question.supporting or ()
+        near = [passages[row].id for row in rows if row >= 0 and passages[row].id not in gold]
+        context = sorted((*gold, *near[:others]))  # an order that tells nothing
+        out.append(dataclasses.replace(question, context=tuple(context)))
+    return out
+
+
+def _triples(
+    graph: equivalence.Graph, stated: Sequence[Claim], database: chunks.Database
+) -> dict[str, tuple[Triple, ...]]:
+    """All facts, in every chunk that has their sentence; a chunk without one has none."""
+    found: dict[str, list[Triple]] = {name: [] for name in database.passages}
+    for fact in graph.facts:
+        claim = stated[fact.claim]
+        for name, sentence in database.places(claim.document, claim.sentence):
+            found[name].append(Triple(*fact.parts, name, sentence))
+    return {name: tuple(some) for name, some in found.items()}
+
+
+def _sources(found: Sequence[Document], database: chunks.Database) -> Iterable[dict[str, Any]]:
+    of: dict[str, list[str]] = collections.defaultdict(list)
+    for one in database.chunks:
+        of[one.document].append(one.passage.id)
+    return (
+        {"id": d.id, "title": d.title, "source": d.source, "date": d.date, "chunks": of[d.id]}
+        for d in found
+    )
+
+
+def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> dict[str, Any]:
+    """A group with its names and the claims that have them, of the facts of its cluster."""
+    nodes = set(group.nodes)
+    named = [fact for fact in facts if nodes & {fact.head_id, fact.tail_id}]
+    ends = [end for f in named for end in ((f.head, f.head_id), (f.tail, f.tail_id))]
+    names = dict.fromkeys(name for name, node in ends if node in nodes)
+    told = dict.fromkeys(stated[fact.claim].text for fact in named)
+    return {"names": list(names), "kind": group.kind, "claims": list(told)}
+
+
+def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By hops the percentage of questions with a joint of each kind (Table 2)."""
+    found: dict[str, dict[str, float]] = {}
+    for hops in sorted({str(row["hops"]) for row in rows if row["question_id"]}):
+        links = [set(r["links"]) for r in rows if r["question_id"] and str(r["hops"]) == hops]
+        share = {kind: sum(kind in some for some in links) for kind in ("exact", "context")}
+        share["either"] = sum(bool(some & {"exact", "context"}) for some in links)
+        found[hops] = {kind: round(100 * n / len(links), 1) for kind, n in share.items()}
+    return found
