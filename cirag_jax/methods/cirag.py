@@ -57,6 +57,7 @@ from cirag_jax.types import (
 PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
 INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
 ON_REPEAT = ("ask", "stop", "chain")
+NEXT_QUERIES = ("written", "chain")
 TOP_K = 3
 
 
@@ -82,6 +83,9 @@ class CiragConfig:
       retry: ask once more for a missing question section.
       on_repeat: what follows a next query that was asked before: ask it again (paper), ``stop``, or
         ask the question with what was kept (``chain``, ours): the same query finds the same.
+      next_query: what a round searches with: the query that the integrator has written (paper), or
+        the question and what was kept (``chain``, ours), whatever it writes; it still says when to
+        stop.
       only_new: facts kept in earlier rounds are no candidates again. Ours.
       prefilled_headers: write the headers for the integrator and have it fill the sections one
         by one; small models then keep the format. A server must support continuing an
@@ -117,6 +121,7 @@ class CiragConfig:
     match_cutoff: float = 0.8
     retry: bool = True
     on_repeat: str = "ask"
+    next_query: str = "written"
     only_new: bool = False
     prefilled_headers: bool = False
     few_shot: bool = False
@@ -153,6 +158,10 @@ class CiragConfig:
             )
         if self.on_repeat not in ON_REPEAT:
             raise UserError(f"on_repeat={self.on_repeat!r} must be one of {', '.join(ON_REPEAT)}.")
+        if self.next_query not in NEXT_QUERIES:
+            raise UserError(
+                f"next_query={self.next_query!r} must be one of {', '.join(NEXT_QUERIES)}."
+            )
         if self.units not in ("triple", "sentence"):
             raise UserError(f"units={self.units!r} must be triple or sentence.")
         by_model = self.units == "sentence" and self.integrator == "model"
@@ -259,9 +268,10 @@ def collect(
         if decision.next_query is None:
             break
         query = decision.next_query
-        if query in asked and config.on_repeat == "stop":
+        repeats = query in asked
+        if repeats and config.on_repeat == "stop":
             break
-        if query in asked and config.on_repeat == "chain":
+        if config.next_query == "chain" or (repeats and config.on_repeat == "chain"):
             texts = [evidence.text(fact) for step in steps for fact in step.kept]
             query = query_text(question, list(dict.fromkeys(texts)), config.units)
         asked.add(query)

@@ -206,6 +206,14 @@ def test_a_repeated_query_may_become_the_question_with_what_was_kept():
     assert [request.query for request in empty.asked(Retrieve)] == [QUESTION, QUESTION]
 
 
+def test_rounds_may_search_with_the_question_and_what_was_kept_until_the_integrator_stops():
+    hands = hand([decision("Born.", FACT_BORN, NEXT), ENDS], [ANSWERS])
+    found = run(hands, next_query="chain")
+    first, second = (request.query for request in hands.asked(Retrieve))
+    assert first == QUESTION and second.startswith(QUESTION) and "Lund" in second
+    assert NEXT not in second and [step.next_query for step in found.steps] == [NEXT, None]
+
+
 def test_what_was_kept_may_be_no_candidate_again():
     once = decision("Kept.", FACT_BORN, QUESTION)
     found = run(hand([once] * 2, [ANSWERS]), max_steps=2, only_new=True)
@@ -789,6 +797,7 @@ def test_the_rankings_themselves():
             "no triples to read",
         ),
         ({"on_repeat": "ponder"}, "on_repeat='ponder' must be one of ask, stop, chain"),
+        ({"next_query": "none"}, "next_query='none' must be one of written, chain"),
         ({"keep_above": 1.5}, "keep_above=1.5 must lie in"),
         ({"keep_above": 0.5}, "keep_above needs prompt_format=compact"),
         ({"max_steps": -1}, "max_steps"),
