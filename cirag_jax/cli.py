@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import fcntl
 import hashlib
 import inspect
@@ -42,7 +43,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import say, write_json
+from cirag_jax.io import say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 T = TypeVar("T")
@@ -52,6 +53,8 @@ LOCK = ".lock"  # in a workdir: locked while a command works there
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _NULL_WORDS = ("null", "none", "None")
+# What the user can mend when a file cannot be written: no room, no right.
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 _A_YEAR_MS = 1000 * 3600 * 24 * 365
 _meetings = itertools.count()  # of `together`: the same number in every process
 
@@ -93,6 +96,12 @@ def run(
     except UserError as error:
         say(f"{program}: {_one_line(str(error))}")
         code = 2
+    except OSError as error:
+        code = 2 if error.errno in _REFUSED else 1
+        if code == 1:
+            traceback.print_exc()
+        else:
+            say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")
     except KeyboardInterrupt:
         hint = "; what is recorded is kept, and the same command resumes from there"
         say(f"{program}: interrupted{hint if resumes else ''}")
@@ -137,8 +146,14 @@ def _run(
         if process_index == 0:
             if not isinstance(found, Shown):
                 write_json(workdir / "result.json", result)
-            print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=stdout, flush=True)
+            print(_printable(result), file=stdout, flush=True)
     return 0
+
+
+def _printable(result: Mapping[str, Any]) -> str:
+    """The result as one line of JSON in which every character that drives a terminal is escaped."""
+    text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+    return "".join(c if visible(c) == c else json.dumps(c)[1:-1] for c in text)
 
 
 def run_inside(workdir: pathlib.Path, config: Any, work: Callable[[], Mapping[str, Any]]) -> Any:

@@ -5,6 +5,8 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from cirag_jax.errors import UserError
 
 
@@ -61,3 +63,25 @@ def named_errors(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path} cannot be used: {text}; restore it or use another --workdir."
         ) from None
+
+
+# What reading values of another shape than was written raises.
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError),
+    msgspec.MsgspecError,
+)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """As `named_errors`, and for values that are not what was written: SQLite does not notice bytes
+    that changed within one.
+    """
+    with named_errors(path):
+        try:
+            yield
+        except DAMAGE as error:
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise UserError(
+                f"{path} is damaged ({text}); restore it or use another --workdir."
+            ) from None

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from cirag_jax import sharding
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing, write_json, write_text
+from cirag_jax.io import read_json, replacing, write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
@@ -182,10 +182,9 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
     """Notes what is being built, or checks that a build that was stopped is the same."""
     file = folder / PLAN
     if file.is_file():
-        try:
-            old = dict(json.loads(file.read_text("utf-8")))
-        except ValueError:
-            raise UserError(f"{file} is damaged; remove the folder to begin anew.") from None
+        old = read_json(file)
+        if not isinstance(old, dict):
+            raise UserError(f"{file} is damaged; remove the folder to begin anew.")
         _check_same(folder, old, plan)
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise UserError(f"{folder}: not empty and not an index; it is left as it is.")

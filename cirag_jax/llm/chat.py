@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import cache_folder, replacing, write_json
+from cirag_jax.io import cache_folder, read_json, replacing, write_json
 from cirag_jax.llm.types import Message
 
 log = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ def _tokenizer_class(folder: Path) -> Any:
     """AutoTokenizer imports torch (seconds of every command's start); often it is not needed."""
     file = folder / "tokenizer_config.json"
     if file.is_file() and (folder / "tokenizer.json").is_file():
-        name = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        name = read_json(file).get("tokenizer_class")
         if str(name).removesuffix("Fast") in _WHOLE_IN_JSON:
             from transformers import PreTrainedTokenizerFast
 
@@ -301,10 +301,10 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return []
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is not a JSON object: {error}") from None
+    settings = read_json(path)
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} is not a JSON object.")
+    value = settings.get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in values):
         raise UserError(f"{path}: field 'eos_token_id' must be a token id or a list of them.")

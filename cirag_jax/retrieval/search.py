@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cirag_jax.errors import UserError
+
 _QUERIES = 128  # Most queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
 
@@ -39,6 +41,9 @@ class ExactIndex:
         block at a time.
       dtype: in which rows are kept, ``float32`` or ``bfloat16``.
       mesh: rows are split over all its devices; None: the default device.
+
+    Raises:
+      UserError: a number is not finite: NaN would come before every score.
     """
 
     def __init__(self, vectors_ND: Any, *, dtype: str = "float32", mesh: Mesh | None = None):
@@ -60,6 +65,7 @@ class ExactIndex:
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self._rows)
             found = np.asarray(vectors_ND[first + start : first + stop]).astype(dtype, copy=False)
+            check_finite(found, "the index")
             if len(found) == stop - start:
                 return np.ascontiguousarray(found)
             padded = np.zeros((stop - start, dim), dtype)
@@ -125,6 +131,20 @@ class ExactIndex:
             limits = np.array([first, self._num_rows], np.int32)
             best = _search_block(best, query_QD, block_ND, limits, mask_QN, self._step, self._mesh)
         return best
+
+
+def check_finite(scores: np.ndarray, source: str) -> np.ndarray:
+    """``scores``, or vectors, of a model or a file.
+
+    Raises:
+      UserError: a number is not finite.
+    """
+    # A sum needs no array beside them, and one NaN or infinity spoils it.
+    if not np.isfinite(np.sum(scores, dtype=np.float64)):
+        raise UserError(
+            f"{source} gives numbers that are not finite: its weights or its file are damaged."
+        )
+    return scores
 
 
 def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from cirag_jax import sqlite
 from cirag_jax.errors import UserError
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Score, Scored
@@ -40,15 +41,21 @@ class ResponseCache:
             raise UserError(f"config.cache={path} cannot be used: {error}.") from None
 
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
-        """The response to an equal request to an equal model; it took no time and no money."""
+        """The response to an equal request to an equal model; it took no time and no money.
+
+        One that is damaged is none: it is asked for again.
+        """
         rows = self._execute(
             "SELECT response FROM responses WHERE key = ?", (_key(identity, request),)
         )
         row = rows.fetchone()
         if row is None:
             return None
-        response = codec.decode_response(request, json.loads(row[0]))
-        used = response.usage
+        try:
+            response = codec.decode_response(request, json.loads(row[0]))
+            used = response.usage
+        except sqlite.DAMAGE:
+            return None
         usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
         return dataclasses.replace(response, usage=usage)
 

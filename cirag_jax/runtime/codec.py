@@ -31,8 +31,14 @@ KINDS = {request: request.__name__.lower() for request in _ANSWERS}
 
 
 def dump(value: Any) -> str:
-    """One line of JSON; equal values give equal text."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    """One line of JSON; equal values give equal text.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    return json.dumps(
+        value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
 
 
 def digest(request_json: str) -> str:

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing
 
 PyTree = Any
+# What reading a damaged file of a checkpoint raises.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +84,23 @@ class Checkpoints(Closing):
             value = metrics.get(best_metric, worst)
             return value if math.isfinite(value) else worst
 
+        try:
+            self._manager = self._open(rank, mode, keep, read_only)
+        except _DAMAGE as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(
+                f"{directory}: the metrics of a checkpoint cannot be read ({reason[:200]})"
+            ) from None
+        if read_only and self.latest_step() is None:
+            self.close()
+            raise UserError(f"{directory} holds no complete checkpoint")
+
+    def _open(
+        self, rank: Callable[[Any], float], mode: str, keep: int, read_only: bool
+    ) -> ocp.CheckpointManager:
         policies = ocp.checkpoint_managers
-        self._manager = ocp.CheckpointManager(
-            directory,
+        return ocp.CheckpointManager(
+            self.directory,
             item_handlers={
                 "state": ocp.PyTreeCheckpointHandler(),
                 "data": _DataStateHandler(),
@@ -113,9 +129,6 @@ class Checkpoints(Closing):
                 read_only=read_only,
             ),
         )
-        if read_only and self.latest_step() is None:
-            self.close()
-            raise UserError(f"{directory} holds no complete checkpoint")
 
     def save(
         self,
@@ -188,7 +201,7 @@ class Checkpoints(Closing):
                     meta=ocp.args.JsonRestore(),
                 ),
             )
-        except (OSError, ValueError, KeyError) as error:
+        except _DAMAGE as error:
             raise UserError(self._unreadable(step, error)) from error
         data_state = restored["data"]
         if data is not None:
@@ -212,13 +225,21 @@ class Checkpoints(Closing):
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             )
-        except (OSError, ValueError, KeyError) as error:
+        except _DAMAGE as error:
             raise UserError(self._unreadable(step, error)) from error
         return dict(restored["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """The metrics saved with a step (None: the latest), or None where there were none."""
-        return self._manager.metrics(self._require(step))
+        """The metrics saved with a step (None: the latest), or None where there were none.
+
+        Raises:
+          UserError: they cannot be read.
+        """
+        step = self._require(step)
+        try:
+            return self._manager.metrics(step)
+        except _DAMAGE as error:
+            raise UserError(self._unreadable(step, error)) from error
 
     def all_steps(self) -> list[int]:
         """The complete steps, ascending."""
@@ -257,7 +278,7 @@ class Checkpoints(Closing):
         """Compares names, shapes and types before anything is read."""
         try:
             saved = self._manager.item_metadata(step)["state"].tree
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except _DAMAGE as error:
             raise UserError(self._unreadable(step, error)) from error
         differences = []
         if missing := sorted(wanted.keys() - saved.keys()):

@@ -7,7 +7,6 @@ E5 and BGE; sentence-transformers folders say theirs themselves.
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
 import logging
 import re
 from pathlib import Path
@@ -17,6 +16,7 @@ import jax
 import tokenizers
 from flax import nnx
 
+from cirag_jax import io
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
@@ -168,12 +168,7 @@ def _hub_folder(spec: str) -> Path:
 
 def read_json(file: Path, default: Any = None) -> Any:
     """Parsed ``file``, ``default`` if it is absent."""
-    if not file.is_file():
-        return default
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not valid JSON: {error}.") from error
+    return io.read_json(file) if file.is_file() else default
 
 
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -220,7 +215,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         )
     except KeyError as error:
         raise UserError(f"{file}: field {error.args[0]} is missing.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{file}: a field has a wrong value: {error}.") from error
     return config, raw
 

@@ -4,7 +4,6 @@ Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin``
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 from jax.experimental import multihost_utils
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing
+from cirag_jax.io import read_json, replacing
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "tf_model.h5")
 
@@ -35,8 +35,8 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
         return [single]
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            names = sorted(set(msgspec.convert(read_json(index), _Index).weight_map.values()))
+        except msgspec.ValidationError as error:
             raise UserError(f"{index}: field weight_map cannot be read: {error}.") from error
         for name in names:
             if Path(name).name != name or not (folder / name).is_file():
@@ -49,6 +49,10 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
                 "convert it to model.safetensors."
             )
     raise UserError(f"{folder}: there is no model.safetensors.")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 @contextlib.contextmanager
