@@ -81,7 +81,10 @@ def reading(path: Path) -> Iterator[None]:
         try:
             yield
         except DAMAGE as error:
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            raise UserError(
-                f"{path} is damaged ({text}); restore it or use another --workdir."
-            ) from None
+            raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: Exception) -> UserError:
+    """The exception to raise about a file in which reading ran into ``error``."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return UserError(f"{path} is damaged ({text}); restore it or use another --workdir.")

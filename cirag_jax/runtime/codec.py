@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cirag_jax.errors import UserError
 from cirag_jax.runtime import requests
 from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
 from cirag_jax.types import Passage, Prediction
@@ -112,5 +113,14 @@ def decode_response(
 
 
 def decode_prediction(data: Mapping[str, Any]) -> Prediction:
-    """The prediction that `encode` wrote."""
-    return msgspec.convert(data, Prediction)
+    """The prediction that `encode` wrote.
+
+    Raises:
+      UserError: it wrote another.
+    """
+    try:
+        return msgspec.convert(data, Prediction)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"a prediction in the journal is damaged ({error}); restore it or use another --workdir."
+        ) from None

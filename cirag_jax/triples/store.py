@@ -152,8 +152,13 @@ class TripleStore(Closing):
         """
         found: dict[str, tuple[Triple, ...] | None] = {}
         for passage_id, text in self._texts(passage_ids):
-            with sqlite.reading(self.path):
+            try:
                 rows = _decoder.decode(text) if text is not None else None
+            except sqlite.DAMAGE as error:
+                raise UserError(
+                    f"{self.path} is damaged (passage {passage_id!r}: {error}); restore it or use "
+                    "another --workdir."
+                ) from None
             found[passage_id] = (
                 None if rows is None else tuple(Triple(*r[:3], passage_id, r[3]) for r in rows)
             )
@@ -221,8 +226,8 @@ class TripleStore(Closing):
 
     def _extractor(self, number: str) -> Mapping[str, Any]:
         if number not in self._extractors:
-            rows = self._rows("SELECT identity FROM extractors WHERE id = ?", (number,))
-            identity = next(rows, ("{}",))[0]
+            found = [*self._rows("SELECT identity FROM extractors WHERE id = ?", (number,))]
+            identity = found[0][0] if found else "{}"
             self._extractors[number] = self._decoded(identity, dict[str, Any])
         return self._extractors[number]
 
