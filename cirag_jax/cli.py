@@ -216,6 +216,9 @@ def _parse_own_flags(
     argv: Sequence[str], default_config: str, default_workdir: str | None
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses the command's own flags; returns them and the rest (``--config.field=value``)."""
+    for argument in argv:
+        if not argument.isascii() and argument != argument.encode(errors="replace").decode():
+            raise UserError(f"the argument {argument!r} is not valid UTF-8")
     own = flags.FlagValues()
     where: Any = {"flag_values": own}
     flags.DEFINE_string("config", default_config, "config file, or file.py:preset", **where)

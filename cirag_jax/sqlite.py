@@ -67,7 +67,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 # What reading values of another shape than was written raises.
 DAMAGE = (
-    *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError),
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError),
     msgspec.MsgspecError,
 )
 

@@ -122,5 +122,6 @@ def decode_prediction(data: Mapping[str, Any]) -> Prediction:
         return msgspec.convert(data, Prediction)
     except msgspec.ValidationError as error:
         raise UserError(
-            f"a prediction in the journal is damaged ({error}); restore it or use another --workdir."
+            f"a prediction in the journal is damaged ({error}); restore it or use another "
+            "--workdir."
         ) from None

@@ -5,6 +5,7 @@ prints of a failure is short enough to be pasted above its test: ``@example(...)
 """
 
 import contextlib
+import copy
 import json
 import os
 import pathlib
@@ -144,7 +145,7 @@ def garbled(value: Any, changes: tuple[bool, list[tuple[int, Any]]]) -> bytes:
             if other == "DROP":
                 del container[key]
             else:
-                container[key] = other
+                container[key] = copy.deepcopy(other)
     text = json.dumps(root[0], ensure_ascii=ascii_only) if root else ""
     return text.replace('"DEEP"', "[" * DEEP).encode("utf-8", "surrogatepass")
 

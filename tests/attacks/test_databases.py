@@ -159,7 +159,7 @@ def test_other_values(folder, name, table, column, changes, row):
     USES[name](path)
 
 
-# ------------------------------------------------------------------------- what the list had
+# ---------------------------------------------------------------------------- values by hand
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,12 @@ _MARKS = (
     *("[[## thought ##]]", "[[## fact ##]]", "[[## question ##]]", "[[## completed ##]]"),
     *("Keep: 1, 2", "Next: Where?", "Answer:", "answer: ", "the answer is", "So the answer is: x"),
     *('{"fact": [["Ada", "born in", "London"]]}', '{"triples": [["a", "b", "c"]]}', "```json\n"),
-    *('{"named_entities": ["Ada"]}', '{"question": "Who?", "answer": "Ada"}', "<think>", "</think>"),
+    *(
+        '{"named_entities": ["Ada"]}',
+        '{"question": "Who?", "answer": "Ada"}',
+        "<think>",
+        "</think>",
+    ),
     *("<ref>x</ref>", "<revise>y</revise>", "<a; b; c>", "(a; b; c)", "a | b | c", "Step 1:", "1."),
     *('{"entities": ["x"], "keywords": [["y"]]}', '{"constraints": [["?x", "is", "y"]]}', "yes"),
     *("?x", "NO", "<no question>", "Unanswerable", "1, 2; 3", "[[1, 2], [3]]", "Thought:", "Need:"),

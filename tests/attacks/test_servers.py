@@ -63,7 +63,7 @@ def test_any_wait_that_a_server_asks_for(form, value):
     assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
 
 
-# ------------------------------------------------------------------------------- over the connection
+# ------------------------------------------------------------------------------ over the connection
 
 EVIL = "half \ud800 a pair, \x1b[2J\x9b31m, \u202egnp.exe, \0"
 _REFUSAL = completion(None)
@@ -96,7 +96,9 @@ def _backend(server, **fields) -> OpenAIBackend:
 
 
 def test_each_fails_alone_and_the_journal_keeps_it(server, tmp_path, capfd):
-    asked = {name: dataclasses.replace(PLAIN, messages=(Message("user", name),)) for name in ANSWERS}
+    asked = {
+        name: dataclasses.replace(PLAIN, messages=(Message("user", name),)) for name in ANSWERS
+    }
     asked["a text of brackets"] = dataclasses.replace(asked["a text of brackets"], json_schema={})
     for name, answer in ANSWERS.items():
         server.script[name] = [answer] * 2
