@@ -78,8 +78,13 @@ class ChatTokenizer:
             return _load_gguf(path)
         if not path.is_dir():
             raise UserError(f"{path} is neither a model folder nor a .gguf file.")
-        tokenizer = _open_tokenizer(path)
-        return cls(tokenizer, _generation_eos_ids(path))
+        try:
+            return cls(_open_tokenizer(path), _generation_eos_ids(path))
+        except UserError:
+            raise
+        except Exception as error:  # the library lets through what its parsers run into
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path} has no tokenizer that can be read: {reason}") from error
 
     # ------------------------------------------------------------------------------------ encoding
 
@@ -269,14 +274,8 @@ _WHOLE_IN_JSON = ("PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "
 
 
 def _open_tokenizer(folder: Path) -> Any:
-    try:
-        opener = _tokenizer_class(folder)
-        tokenizer = opener.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder} has no tokenizer that can be read: {reason}") from error
+    opener = _tokenizer_class(folder)
+    tokenizer = opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{folder} has only a slow tokenizer; save it with a tokenizer.json.")
     return tokenizer

@@ -104,14 +104,15 @@ def _check(found: Any, new: Any, size: int) -> None:
     if changed:
         raise ValueError(f"another {changed[0]}")
     data, indices, indptr = (found.scores[name] for name in ("data", "indices", "indptr"))
-    words = list(found.vocab_dict.values())
+    # The library gives the empty word a number that has no place; no text and no query has that.
+    words = [number for word, number in found.vocab_dict.items() if word]
     if any(array.ndim != 1 for array in (data, indices, indptr)) or len(data) != len(indices):
         raise ValueError("its arrays do not fit")
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
         raise ValueError("its words have no places")
     if len(indices) and (indices.min() < 0 or indices.max() >= size):
         raise ValueError("it names texts that there are not")
-    if not all(type(word) is int and 0 <= word < len(indptr) - 1 for word in words):
+    if not all(type(number) is int and 0 <= number < len(indptr) - 1 for number in words):
         raise ValueError("its vocabulary does not fit")
     if not np.isfinite(data).all():
         raise ValueError("a score is not finite")

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from cirag_jax.datasets.chains import UNIT_KINDS, passage_text, sentence_texts, triple_text
+from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_json
 from cirag_jax.models.io.fingerprint import check_same
@@ -265,16 +266,11 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is no index folder, it has no {MANIFEST}; launch/index.py makes one"
         )
-    try:
-        manifest = msgspec.convert(read_json(file), dict[str, Any])
-        kind = manifest.get("kind")
-        if manifest.get("format") != FORMAT or kind not in KINDS:
-            raise UserError(f"{file} is of another version of cirag_jax; build the index anew.")
-        msgspec.convert(manifest, _Manifest if kind == "bm25" else _VectorManifest)
-    except msgspec.ValidationError as error:
-        raise UserError(
-            f"{file} is damaged ({error}); remove the folder and build it anew."
-        ) from None
+    manifest = convert(str(file), read_json(file), dict[str, Any])
+    kind = manifest.get("kind")
+    if manifest.get("format") != FORMAT or kind not in KINDS:
+        raise UserError(f"{file} is of another version of cirag_jax; build the index anew.")
+    convert(str(file), manifest, _Manifest if kind == "bm25" else _VectorManifest)
     return manifest
 
 

@@ -77,6 +77,14 @@ def searched(encoder, folders):
     return attacked
 
 
+@pytest.mark.parametrize("kind", FILES)
+def test_a_whole_folder_finds_what_memory_finds(folders, encoder, kind):
+    whole = PassageIndex.open(folders / kind, encoder).search([_QUERY], 3)
+    expected = PassageIndex.in_memory(_PASSAGES, encoder, kind).search([_QUERY], 3)
+    for found, wanted in zip(whole, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("kind", "name"), _PLACES)
 @attack(12, DAMAGES)
 def test_other_bytes(searched, folders, kind, name, damages):

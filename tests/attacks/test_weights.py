@@ -149,9 +149,8 @@ READS = {
     "adapter/training.json": lambda root: peft_format.read_training(root / "adapter"),
     **{name: _read_encoder for name in _FILES if name.startswith("encoder/")},
     "decoder/config.json": lambda root: read_decoder_config(root / "decoder"),
-    "decoder/generation_config.json": _read_tokenizer,
-    "decoder/tokenizer_config.json": _read_tokenizer,
 }
+TOKENIZER = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 def _attack(folder: pathlib.Path, name: str, content: bytes, read) -> None:
@@ -180,6 +179,25 @@ def test_other_values(folder, name, changes):
 @attack(3, DAMAGES)
 def test_other_bytes(folder, name, damages):
     _attack(folder, name, damaged((folder / name).read_bytes(), damages), READS[name])
+
+
+@pytest.mark.parametrize("name", TOKENIZER)
+@attack(2, CHANGES)
+def test_a_tokenizer_with_other_values(folder, name, changes):
+    name = f"decoder/{name}"
+    whole = json.loads((folder / name).read_text())
+    _attack(folder, name, garbled(whole, changes), _read_tokenizer)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_max_length": "long"}, {"tokenizer_class": 7}, {"chat_template": [1]}, [], "DEEP"],
+)
+def test_a_tokenizer_with_another_setting(folder, fields):
+    name = "decoder/tokenizer_config.json"
+    whole = json.loads((folder / name).read_text())
+    other = {**whole, **fields} if isinstance(fields, dict) else fields
+    _attack(folder, name, garbled([other], (False, [(0, other)]))[1:-1], _read_tokenizer)
 
 
 def _read_safetensors(root: pathlib.Path) -> None:
@@ -220,8 +238,11 @@ def checkpoints(tmp_path_factory):
     return root
 
 
-def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
-    return [path for path in sorted(root.rglob("*")) if path.is_file() and name in str(path)]
+_ITEMS = {
+    "metrics": "1/metrics/metrics",
+    "meta": "1/meta/metadata",
+    "data": "1/data/process_0-of-1.json",
+}
 
 
 def _use_checkpoints(root: pathlib.Path) -> None:
@@ -232,10 +253,10 @@ def _use_checkpoints(root: pathlib.Path) -> None:
         held(lambda: found.restore(step, {"x": np.float32(0)}))
 
 
-@pytest.mark.parametrize("item", ["metrics", "meta", "data"])
-@attack(5, CHANGES)
+@pytest.mark.parametrize("item", _ITEMS)
+@attack(3, CHANGES)
 def test_checkpoints_with_other_values(checkpoints, item, changes):
-    path = next(path for path in _files(checkpoints, f"/1/{item}/") if path.suffix != ".zarr")
+    path = checkpoints / _ITEMS[item]
     before = path.read_bytes()
     try:
         path.write_bytes(garbled(json.loads(before), changes))
@@ -246,7 +267,7 @@ def test_checkpoints_with_other_values(checkpoints, item, changes):
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b'{"dev/mrr": "x"}', b"\xff"])
 def test_metrics_that_are_none_are_refused(checkpoints, content):
-    (path,) = _files(checkpoints, "/1/metrics/")
+    path = checkpoints / _ITEMS["metrics"]
     before = path.read_bytes()
     try:
         path.write_bytes(content)
@@ -258,7 +279,7 @@ def test_metrics_that_are_none_are_refused(checkpoints, content):
 
 @attack(4, DAMAGES, st.integers(0, 100))
 def test_checkpoints_with_other_bytes(checkpoints, damages, place):
-    files = _files(checkpoints, "/1/")
+    files = [path for path in sorted((checkpoints / "1").rglob("*")) if path.is_file()]
     path = files[place % len(files)]
     before = path.read_bytes()
     try:

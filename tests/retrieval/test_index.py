@@ -206,7 +206,7 @@ def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("manifest.json", lambda b: b[:20], "manifest.json is damaged"),
+        ("manifest.json", lambda b: b[:20], "manifest.json cannot be read"),
         ("manifest.json", lambda b: b.replace(b'"format": 2', b'"format": 99'), "another version"),
         ("ids.jsonl", lambda b: b[: len(b) // 2], "ids.jsonl"),
         ("vectors-00001.npy", lambda b: b[:100], "vectors-00001.npy cannot be read"),

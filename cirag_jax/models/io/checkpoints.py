@@ -86,6 +86,7 @@ class Checkpoints(Closing):
 
         try:
             self._manager = self._open(rank, mode, keep, read_only)
+            self._manager.best_step()  # ranks them all
         except _DAMAGE as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UserError(

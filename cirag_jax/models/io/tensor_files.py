@@ -17,6 +17,7 @@ import safetensors
 import safetensors.numpy
 from jax.experimental import multihost_utils
 
+from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_json, replacing
 
@@ -34,10 +35,7 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        try:
-            names = sorted(set(msgspec.convert(read_json(index), _Index).weight_map.values()))
-        except msgspec.ValidationError as error:
-            raise UserError(f"{index}: field weight_map cannot be read: {error}.") from error
+        names = sorted(set(convert(str(index), read_json(index), _Index).weight_map.values()))
         for name in names:
             if Path(name).name != name or not (folder / name).is_file():
                 raise UserError(f"{index}: shard {name!r} is not in the folder.")
