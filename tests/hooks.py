@@ -63,3 +63,11 @@ def signal_at_step(step: int, signum: int) -> None:
             os.kill(os.getpid(), signum)
 
     setattr(MetricWriter, "write", watched)  # noqa: B010
+
+
+def limit_files(size: int) -> None:
+    """No file may grow beyond so many bytes: a write fails as on a full disk."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -287,6 +287,35 @@ def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path, command):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("size", [50_000, 200_000])
+def test_a_full_disk_is_one_sentence_and_repeats_nothing(server, tmp_path, command, size):
+    prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}", f"q{i}" + "x" * 3000) for i in range(40)))
+    arguments = (
+        "generate.py", "--config.backend=openai", f"--config.base_url={server.url}",
+        "--config.model=m", "--config.max_concurrency=2", "--config.max_retries=0",
+        f"--config.prompts={prompts}", f"--workdir={tmp_path / 'w'}",
+    )  # fmt: skip
+    done = command(*arguments, hooks=[["limit_files", size]])
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert "Traceback" not in done.stderr
+    assert "generate.py: " in done.stderr.splitlines()[-1]
+    recorded = _recorded(tmp_path / "w")
+    asked = len(server.bodies)
+    done = command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finish_reasons"] == {"stop": 40, "length": 0, "error": 0}
+    assert len(server.bodies) - asked == 40 - recorded
+    assert 0 < recorded < 40
+
+
+def _recorded(workdir):
+    """How many responses the journal holds."""
+    with sqlite3.connect(workdir / "journal.sqlite") as db:
+        (count,) = db.execute("SELECT COUNT(*) FROM responses").fetchone()
+    db.close()
+    return count
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "transformers"])
 def test_the_command_with_a_local_model(tmp_path, backend, command):
