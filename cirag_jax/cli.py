@@ -27,6 +27,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -91,25 +92,32 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     program = pathlib.Path(argv[0]).name
+    if logging.lastResort is not None:  # who writes where nobody asked for another handler
+        logging.lastResort.setFormatter(_Formatter())
     try:
         code = _run(main, default_config, argv, default_workdir, several_processes)
     except UserError as error:
         say(f"{program}: {_one_line(str(error))}")
         code = 2
-    except OSError as error:
-        code = 2 if error.errno in _REFUSED else 1
-        if code == 1:
-            traceback.print_exc()
-        else:
-            say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")
     except KeyboardInterrupt:
         hint = "; what is recorded is kept, and the same command resumes from there"
         say(f"{program}: interrupted{hint if resumes else ''}")
         code = 130
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
         code = 1
+        if isinstance(error, OSError) and error.errno in _REFUSED:
+            say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")
+            code = 2
+        else:
+            say(traceback.format_exc().rstrip())
     sys.exit(code)
+
+
+class _Formatter(logging.Formatter):
+    """Writes warnings as `say` would."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def _run(

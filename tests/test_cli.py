@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import pathlib
@@ -452,6 +453,15 @@ def test_what_is_quoted_drives_no_terminal(run):
     done = run(main=lambda config, workdir: {"answer": evil})
     assert done.code == 0 and json.loads(done.out) == {"answer": evil}
     assert not set(done.out) & set("\ud800\x1b\x9b\u202e")
+    last = logging.lastResort
+    assert last and "\\x1b[2J" in last.format(logging.makeLogRecord({"msg": evil}))
+    assert "\x1b" not in last.format(logging.makeLogRecord({"msg": evil}))
+
+    def fails(config, workdir):
+        raise RuntimeError(evil)
+
+    done = run(main=fails)
+    assert done.code == 1 and "Traceback" in done.err and "\x1b" not in done.err
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
