@@ -10,6 +10,10 @@ import msgspec
 from cirag_jax.errors import UserError
 
 
+# Beside a full disk: a quota, a limit on the size of files, a disk that has failed.
+_NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
+
+
 def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
     """Opens a file; ``mode``: ``rwc``, ``rw`` or ``ro``.
 
@@ -55,10 +59,11 @@ def named_errors(path: Path) -> Iterator[None]:
         text = " ".join(str(error).split())
         if "locked" in text:
             raise UserError(f"{path} is in use by another run.") from None
-        if "full" in text:
+        is_full = "full" in text
+        if is_full or getattr(error, "sqlite_errorname", "") in _NOT_WRITTEN:
             raise UserError(
-                f"{path} cannot be written: the disk is full; what is recorded is kept, so make "
-                "room and run the same command again."
+                f"{path} cannot be written: {'the disk is full' if is_full else text}; what is "
+                "recorded is kept, so make room and run the same command again."
             ) from None
         raise UserError(
             f"{path} cannot be used: {text}; restore it or use another --workdir."
