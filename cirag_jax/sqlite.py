@@ -9,7 +9,6 @@ import msgspec
 
 from cirag_jax.errors import UserError
 
-
 # Beside a full disk: a quota, a limit on the size of files, a disk that has failed.
 _NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
 
