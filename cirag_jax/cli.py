@@ -598,8 +598,12 @@ def _environment(argv: Sequence[str]) -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
     try:
+        # Without locks: a command that is killed while git looks would leave git's behind.
         done = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10
+            ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return None

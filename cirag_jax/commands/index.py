@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from cirag_jax import sharding
@@ -25,6 +24,7 @@ from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import Config, Passage
 
 PLAN = "building.json"
@@ -216,9 +216,7 @@ def _embed_shards(
         vectors_ND = encoder.encode(texts, "passage", progress)
         if progress is not None:
             progress(len(texts) - len(set(texts)))  # Equal texts are embedded once.
-        stored_ND = index_lib.to_stored(vectors_ND, plan["dtype"])
-        with replacing(file) as aside, aside.open("wb") as stream:
-            np.save(stream, stored_ND, allow_pickle=False)
+        save_array(file, index_lib.to_stored(vectors_ND, plan["dtype"]))
     return {
         "resumed": resumed,
         "embedded": len(passages) - resumed,

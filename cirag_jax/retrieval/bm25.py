@@ -51,8 +51,16 @@ class BM25:
         return index
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the index as a folder."""
+        """Writes the index as a folder.
+
+        Raises:
+          OSError: there is no room.
+        """
         self._index.save(os.fspath(folder), show_progress=False)
+        try:  # NumPy does not say when the last bytes of a file find no room
+            BM25.load(folder, self._size)
+        except UserError as error:
+            raise OSError(f"it was not written whole, is the disk full? {error}") from None
 
     def __len__(self) -> int:
         return self._size

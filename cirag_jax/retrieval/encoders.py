@@ -12,11 +12,10 @@ import jax
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.io import replacing
 from cirag_jax.models.io.fingerprint import of_packages, small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.search import check_finite
+from cirag_jax.retrieval.search import check_finite, save_array
 from cirag_jax.types import Config
 
 Role = Literal["query", "passage"]
@@ -123,8 +122,7 @@ class CachedEncoder:
         vectors_ND = self._encoder.encode(texts, kind, progress)
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
             self._folder.mkdir(parents=True, exist_ok=True)
-            with replacing(file) as aside, aside.open("wb") as out:
-                np.save(out, vectors_ND, allow_pickle=False)
+            save_array(file, vectors_ND)
         return vectors_ND
 
 

@@ -6,7 +6,9 @@ is among the k highest maxima, so only k groups are ever sorted.
 """
 
 import functools
+import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import replacing
 
 _QUERIES = 128  # Most queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
@@ -145,6 +148,17 @@ def check_finite(scores: np.ndarray, source: str) -> np.ndarray:
             f"{source} gives numbers that are not finite: its weights or its file are damaged."
         )
     return scores
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes a ``.npy`` file aside, then renames it.
+
+    Raises:
+      OSError: there is no room. NumPy hands an open file to C, where the last bytes that find none
+        are lost without a word; a mere ``write`` it calls itself.
+    """
+    with replacing(path) as aside, aside.open("wb") as file:
+        np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
 def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import resource
 import shutil
 
 import numpy as np
@@ -127,6 +128,24 @@ def _whole(folders: pathlib.Path):
     """An encoder of which only the identity is looked at."""
     manifest = json.loads((folders / "exact" / "manifest.json").read_text())
     return type("Encoder", (), {"identity": manifest["encoder"], "dim": 32})()
+
+
+@pytest.mark.parametrize(("kind", "name"), _PLACES)
+def test_a_disk_with_room_for_all_but_a_byte(folders, encoder, tmp_path, kind, name):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (folders / kind / name).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot be written"):
+            build_index(_PASSAGES, encoder, tmp_path / "index", kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "index" / "manifest.json").exists()
+    build_index(_PASSAGES, encoder, tmp_path / "index", kind)
+    for path in (folders / kind).rglob("*.*"):
+        assert (tmp_path / "index" / path.relative_to(folders / kind)).read_bytes() == (
+            path.read_bytes()
+        )
 
 
 # --------------------------------------------------------------------------------- NaN in weights

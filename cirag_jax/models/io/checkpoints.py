@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -148,21 +149,26 @@ class Checkpoints(Closing):
             bytes must hold.
           meta: JSON-able description of the model.
           metrics: evaluation figures of this step; they decide which checkpoint is the best.
+
+        Raises:
+          UserError: the disk is full; what was saved before is kept.
         """
         if step in self._manager.all_steps():
             return False
         if metrics is not None:
             metrics = {key: float(value) for key, value in metrics.items()}
-        return self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(_flatten(state)),
-                data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
-                meta=ocp.args.JsonSave(dict(meta)),
-            ),
-            metrics=metrics,
-            force=True,  # When to save is decided by the trainer, not by a policy in here.
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(_flatten(state)),
+            data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
+            meta=ocp.args.JsonSave(dict(meta)),
         )
+        try:
+            # When to save is decided by the trainer, not by a policy in here.
+            return self._manager.save(step, args=items, metrics=metrics, force=True)
+        except (OSError, ValueError) as error:
+            # The last words are the disk's; before them come long paths.
+            reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
+            raise UserError(self._failed(step, "written", reason)) from error
 
     def restore(
         self,
@@ -300,10 +306,20 @@ class Checkpoints(Closing):
             )
 
     def _unreadable(self, step: int, error: Exception) -> str:
-        # Orbax leaves failed reads behind as asyncio tasks, each of which would print a traceback.
+        return self._failed(step, "read", error)
+
+    def _failed(self, step: int, what: str, error: Exception) -> str:
+        # Orbax leaves asyncio tasks behind that failed, TensorStore reports to a closed loop;
+        # each would print a traceback.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        sys.excepthook = _without_closed_loops
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
-        return f"checkpoint {self.directory / str(step)} cannot be read ({reason[:200]})"
+        return f"checkpoint {self.directory / str(step)} cannot be {what} ({reason[:200]})"
+
+
+def _without_closed_loops(kind: type, error: BaseException, trace: Any) -> None:
+    if str(error) != "Event loop is closed":
+        sys.__excepthook__(kind, error, trace)
 
 
 def _some(names: Iterable[str], limit: int = 8) -> str:
@@ -421,8 +437,9 @@ class _DataStateRestore(ocp.args.CheckpointArgs):
 
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR or "/orbax/" not in record.pathname
+    return "/orbax/" not in record.pathname
 
 
-# Orbax comments on every save and restore; a progress bar is on the same screen.
+# Orbax comments on every save and restore, and what it reports as an error it raises as well; a
+# progress bar is on the same screen.
 logging.getLogger("absl").addFilter(_is_not_from_orbax)

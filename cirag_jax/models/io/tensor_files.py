@@ -133,9 +133,16 @@ def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
-    """Writes a safetensors file aside, then renames it."""
+    """Writes a safetensors file aside, then renames it.
+
+    Raises:
+      UserError: there is no room.
+    """
     with replacing(Path(file)) as aside:
-        safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+        try:
+            safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{file} cannot be written: {error}.") from None
 
 
 # What a model's folder holds besides weights and config.json, in any of the formats of
