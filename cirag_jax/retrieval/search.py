@@ -158,7 +158,8 @@ def save_array(path: Path, array: np.ndarray) -> None:
         are lost without a word; a mere ``write`` it calls itself.
     """
     with replacing(path) as aside, aside.open("wb") as file:
-        np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
+        writer: Any = types.SimpleNamespace(write=file.write)
+        np.save(writer, array, allow_pickle=False)
 
 
 def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:

@@ -72,7 +72,7 @@ def _use_journal(path: pathlib.Path) -> None:
                 book.record(Key(name, 2), ASKED, FOUND)
                 book.close_program(name, {"answer": "x"}, None)
             book.add_seconds(1.0)
-            book.outcomes(), list(book.records()), book.totals()
+            assert book.outcomes() and list(book.records()) and book.totals()
             book.forget(["a"])
 
     held(go_on)
@@ -83,11 +83,14 @@ def _use_store(path: pathlib.Path) -> None:
 
     def read():
         with TripleStore.open(path) as store:
-            len(store), list(store.passage_ids()), store.digest(ids)
+            assert len(store) == len(list(store.passage_ids()))
+            assert store.digest(ids)
             for name in ids:
                 store.entry(name)
-            store.triples(ids), store.counts(), store.failures()
-            store.parse_errors(), store.noted(), store.check_corpus(PASSAGES)
+            for read in (store.counts, store.failures, store.parse_errors, store.noted):
+                assert isinstance(read(), dict)
+            store.triples(ids)
+            store.check_corpus(PASSAGES)
 
     held(read)
 
@@ -195,5 +198,6 @@ def test_a_cached_response_that_is_damaged_is_asked_for_again(folder):
         cache._db.execute("UPDATE responses SET response = ?", (damage,))
         assert cache.find("m", ASKED) is None
     cache.keep("m", ASKED, FOUND)
-    assert cache.find("m", ASKED).text == FOUND.text
+    found = cache.find("m", ASKED)
+    assert isinstance(found, Generated) and found.text == FOUND.text
     cache.close()

@@ -58,7 +58,7 @@ _HARMLESS = _page("text")
 @attack(40, TEXTS)
 def test_a_page_has_the_markup_of_a_harmless_one(text):
     page = held(lambda: _page(text))
-    assert page.tags == _HARMLESS.tags
+    assert page is not None and page.tags == _HARMLESS.tags
     assert page.blocks[0]["question"] == text
 
 
