@@ -111,6 +111,9 @@ def _check(found: Any, new: Any, size: int) -> None:
     changed = [name for name in names if getattr(found, name) != getattr(new, name)]
     if changed:
         raise ValueError(f"another {changed[0]}")
+    count = found.scores["num_docs"]
+    if type(count) is not int or count != size:
+        raise ValueError(f"it is over {count} texts")
     data, indices, indptr = (found.scores[name] for name in ("data", "indices", "indptr"))
     # The library gives the empty word a number that has no place; no text and no query has that.
     words = [number for word, number in found.vocab_dict.items() if word]

@@ -101,6 +101,15 @@ def test_other_values(searched, folders, kind, name, changes):
     searched(kind, name, garbled(whole, changes))
 
 
+@pytest.mark.parametrize("count", [None, 0, 23, 25, 24.0, "24", 10**400])  # of `make attack`
+def test_another_number_of_texts_is_refused(folders, tmp_path, count):
+    shutil.copytree(folders / "bm25", tmp_path / "index")
+    file = tmp_path / "index" / "bm25" / "params.index.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_docs": count}))
+    with pytest.raises(UserError, match="is damaged"):
+        PassageIndex.open(tmp_path / "index", None)
+
+
 _ARRAYS = {
     "no number": np.full((24, 32), np.nan, np.float32),
     "no end": np.full((24, 32), np.inf, np.float32),
