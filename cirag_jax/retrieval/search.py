@@ -143,7 +143,9 @@ def check_finite(scores: np.ndarray, source: str) -> np.ndarray:
       UserError: a number is not finite.
     """
     # A sum needs no array beside them, and one NaN or infinity spoils it.
-    if not np.isfinite(np.sum(scores, dtype=np.float64)):
+    with np.errstate(invalid="ignore"):
+        total = np.sum(scores, dtype=np.float64)
+    if not np.isfinite(total):
         raise UserError(
             f"{source} gives numbers that are not finite: its weights or its file are damaged."
         )

@@ -185,9 +185,10 @@ def test_an_encoder_with_nan_weights_answers_nothing(spoilt, tmp_path):
         BiEncoderRanker(spoilt).score([_QUERY], [["a text"]])
 
 
-def test_a_nan_row_is_refused_before_it_ranks_first():
+@pytest.mark.parametrize("values", [(np.nan, 0), (np.inf, 0), (np.inf, -np.inf)])
+def test_a_nan_row_is_refused_before_it_ranks_first(values):
     vectors_ND = np.eye(4, dtype=np.float32)
-    vectors_ND[2] = np.nan
+    vectors_ND[2, :2] = values
     with pytest.raises(UserError, match="not finite"):
         ExactIndex(vectors_ND)
 
