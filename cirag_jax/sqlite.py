@@ -9,6 +9,8 @@ import msgspec
 
 from cirag_jax.errors import UserError
 
+# SQLite's own, and what Python makes of a message that quotes bytes of a damaged file.
+ERRORS = (sqlite3.Error, UnicodeDecodeError)
 # Beside a full disk: a quota, a limit on the size of files, a disk that has failed.
 _NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
 
@@ -54,7 +56,7 @@ def named_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from None
-    except sqlite3.Error as error:
+    except ERRORS as error:
         text = " ".join(str(error).split())
         if "locked" in text:
             raise UserError(f"{path} is in use by another run.") from None

@@ -37,7 +37,7 @@ class ResponseCache:
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID"
             )
-        except sqlite3.Error as error:
+        except sqlite.ERRORS as error:
             raise UserError(f"config.cache={path} cannot be used: {error}.") from None
 
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
@@ -69,7 +69,7 @@ class ResponseCache:
     def _execute(self, statement: str, values: tuple[str, ...]) -> sqlite3.Cursor:
         try:
             return self._db.execute(statement, values)
-        except sqlite3.Error as error:
+        except sqlite.ERRORS as error:
             raise UserError(f"config.cache={self.path} cannot be used: {error}.") from None
 
     def close(self) -> None:
