@@ -48,13 +48,13 @@ class ResponseCache:
         rows = self._execute(
             "SELECT response FROM responses WHERE key = ?", (_key(identity, request),)
         )
-        row = rows.fetchone()
-        if row is None:
-            return None
         try:
+            row = rows.fetchone()
+            if row is None:
+                return None
             response = codec.decode_response(request, json.loads(row[0]))
             used = response.usage
-        except sqlite.DAMAGE:
+        except (*sqlite.ERRORS, *sqlite.DAMAGE):
             return None
         usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
         return dataclasses.replace(response, usage=usage)

@@ -194,8 +194,8 @@ def test_a_cached_response_that_is_damaged_is_asked_for_again(folder):
     path = _fresh(folder, "cache.sqlite", (folder / "cache.sqlite").read_bytes())
     cache = ResponseCache(path)
     assert cache.find("m", ASKED) is not None
-    for damage in ("{", "{}", '{"error": "x"}', "[" * 100_000):
-        cache._db.execute("UPDATE responses SET response = ?", (damage,))
+    for damage in ("{", "{}", '{"error": "x"}', "[" * 100_000, b"\x80{}", "\0"):
+        cache._db.execute("UPDATE responses SET response = CAST(? AS TEXT)", (damage,))
         assert cache.find("m", ASKED) is None
     cache.keep("m", ASKED, FOUND)
     found = cache.find("m", ASKED)
