@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pytest lint bench format env dev clean
+.PHONY: help quickstart test pytest attack lint bench format env dev clean
 
 export PYTHON REQUIREMENTS
 # Where this is set, every process compiles every library again: seconds each, minutes of the tests.
@@ -24,6 +24,9 @@ test: dev  ## environment, lint, types, every test that needs no cluster
 
 pytest: dev
 	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
+
+attack: dev  ## hostile input with new seeds, until one fails; ARGS="--minutes 30"
+	@$(python) -m tests.attacks $(ARGS)
 
 lint: dev  ## ruff and pyright
 	@$(python) -m ruff check .

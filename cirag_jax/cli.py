@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import fcntl
 import hashlib
 import inspect
 import itertools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -42,7 +44,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import say, write_json
+from cirag_jax.io import say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 T = TypeVar("T")
@@ -52,6 +54,8 @@ LOCK = ".lock"  # in a workdir: locked while a command works there
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 _NULL_WORDS = ("null", "none", "None")
+# What the user can mend when a file cannot be written: no room, no right.
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 _A_YEAR_MS = 1000 * 3600 * 24 * 365
 _meetings = itertools.count()  # of `together`: the same number in every process
 
@@ -88,6 +92,8 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     program = pathlib.Path(argv[0]).name
+    if logging.lastResort is not None:  # who writes where nobody asked for another handler
+        logging.lastResort.setFormatter(_Formatter())
     try:
         code = _run(main, default_config, argv, default_workdir, several_processes)
     except UserError as error:
@@ -97,10 +103,21 @@ def run(
         hint = "; what is recorded is kept, and the same command resumes from there"
         say(f"{program}: interrupted{hint if resumes else ''}")
         code = 130
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
         code = 1
+        if isinstance(error, OSError) and error.errno in _REFUSED:
+            say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")
+            code = 2
+        else:
+            say(traceback.format_exc().rstrip())
     sys.exit(code)
+
+
+class _Formatter(logging.Formatter):
+    """Writes warnings as `say` would."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def _run(
@@ -137,8 +154,14 @@ def _run(
         if process_index == 0:
             if not isinstance(found, Shown):
                 write_json(workdir / "result.json", result)
-            print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=stdout, flush=True)
+            print(_printable(result), file=stdout, flush=True)
     return 0
+
+
+def _printable(result: Mapping[str, Any]) -> str:
+    """The result as one line of JSON in which every character that drives a terminal is escaped."""
+    text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+    return "".join(c if visible(c) == c else json.dumps(c)[1:-1] for c in text)
 
 
 def run_inside(workdir: pathlib.Path, config: Any, work: Callable[[], Mapping[str, Any]]) -> Any:
@@ -201,6 +224,9 @@ def _parse_own_flags(
     argv: Sequence[str], default_config: str, default_workdir: str | None
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses the command's own flags; returns them and the rest (``--config.field=value``)."""
+    for argument in argv:
+        if not argument.isascii() and argument != argument.encode(errors="replace").decode():
+            raise UserError(f"the argument {argument!r} is not valid UTF-8")
     own = flags.FlagValues()
     where: Any = {"flag_values": own}
     flags.DEFINE_string("config", default_config, "config file, or file.py:preset", **where)
@@ -572,8 +598,12 @@ def _environment(argv: Sequence[str]) -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
     try:
+        # Without locks: a command that is killed while git looks would leave git's behind.
         done = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10
+            ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return None

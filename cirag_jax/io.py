@@ -6,12 +6,31 @@ import json
 import os
 import shutil
 import sys
+import unicodedata
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import tqdm
+
+from cirag_jax.errors import UserError
+
+# Joiners that Persian and Indic scripts and emoji need, and what lays out a table; none moves the
+# cursor back.
+_HARMLESS = ("\u200c", "\u200d", "\n", "\t")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file.
+
+    Raises:
+      UserError: it cannot be read, is not UTF-8 or not JSON.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -26,8 +45,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, parts: Iterable[str]) -> None:
-    """Writes a file of UTF-8; see `replacing`."""
-    with replacing(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+    """Writes a file of UTF-8; see `replacing`.
+
+    Halves of surrogate pairs, for which UTF-8 has no bytes, are written as JSON escapes them.
+    """
+    with (
+        replacing(path) as aside,
+        aside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file,
+    ):
         file.writelines(parts)
 
 
@@ -94,6 +119,26 @@ def cache_folder(name: str) -> Path | None:
 
 
 def say(text: str) -> None:
-    """Prints a line on standard error; a progress bar that is shown there goes on below it."""
-    tqdm.tqdm.write(text, file=sys.stderr)
+    """Prints a line on standard error; a progress bar that is shown there goes on below it.
+
+    What it quotes cannot drive the terminal: see `visible`.
+    """
+    tqdm.tqdm.write(visible(text), file=sys.stderr)
     sys.stderr.flush()
+
+
+def visible(text: str) -> str:
+    r"""``text`` with its control characters shown as escapes ("\\x1b"), but for line ends and tabs.
+
+    That covers everything that moves the cursor, recolours, reorders or hides text: C0 and C1
+    controls, Unicode's format characters (bidirectional overrides among them), its line and
+    paragraph separators, lone surrogates, private and unassigned code points.
+    """
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(char: str) -> str:
+    kind = unicodedata.category(char)
+    if (kind[0] != "C" and kind not in ("Zl", "Zp")) or char in _HARMLESS:
+        return char
+    return char.encode("unicode_escape").decode("ascii")

@@ -5,7 +5,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from cirag_jax.errors import UserError
+
+# SQLite's own, and what Python makes of a message that quotes bytes of a damaged file.
+ERRORS = (sqlite3.Error, UnicodeDecodeError)
+# Beside a full disk: a quota, a limit on the size of files, a disk that has failed.
+_NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
 
 
 def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
@@ -49,15 +56,41 @@ def named_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from None
-    except sqlite3.Error as error:
+    except ERRORS as error:
         text = " ".join(str(error).split())
         if "locked" in text:
             raise UserError(f"{path} is in use by another run.") from None
-        if "full" in text:
+        is_full = "full" in text
+        if is_full or getattr(error, "sqlite_errorname", "") in _NOT_WRITTEN:
             raise UserError(
-                f"{path} cannot be written: the disk is full; what is recorded is kept, so make "
-                "room and run the same command again."
+                f"{path} cannot be written: {'the disk is full' if is_full else text}; what is "
+                "recorded is kept, so make room and run the same command again."
             ) from None
         raise UserError(
             f"{path} cannot be used: {text}; restore it or use another --workdir."
         ) from None
+
+
+# What reading values of another shape than was written raises.
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError),
+    msgspec.MsgspecError,
+)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """As `named_errors`, and for values that are not what was written: SQLite does not notice bytes
+    that changed within one.
+    """
+    with named_errors(path):
+        try:
+            yield
+        except DAMAGE as error:
+            raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: Exception) -> UserError:
+    """The exception to raise about a file in which reading ran into ``error``."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return UserError(f"{path} is damaged ({text}); restore it or use another --workdir.")

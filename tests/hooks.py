@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+import time
 
 
 def watch_backends(log: str) -> None:
@@ -63,3 +65,32 @@ def signal_at_step(step: int, signum: int) -> None:
             os.kill(os.getpid(), signum)
 
     setattr(MetricWriter, "write", watched)  # noqa: B010
+
+
+def limit_files(size: int) -> None:
+    """No file may grow beyond so many bytes: a write fails as on a full disk."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def signal_at_cpu(seconds: float, signum: int) -> None:
+    """A signal once the process has used so many seconds of processor time."""
+    _when_used(lambda used: used >= seconds and os.kill(os.getpid(), signum))
+
+
+def note_cpu(file: str) -> None:
+    """Keeps the seconds of processor time that the process has used in a file."""
+    out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.pwrite(out, b"0.000000", 0)
+    _when_used(lambda used: os.pwrite(out, f"{used:08.3f}".encode(), 0))
+
+
+def _when_used(call) -> None:
+    def watch():
+        while True:
+            call(time.process_time())
+            time.sleep(0.005)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,5 +1,7 @@
+import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import pathlib
@@ -439,6 +441,39 @@ def test_compilation_cache_is_filled(script, tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stderr == "noise of a child\n"
     assert list(cache.glob("*/*"))
+
+
+def test_what_is_quoted_drives_no_terminal(run):
+    evil = "half \ud800 a pair, \x1b[2J, \x9b31m, \u202egnp.exe"
+
+    def main(config, workdir):
+        raise UserError(f"{evil} is no model")
+
+    assert refused(run(main=main), "\\ud800", "\\x1b[2J", "\\x9b31m", "\\u202egnp.exe")
+    done = run(main=lambda config, workdir: {"answer": evil})
+    assert done.code == 0 and json.loads(done.out) == {"answer": evil}
+    assert not set(done.out) & set("\ud800\x1b\x9b\u202e")
+    last = logging.lastResort
+    assert last and "\\x1b[2J" in last.format(logging.makeLogRecord({"msg": evil}))
+    assert "\x1b" not in last.format(logging.makeLogRecord({"msg": evil}))
+
+    def fails(config, workdir):
+        raise RuntimeError(evil)
+
+    done = run(main=fails)
+    assert done.code == 1 and "Traceback" in done.err and "\x1b" not in done.err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_a_disk_without_room_is_one_sentence(run, number):
+    def main(config, workdir):
+        raise OSError(number, os.strerror(number), "responses.jsonl")
+
+    assert refused(run(main=main), "responses.jsonl cannot be written", os.strerror(number))
+
+
+def test_an_argument_that_is_no_text_is_refused(run):
+    assert refused(run("--config.data.dir=\udcff"), "not valid UTF-8")
 
 
 def test_a_lock_dies_with_its_process(run, script, tmp_path):

@@ -137,3 +137,53 @@ def folder(
     save_tensors(tensors(raw, seed), path / "model.safetensors")
     write_tokenizer(path)
     return path
+
+
+def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None) -> None:
+    """A GGUF file as llama.cpp's converter writes it: names, permuted rows, Gemma's norms."""
+    import gguf
+
+    arch = str(raw["model_type"])
+    writer = gguf.GGUFWriter(str(file), arch)
+    heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
+    if "head_dim" in raw:
+        writer.add_key_length(raw["head_dim"])
+        writer.add_value_length(raw["head_dim"])
+    if arch == "gemma2":
+        writer.add_sliding_window(raw["sliding_window"])
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    for add, value in (extra or {}).items():
+        getattr(writer, add)(*value)
+    names = gguf.get_tensor_name_map(
+        getattr(gguf.MODEL_ARCH, arch.upper()),
+        raw["num_hidden_layers"],
+    )
+    for name, values in tensors.items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        for letter, count in (("q", heads), ("k", kv)):
+            if arch == "llama" and f"self_attn.{letter}_proj" in name:
+                split = values.reshape(count, 2, -1, *values.shape[1:])
+                values = split.swapaxes(1, 2).reshape(values.shape)
+        if arch == "gemma2" and "norm" in name:
+            values = values + np.float32(1)
+        if quantise is not None and values.ndim == 2:
+            packed = gguf.quants.quantize(values, quantise)
+            writer.add_tensor(stored, packed, raw_dtype=quantise)
+        else:
+            writer.add_tensor(stored, np.ascontiguousarray(values))
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -13,18 +13,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from cirag_jax import sharding
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing, write_json, write_text
+from cirag_jax.io import read_json, replacing, write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import Config, Passage
 
 PLAN = "building.json"
@@ -182,10 +182,9 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
     """Notes what is being built, or checks that a build that was stopped is the same."""
     file = folder / PLAN
     if file.is_file():
-        try:
-            old = dict(json.loads(file.read_text("utf-8")))
-        except ValueError:
-            raise UserError(f"{file} is damaged; remove the folder to begin anew.") from None
+        old = read_json(file)
+        if not isinstance(old, dict):
+            raise UserError(f"{file} is damaged; remove the folder to begin anew.")
         _check_same(folder, old, plan)
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise UserError(f"{folder}: not empty and not an index; it is left as it is.")
@@ -217,9 +216,7 @@ def _embed_shards(
         vectors_ND = encoder.encode(texts, "passage", progress)
         if progress is not None:
             progress(len(texts) - len(set(texts)))  # Equal texts are embedded once.
-        stored_ND = index_lib.to_stored(vectors_ND, plan["dtype"])
-        with replacing(file) as aside, aside.open("wb") as stream:
-            np.save(stream, stored_ND, allow_pickle=False)
+        save_array(file, index_lib.to_stored(vectors_ND, plan["dtype"]))
     return {
         "resumed": resumed,
         "embedded": len(passages) - resumed,

@@ -89,6 +89,8 @@ def convert(place: str, value: Any, kind: type[T]) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _misfit(place, str(error), kind) from error
+    except UnicodeEncodeError as error:  # Python's JSON lets it through
+        raise UserError(f"{place}: a text holds half of a surrogate pair.") from error
 
 
 def _misfit(place: str, message: str, kind: Any) -> UserError:

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import AnyGold
 from cirag_jax.errors import UserError
-from cirag_jax.io import write_lines
+from cirag_jax.io import read_json, write_lines
 from cirag_jax.prompts.compact import Units
 from cirag_jax.prompts.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
@@ -62,10 +61,7 @@ def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
       UserError: the sidecar is not there or is no JSON object.
     """
     file = trajectory_file(path).with_suffix(".json")
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}.") from None
+    value = read_json(file)
     if not isinstance(value, dict):
         raise UserError(f"{file} must hold a JSON object.")
     if "rendering" in value:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import cache_folder, replacing, write_json
+from cirag_jax.io import cache_folder, read_json, replacing, write_json
 from cirag_jax.llm.types import Message
 
 log = logging.getLogger(__name__)
@@ -78,8 +78,13 @@ class ChatTokenizer:
             return _load_gguf(path)
         if not path.is_dir():
             raise UserError(f"{path} is neither a model folder nor a .gguf file.")
-        tokenizer = _open_tokenizer(path)
-        return cls(tokenizer, _generation_eos_ids(path))
+        try:
+            return cls(_open_tokenizer(path), _generation_eos_ids(path))
+        except UserError:
+            raise
+        except Exception as error:  # the library lets through what its parsers run into
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path} has no tokenizer that can be read: {reason}") from error
 
     # ------------------------------------------------------------------------------------ encoding
 
@@ -269,14 +274,8 @@ _WHOLE_IN_JSON = ("PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "
 
 
 def _open_tokenizer(folder: Path) -> Any:
-    try:
-        opener = _tokenizer_class(folder)
-        tokenizer = opener.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder} has no tokenizer that can be read: {reason}") from error
+    opener = _tokenizer_class(folder)
+    tokenizer = opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{folder} has only a slow tokenizer; save it with a tokenizer.json.")
     return tokenizer
@@ -286,7 +285,7 @@ def _tokenizer_class(folder: Path) -> Any:
     """AutoTokenizer imports torch (seconds of every command's start); often it is not needed."""
     file = folder / "tokenizer_config.json"
     if file.is_file() and (folder / "tokenizer.json").is_file():
-        name = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        name = read_json(file).get("tokenizer_class")
         if str(name).removesuffix("Fast") in _WHOLE_IN_JSON:
             from transformers import PreTrainedTokenizerFast
 
@@ -301,10 +300,10 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return []
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is not a JSON object: {error}") from None
+    settings = read_json(path)
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} is not a JSON object.")
+    value = settings.get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in values):
         raise UserError(f"{path}: field 'eos_token_id' must be a token id or a list of them.")

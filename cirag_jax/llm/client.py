@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.io import visible
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.chat import OMITTED, Overflow
 from cirag_jax.llm.types import (
@@ -175,8 +176,10 @@ class OpenAIBackend:
                 timeout=self.config.timeout,
                 max_retries=self.config.max_retries,
             ) as client:
-                names = [model.id for model in client.models.list()]
-        except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
+                names = [wire.whole(model.id) for model in client.models.list()]
+        except (
+            *(openai.OpenAIError, ValueError, TypeError, AttributeError, RecursionError),
+        ) as error:
             reason = self._scrub(f"{type(error).__name__}: {error}")
             raise UserError(f"{url} does not say which models it has ({reason}).") from None
         if len(names) != 1:
@@ -386,7 +389,8 @@ class OpenAIBackend:
     def _scrub(self, text: str) -> str:
         if self._key:
             text = text.replace(self._key, _SECRET)
-        return " ".join(_KEY_LIKE.sub(_SECRET, text).split())
+        # Others' words go into the journal, to the terminal and onto pages.
+        return visible(" ".join(_KEY_LIKE.sub(_SECRET, text).split()))
 
 
 # ------------------------------------------------------------------------------------- helpers
@@ -406,7 +410,7 @@ def _error_text(error: Any) -> str:
     text = ""
     with contextlib.suppress(Exception):  # the body may be anything
         text = error.response.text
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
         inner = json.loads(text)
         inner = inner.get("error", inner)
         if isinstance(inner, dict) and inner.get("message"):
@@ -428,7 +432,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - now
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 

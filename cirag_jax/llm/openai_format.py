@@ -38,6 +38,10 @@ SERVERS: dict[str, Abilities] = {
 }
 
 
+_MOST_TOKENS = 1 << 40  # that a count may claim: beyond it, it is none
+_LEAST_LOGPROB = -9999.0  # as OpenAI writes minus infinity, for which JSON has no number
+
+
 class BadAnswer(Exception):
     """An answer that is not what the API promises; another try may bring a good one."""
 
@@ -137,7 +141,7 @@ def read_answer(content: bytes, request: Generate) -> Answer:
         raise BadAnswer("the server's answer is not JSON or was cut short") from None
     try:
         return _read_completion(data, request)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
         raise BadAnswer("the server's answer is JSON but not a chat completion") from None
 
 
@@ -155,13 +159,13 @@ def _read_completion(data: Any, request: Generate) -> Answer:
         text = ""  # a reasoning model that spent all its tokens before the answer
     if not isinstance(text, str) or reason not in ("stop", "length"):
         raise ValueError
-    text = _whole(text)
+    text = whole(text)
     for stop in request.stop:  # some servers leave it in
         text = text.partition(stop)[0]
     if request.json_schema is not None and reason == "stop":
         try:
             json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refused("the server ignored json_schema: its text is not JSON") from None
     usage = data.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
@@ -175,7 +179,7 @@ def _read_completion(data: Any, request: Generate) -> Answer:
     )
 
 
-def _whole(text: str) -> str:
+def whole(text: str) -> str:
     """The text with replacement signs for halves of surrogate pairs, which no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -183,9 +187,16 @@ def _whole(text: str) -> str:
 def _count(value: Any) -> int | None:
     if value is None:
         return None
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < _MOST_TOKENS:
         raise ValueError
     return value
+
+
+def _logprob(value: Any) -> float:
+    found = max(float(value), _LEAST_LOGPROB)
+    if not math.isfinite(found):
+        raise ValueError
+    return found
 
 
 def _read_tokens(logprobs: Any, request: Generate) -> tuple[Token, ...] | None:
@@ -195,11 +206,11 @@ def _read_tokens(logprobs: Any, request: Generate) -> tuple[Token, ...] | None:
         raise Refused("the server returned no log-probabilities")
     return tuple(
         Token(
-            text=_whole(str(item["token"])),
+            text=whole(str(item["token"])),
             id=int(item.get("id", -1)),
-            logprob=float(item["logprob"]),
+            logprob=_logprob(item["logprob"]),
             top=tuple(
-                (_whole(str(other["token"])), int(other.get("id", -1)), float(other["logprob"]))
+                (whole(str(other["token"])), int(other.get("id", -1)), _logprob(other["logprob"]))
                 for other in (item.get("top_logprobs") or ())[: request.top_logprobs]
             ),
         )

@@ -2,17 +2,15 @@
 
 import json
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.io import visible
 from cirag_jax.types import Passage, Prediction, Sentence, Step, Triple, Unit
 
 WIDTH = 100  # columns
 # What a step lists of its passages, and an answer of each granularity of its evidence.
 _MOST = 10
-# Joiners that Persian and Indic scripts and emoji need; they move no cursor.
-_HARMLESS = ("\u200c", "\u200d")
 
 
 def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
@@ -35,19 +33,8 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
 
 def plain(text: str) -> str:
-    r"""``text`` on one line, its control characters shown as escapes ("\\x1b").
-
-    That covers everything that moves the cursor, recolours, reorders or hides text: C0 and C1
-    controls, Unicode's format characters (bidirectional overrides among them), its line and
-    paragraph separators, lone surrogates, private and unassigned code points.
-    """
-    return "".join(_visible(char) for char in " ".join(text.split()))
-
-
-def _visible(char: str) -> str:
-    if not unicodedata.category(char).startswith("C") or char in _HARMLESS:
-        return char
-    return char.encode("unicode_escape").decode("ascii")
+    """``text`` on one line, as `visible` shows it."""
+    return visible(" ".join(text.split()))
 
 
 def _origin(prediction: Prediction) -> str:

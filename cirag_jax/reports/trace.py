@@ -19,6 +19,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from cirag_jax import sqlite
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
@@ -81,6 +82,8 @@ def write_trace(
             return write_page(file, title, records, passages, profile)
     except OSError as error:
         raise UserError(f"{page} cannot be written: {error.strerror or error}.") from None
+    except sqlite.DAMAGE as error:
+        raise sqlite.damaged(path, error) from None
 
 
 def write_page(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import Stemmer
 
+from cirag_jax.errors import UserError
+
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # It reports every index at DEBUG.
 
 
@@ -31,15 +33,34 @@ class BM25:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
-        """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk."""
+        """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk.
+
+        Raises:
+          UserError: a file is missing or damaged.
+        """
         index = cls(None)
-        index._index = _bm25s().BM25.load(os.fspath(folder), mmap=True)
-        index._size = size
+        try:
+            found = _bm25s().BM25.load(os.fspath(folder), mmap=True)
+            _check(found, index._index, size)
+        except Exception as error:  # the library lets through what its parsers raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(
+                f"{os.fspath(folder)} is damaged ({reason}); remove the index and build it anew."
+            ) from None
+        index._index, index._size = found, size
         return index
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the index as a folder."""
+        """Writes the index as a folder.
+
+        Raises:
+          OSError: there is no room.
+        """
         self._index.save(os.fspath(folder), show_progress=False)
+        try:  # NumPy does not say when the last bytes of a file find no room
+            BM25.load(folder, self._size)
+        except UserError as error:
+            raise OSError(f"it was not written whole, is the disk full? {error}") from None
 
     def __len__(self) -> int:
         return self._size
@@ -79,6 +100,33 @@ class BM25:
             row_QK[row, : len(best)] = rows[best]
             score_QK[row, : len(best)] = scores_N[rows[best]]
         return row_QK, score_QK
+
+
+def _check(found: Any, new: Any, size: int) -> None:
+    """Raises ValueError where an index that was read is none over ``size`` texts, as a new one is.
+
+    The library looks scores up by what the files say, without a look at their bounds.
+    """
+    names = ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype", "backend")
+    changed = [name for name in names if getattr(found, name) != getattr(new, name)]
+    if changed:
+        raise ValueError(f"another {changed[0]}")
+    count = found.scores["num_docs"]
+    if type(count) is not int or count != size:
+        raise ValueError(f"it is over {count} texts")
+    data, indices, indptr = (found.scores[name] for name in ("data", "indices", "indptr"))
+    # The library gives the empty word a number that has no place; no text and no query has that.
+    words = [number for word, number in found.vocab_dict.items() if word]
+    if any(array.ndim != 1 for array in (data, indices, indptr)) or len(data) != len(indices):
+        raise ValueError("its arrays do not fit")
+    if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
+        raise ValueError("its words have no places")
+    if len(indices) and (indices.min() < 0 or indices.max() >= size):
+        raise ValueError("it names texts that there are not")
+    if not all(type(number) is int and 0 <= number < len(indptr) - 1 for number in words):
+        raise ValueError("its vocabulary does not fit")
+    if not np.isfinite(data).all():
+        raise ValueError("a score is not finite")
 
 
 def _best(scores_N: np.ndarray, k: int) -> np.ndarray:

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.io import replacing
 from cirag_jax.models.io.fingerprint import of_packages, small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.encode import encode
+from cirag_jax.retrieval.search import check_finite, save_array
 from cirag_jax.types import Config
 
 Role = Literal["query", "passage"]
@@ -43,6 +43,9 @@ class Encoder(Protocol):
 
         ``kind`` chooses prefix and length limit; ``progress`` is called with the number of distinct
         texts just done.
+
+        Raises:
+          UserError: a number is not finite.
         """
         ...
 
@@ -79,7 +82,7 @@ class FlaxEncoder:
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder.encode`."""
-        return encode(
+        vectors_ND = encode(
             self._encoder,
             None,
             texts,
@@ -88,6 +91,7 @@ class FlaxEncoder:
             mesh=self._mesh,
             progress=progress,
         )
+        return check_finite(vectors_ND, self._encoder.source)
 
 
 class CachedEncoder:
@@ -111,15 +115,14 @@ class CachedEncoder:
             return self._encoder.encode(texts, kind, progress)
         described = json.dumps([self.identity, list(texts)], sort_keys=True, default=str)
         file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"
-        with contextlib.suppress(OSError, ValueError, EOFError):
+        with contextlib.suppress(OSError, ValueError, EOFError, UserError):
             found = np.load(file, allow_pickle=False)
             if found.shape == (len(texts), self.dim) and found.dtype == np.float32:
-                return found
+                return check_finite(found, str(file))
         vectors_ND = self._encoder.encode(texts, kind, progress)
         with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
             self._folder.mkdir(parents=True, exist_ok=True)
-            with replacing(file) as aside, aside.open("wb") as out:
-                np.save(out, vectors_ND, allow_pickle=False)
+            save_array(file, vectors_ND)
         return vectors_ND
 
 
@@ -264,7 +267,7 @@ class SentenceTransformersEncoder:
             )
             if progress is not None:
                 progress(len(part))
-        vectors_ND = np.concatenate(blocks)
+        vectors_ND = check_finite(np.concatenate(blocks), self.identity["model"])
         if len(unique) == len(texts):
             return vectors_ND
         position = {text: row for row, text in enumerate(unique)}

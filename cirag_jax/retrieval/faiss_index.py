@@ -101,8 +101,15 @@ class FaissIndex:
         return cls(index, kind, options)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Writes the index as one file."""
-        _faiss().write_index(self._cpu, os.fspath(file))
+        """Writes the index as one file.
+
+        Raises:
+          OSError: there is no room; faiss alone would not say so.
+        """
+        with open(file, "wb") as out:
+            # In pieces no larger than faiss's own buffers.
+            writer = _faiss().PyCallbackIOWriter(out.write, 1 << 20)
+            _faiss().write_index(self._cpu, writer)
 
     def __len__(self) -> int:
         return int(self._cpu.ntotal)

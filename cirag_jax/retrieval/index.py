@@ -11,20 +11,23 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 
 from cirag_jax.datasets.chains import UNIT_KINDS, passage_text, sentence_texts, triple_text
+from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice
+from cirag_jax.io import read_json
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
-from cirag_jax.types import Config, Feedback, Passage, Triple
+from cirag_jax.types import Config, Count, Feedback, Passage, Triple
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
 MANIFEST = "manifest.json"
@@ -263,15 +266,24 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is no index folder, it has no {MANIFEST}; launch/index.py makes one"
         )
-    try:
-        manifest = json.loads(file.read_text("utf-8"))
-        found, fields = manifest["format"], ("kind", "rows", "corpus", "encoder", "dtype")
-        missing = [field for field in fields if field not in manifest]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file} is damaged; remove the folder and build it anew.") from None
-    if found != FORMAT or missing or manifest["kind"] not in KINDS:
+    manifest = convert(str(file), read_json(file), dict[str, Any])
+    kind = manifest.get("kind")
+    if manifest.get("format") != FORMAT or kind not in KINDS:
         raise UserError(f"{file} is of another version of cirag_jax; build the index anew.")
+    convert(str(file), manifest, _Manifest if kind == "bm25" else _VectorManifest)
     return manifest
+
+
+class _Manifest(msgspec.Struct):
+    rows: Count
+    corpus: str
+
+
+class _VectorManifest(_Manifest):
+    encoder: dict[str, Any]
+    dtype: Literal["float32", "bfloat16"]
+    dimension: Count
+    shards: Count
 
 
 def comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +302,7 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
     try:
         with file.open(encoding="utf-8") as lines:
             ids = [str(json.loads(line)) for line in lines]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise UserError(f"{file} cannot be read; remove the folder and build it anew.") from None
     if len(ids) != rows:
         raise UserError(f"{file} has {len(ids)} ids, not {rows}; build the index anew.")
@@ -306,9 +318,10 @@ class Shards:
             file = folder / shard_name(number)
             try:
                 self._arrays.append(open_shard(file, manifest["dtype"]))
-            except (OSError, ValueError) as error:
+            except Exception as error:  # NumPy lets through what its parsers of headers raise
+                reason = " ".join(str(error).split())
                 raise UserError(
-                    f"{file} cannot be read ({error}); remove the folder and build it anew."
+                    f"{file} cannot be read ({reason}); remove the folder and build it anew."
                 ) from None
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self.shape = (int(self._starts[-1]), manifest["dimension"])
@@ -333,8 +346,14 @@ def shard_name(number: int) -> str:
 
 
 def open_shard(file: pathlib.Path, dtype: str) -> np.ndarray:
-    """A shard, memory-mapped; bfloat16 lies in the file as uint16, which ``.npy`` can name."""
+    """A shard, memory-mapped; bfloat16 lies in the file as uint16, which ``.npy`` can name.
+
+    Raises:
+      ValueError: it is no matrix of that type; others where the file is damaged.
+    """
     array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if array.ndim != 2 or array.dtype != ("uint16" if dtype == "bfloat16" else "float32"):
+        raise ValueError(f"it holds {array.dtype}{list(array.shape)}")
     if dtype == "bfloat16":
         return array.view(jax.numpy.bfloat16)
     return array

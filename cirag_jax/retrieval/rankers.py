@@ -18,6 +18,7 @@ from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.pairs import score_groups
+from cirag_jax.retrieval.search import check_finite
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Config, Passage, Text, Triple
 
@@ -198,7 +199,10 @@ class CrossEncoderRanker:
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Raw logits: for each query, float32 scores in the order of its texts."""
         written = [[self._write(text) for text in group] for group in texts]
-        return score_groups(self._model, None, queries, written)
+        scores = score_groups(self._model, None, queries, written)
+        for score_N in scores:
+            check_finite(score_N, self._model.source)
+        return scores
 
 
 class BM25Ranker:

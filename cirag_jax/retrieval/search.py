@@ -6,13 +6,18 @@ is among the k highest maxima, so only k groups are ever sorted.
 """
 
 import functools
+import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import replacing
 
 _QUERIES = 128  # Most queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
@@ -39,6 +44,9 @@ class ExactIndex:
         block at a time.
       dtype: in which rows are kept, ``float32`` or ``bfloat16``.
       mesh: rows are split over all its devices; None: the default device.
+
+    Raises:
+      UserError: a number is not finite: NaN would come before every score.
     """
 
     def __init__(self, vectors_ND: Any, *, dtype: str = "float32", mesh: Mesh | None = None):
@@ -60,6 +68,7 @@ class ExactIndex:
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self._rows)
             found = np.asarray(vectors_ND[first + start : first + stop]).astype(dtype, copy=False)
+            check_finite(found, "the index")
             if len(found) == stop - start:
                 return np.ascontiguousarray(found)
             padded = np.zeros((stop - start, dim), dtype)
@@ -125,6 +134,34 @@ class ExactIndex:
             limits = np.array([first, self._num_rows], np.int32)
             best = _search_block(best, query_QD, block_ND, limits, mask_QN, self._step, self._mesh)
         return best
+
+
+def check_finite(scores: np.ndarray, source: str) -> np.ndarray:
+    """``scores``, or vectors, of a model or a file.
+
+    Raises:
+      UserError: a number is not finite.
+    """
+    # A sum needs no array beside them, and one NaN or infinity spoils it.
+    with np.errstate(invalid="ignore"):
+        total = np.sum(scores, dtype=np.float64)
+    if not np.isfinite(total):
+        raise UserError(
+            f"{source} gives numbers that are not finite: its weights or its file are damaged."
+        )
+    return scores
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes a ``.npy`` file aside, then renames it.
+
+    Raises:
+      OSError: there is no room. NumPy hands an open file to C, where the last bytes that find none
+        are lost without a word; a mere ``write`` it calls itself.
+    """
+    with replacing(path) as aside, aside.open("wb") as file:
+        writer: Any = types.SimpleNamespace(write=file.write)
+        np.save(writer, array, allow_pickle=False)
 
 
 def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:

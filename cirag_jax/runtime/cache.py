@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from cirag_jax import sqlite
 from cirag_jax.errors import UserError
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Score, Scored
@@ -36,19 +37,25 @@ class ResponseCache:
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID"
             )
-        except sqlite3.Error as error:
+        except sqlite.ERRORS as error:
             raise UserError(f"config.cache={path} cannot be used: {error}.") from None
 
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
-        """The response to an equal request to an equal model; it took no time and no money."""
+        """The response to an equal request to an equal model; it took no time and no money.
+
+        One that is damaged is none: it is asked for again.
+        """
         rows = self._execute(
             "SELECT response FROM responses WHERE key = ?", (_key(identity, request),)
         )
-        row = rows.fetchone()
-        if row is None:
+        try:
+            row = rows.fetchone()
+            if row is None:
+                return None
+            response = codec.decode_response(request, json.loads(row[0]))
+            used = response.usage
+        except (*sqlite.ERRORS, *sqlite.DAMAGE):
             return None
-        response = codec.decode_response(request, json.loads(row[0]))
-        used = response.usage
         usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
         return dataclasses.replace(response, usage=usage)
 
@@ -62,7 +69,7 @@ class ResponseCache:
     def _execute(self, statement: str, values: tuple[str, ...]) -> sqlite3.Cursor:
         try:
             return self._db.execute(statement, values)
-        except sqlite3.Error as error:
+        except sqlite.ERRORS as error:
             raise UserError(f"config.cache={self.path} cannot be used: {error}.") from None
 
     def close(self) -> None:

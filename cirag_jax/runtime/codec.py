@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cirag_jax.errors import UserError
 from cirag_jax.runtime import requests
 from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
 from cirag_jax.types import Passage, Prediction
@@ -31,8 +32,14 @@ KINDS = {request: request.__name__.lower() for request in _ANSWERS}
 
 
 def dump(value: Any) -> str:
-    """One line of JSON; equal values give equal text."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    """One line of JSON; equal values give equal text.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    return json.dumps(
+        value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
 
 
 def digest(request_json: str) -> str:
@@ -106,5 +113,15 @@ def decode_response(
 
 
 def decode_prediction(data: Mapping[str, Any]) -> Prediction:
-    """The prediction that `encode` wrote."""
-    return msgspec.convert(data, Prediction)
+    """The prediction that `encode` wrote.
+
+    Raises:
+      UserError: it wrote another.
+    """
+    try:
+        return msgspec.convert(data, Prediction)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"a prediction in the journal is damaged ({error}); restore it or use another "
+            "--workdir."
+        ) from None

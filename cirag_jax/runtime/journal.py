@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ class Journal(Closing):
         self._passages: dict[str, Passage] = {}
         self._known: set[str] = set()
         self._named_errors = functools.partial(sqlite.named_errors, self.path)
+        self._reading = functools.partial(sqlite.reading, self.path)
         with contextlib.ExitStack() as stack, self._named_errors():
             self._db = sqlite.connect(self.path)
             stack.enter_context(contextlib.closing(self._db))  # what is refused: others may use it
@@ -150,8 +152,10 @@ class Journal(Closing):
         meta = _read_meta(self._db, self.path)
         if not self._db.execute("SELECT 1 FROM responses").fetchone():
             self._set("settings", codec.dump(settings))  # nothing recorded binds nobody
-        else:
-            check_same(self.path, json.loads(meta["settings"]), settings)
+            return
+        with self._reading():
+            old = _settings(meta)
+        check_same(self.path, old, settings)
 
     def _set(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -187,8 +191,12 @@ class Journal(Closing):
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
     ) -> None:
-        """Records a program's result, or why it failed."""
-        text = None if error is not None else codec.dump(outcome)
+        """Records a program's result, or why it failed.
+
+        Raises:
+          UserError: the result holds a number that is not finite.
+        """
+        text = None if error is not None else _finite(outcome, f"the result of {program!r}")
         self._write(
             "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
             (text, error, seconds, program),
@@ -196,13 +204,13 @@ class Journal(Closing):
 
     def outcomes(self) -> dict[str, Any]:
         """Results of the programs that have one, by id."""
-        with self._named_errors():
+        with self._reading():
             rows = self._db.execute("SELECT id, outcome FROM programs WHERE outcome IS NOT NULL")
             return {program: json.loads(outcome) for program, outcome in rows}
 
     def records(self) -> Iterator[Record]:
         """What is known of every program, in the order of their places."""
-        with self._named_errors():
+        with self._reading():
             yield from _records(self._db)
 
     def usage(self) -> Mapping[str, Usage]:
@@ -211,13 +219,13 @@ class Journal(Closing):
 
     def totals(self) -> Totals:
         """What all programs took so far, those that were forgotten included."""
-        with self._named_errors():
+        with self._reading():
             return _forgotten(self._db) + _totals(self._db)
 
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
         rows = [(program,) for program in programs]
-        with self._named_errors(), sqlite.transaction(self._db):
+        with self._reading(), sqlite.transaction(self._db):
             dropped = _totals(self._db, programs)
             self._set("forgotten", codec.dump(dataclasses.asdict(_forgotten(self._db) + dropped)))
             self._db.executemany("DELETE FROM responses WHERE program = ?", rows)
@@ -243,12 +251,20 @@ class Journal(Closing):
                 f"{self.path} records another request {key.ordinal} of {key.program!r}: the method "
                 "or its prompts changed since; use another --workdir."
             )
-        return codec.decode_response(request, json.loads(row[1]), self.passage)
+        with self._reading():
+            return codec.decode_response(request, json.loads(row[1]), self.passage)
 
     def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
-        """Writes a response; it is durable against a kill when this returns."""
+        """Writes a response; it is durable against a kill when this returns.
+
+        Raises:
+          UserError: it holds a number that is not finite, or the file cannot be written.
+        """
         text = codec.dump(codec.encode_request(request))
-        answer = codec.dump(codec.encode_response(request, response))
+        answer = _finite(
+            codec.encode_response(request, response),
+            f"the response to request {key.ordinal} of {key.program!r}",
+        )
         statement = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)"
         row = (key.program, key.ordinal, key.part, codec.digest(text), text, answer)
         passages = response.passages if isinstance(response, Retrieved) else ()
@@ -268,7 +284,8 @@ class Journal(Closing):
         """
         key = "load_seconds" if loading else "seconds"
         row = self._one("SELECT value FROM meta WHERE key = ?", (key,))
-        total = seconds + (float(row[0]) if row else 0.0)
+        with self._reading():
+            total = seconds + (float(row[0]) if row else 0.0)
         self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, repr(total)))
         return total
 
@@ -290,7 +307,8 @@ class Journal(Closing):
             row = self._one("SELECT record FROM passages WHERE id = ?", (passage_id,))
             if row is None:
                 raise KeyError(passage_id)
-            self._passages[passage_id] = _passage(row[0])
+            with self._reading():
+                self._passages[passage_id] = _passage(row[0])
         return self._passages[passage_id]
 
 
@@ -368,7 +386,7 @@ def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
 def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The settings with which a journal was begun; as `read_records`."""
     with _reading(Path(path)) as db:
-        return json.loads(_read_meta(db, Path(path))["settings"])
+        return _settings(_read_meta(db, Path(path)))
 
 
 def read_totals(path: str | os.PathLike[str]) -> tuple[Totals, float]:
@@ -399,8 +417,10 @@ def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) ->
     if not Path(path).is_file():
         return
     with _reading(Path(path)) as db:
-        if db.execute("SELECT 1 FROM responses").fetchone():
-            check_same(path, json.loads(_read_meta(db, Path(path))["settings"]), settings)
+        begun = db.execute("SELECT 1 FROM responses").fetchone()
+        old = _settings(_read_meta(db, Path(path)))
+    if begun:
+        check_same(path, old, settings)
 
 
 @contextlib.contextmanager
@@ -408,9 +428,42 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection; SQLite's own errors become one sentence."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; the journal of a run is {FILE}.")
-    with sqlite.named_errors(path), contextlib.closing(sqlite.connect(path, "ro")) as db:
+    with (
+        sqlite.reading(path),
+        _readable(path) as place,
+        contextlib.closing(sqlite.connect(place, "ro")) as db,
+    ):
         _read_meta(db, path)
         yield db
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[Path]:
+    """The file, or a copy of it and of what a killed run left beside it: SQLite reads that only
+    where it may write.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if not log.exists() or os.access(path.parent, os.W_OK):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
+        for file in (path, log):
+            shutil.copyfile(file, Path(folder) / file.name)
+        yield Path(folder) / path.name
+
+
+def _settings(meta: Mapping[str, str]) -> dict[str, Any]:
+    return msgspec.convert(json.loads(meta["settings"]), dict[str, Any])
+
+
+def _finite(value: Any, what: str) -> str:
+    """``value`` as JSON, which has no other numbers."""
+    try:
+        return codec.dump(value)
+    except ValueError:
+        raise UserError(
+            f"{what} holds a number that is not finite: the weights of a model must be damaged."
+        ) from None
 
 
 def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:

@@ -285,7 +285,8 @@ def _resume(running: _Running, responses: list[Response | RequestError] | None) 
 
 
 def _cause(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    # A journal holds no halves of surrogate pairs.
+    text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
     if isinstance(error, RequestError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

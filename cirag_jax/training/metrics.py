@@ -217,9 +217,12 @@ def truncate(path: pathlib.Path, step: int) -> float:
                 record = json.loads(line)
                 if record["step"] > step:
                     continue
-                seconds = max(seconds, record["seconds"])
-            except (ValueError, KeyError, TypeError):
+                ended = float(record["seconds"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue  # The process died while it wrote this line.
+            if not math.isfinite(ended):
+                continue
+            seconds = max(seconds, ended)
             kept.append(line if line.endswith("\n") else line + "\n")
     write_text(path, kept)
     return seconds

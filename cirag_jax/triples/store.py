@@ -154,7 +154,7 @@ class TripleStore(Closing):
         for passage_id, text in self._texts(passage_ids):
             try:
                 rows = _decoder.decode(text) if text is not None else None
-            except (msgspec.DecodeError, TypeError) as error:
+            except sqlite.DAMAGE as error:
                 raise UserError(
                     f"{self.path} is damaged (passage {passage_id!r}: {error}); restore it or use "
                     "another --workdir."
@@ -216,19 +216,24 @@ class TripleStore(Closing):
         query = "SELECT parse_errors FROM passages WHERE parse_errors IS NOT NULL"
         found: collections.Counter[str] = collections.Counter()
         for row in self._rows(query):
-            found.update(json.loads(row[0]))
+            found.update(self._decoded(row[0], dict[str, int]))
         return _sorted(found)
 
     def noted(self) -> dict[str, int]:
         """What the last run counted."""
         row = next(self._rows("SELECT value FROM meta WHERE key = 'run'"), ("{}",))
-        return json.loads(row[0])
+        return self._decoded(row[0], dict[str, int])
 
     def _extractor(self, number: str) -> Mapping[str, Any]:
         if number not in self._extractors:
-            rows = self._rows("SELECT identity FROM extractors WHERE id = ?", (number,))
-            self._extractors[number] = json.loads(next(rows, ("{}",))[0])
+            found = [*self._rows("SELECT identity FROM extractors WHERE id = ?", (number,))]
+            identity = found[0][0] if found else "{}"
+            self._extractors[number] = self._decoded(identity, dict[str, Any])
         return self._extractors[number]
+
+    def _decoded(self, text: Any, kind: Any) -> Any:
+        with sqlite.reading(self.path):
+            return msgspec.json.decode(text, type=kind)
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
         with sqlite.named_errors(self.path):

@@ -56,6 +56,14 @@ def read(workdir):
 # ------------------------------------------------------------------------------------ through HTTP
 
 
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_an_empty_model_is_no_default(tmp_path, backend):
+    prompts = write(tmp_path / "p.jsonl", line("a"))
+    fields = {"backend": backend, "model": ""}
+    with pytest.raises(UserError, match="model must name a model, or be null"):
+        generate_file(config_of(prompts, **fields), tmp_path)
+
+
 def test_responses_in_input_order_and_the_result(server, tmp_path):
     prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}") for i in range(7)))
     server.script["q2"] = [400]
@@ -277,6 +285,34 @@ def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path, command):
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.strip().endswith("p.jsonl:1: field 'messages' is missing.")
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_sentence_and_repeats_nothing(server, tmp_path, command):
+    prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}", f"q{i}" + "x" * 3000) for i in range(40)))
+    arguments = (
+        "generate.py", "--config.backend=openai", f"--config.base_url={server.url}",
+        "--config.model=m", "--config.max_concurrency=2", "--config.max_retries=0",
+        f"--config.prompts={prompts}", f"--workdir={tmp_path / 'w'}",
+    )  # fmt: skip
+    done = command(*arguments, hooks=[["limit_files", 600_000]])
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert "Traceback" not in done.stderr
+    assert "what is recorded is kept" in done.stderr.splitlines()[-1]
+    recorded = _recorded(tmp_path / "w")
+    asked = len(server.bodies)
+    done = command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finish_reasons"] == {"stop": 40, "length": 0, "error": 0}
+    assert len(server.bodies) - asked == 40 - recorded
+    assert 0 < recorded < 40
+
+
+def _recorded(workdir):
+    """How many responses the journal holds."""
+    with sqlite3.connect(workdir / "journal.sqlite") as db:
+        (count,) = db.execute("SELECT COUNT(*) FROM responses").fetchone()
+    db.close()
+    return count
 
 
 @pytest.mark.slow

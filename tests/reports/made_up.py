@@ -170,3 +170,25 @@ def many(count):
             )
         pairs.append((question, prediction))
     return pairs
+
+
+def hostile(text):
+    """A question in which every field that is shown is ``text``."""
+    triple = Triple(text, text, text, f"passage {text}", 1)
+    step = Step(text, (triple.passage_id,), (triple,), (0.5,), text, (triple,), text, text)
+    attempt = Attempt("triple", (text,), text, text, True)
+    prediction = Prediction(
+        text, "triple", (triple.passage_id,), ((triple.passage_id, 1),), (triple,), (step, step),
+        (attempt,), {text: 1},
+    )  # fmt: skip
+    passage = Passage(triple.passage_id, text, text, (text, f"2nd {text}"))
+    question = dataclasses.replace(
+        QUESTION,
+        id=text,
+        question=text,
+        answers=(text,),
+        type=text,
+        supporting=(passage.id, f"lost {text}"),
+        evidences=((text, text, text),),
+    )
+    return question, prediction, passage

@@ -16,7 +16,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.reports import trace
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
-from cirag_jax.types import Attempt, Passage, Prediction, Sentence, Step, Triple
+from cirag_jax.types import Sentence, Step
 from tests.reports import made_up
 
 OWN = "document.title='owned';window.owned=1"
@@ -230,30 +230,8 @@ def test_a_page_is_never_half_written(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------ what a browser does
 
 
-def hostile(text):
-    """A question in which every field that is shown is ``text``."""
-    triple = Triple(text, text, text, f"passage {text}", 1)
-    step = Step(text, (triple.passage_id,), (triple,), (0.5,), text, (triple,), text, text)
-    attempt = Attempt("triple", (text,), text, text, True)
-    prediction = Prediction(
-        text, "triple", (triple.passage_id,), ((triple.passage_id, 1),), (triple,), (step, step),
-        (attempt,), {text: 1},
-    )  # fmt: skip
-    passage = Passage(triple.passage_id, text, text, (text, f"2nd {text}"))
-    question = dataclasses.replace(
-        made_up.QUESTION,
-        id=text,
-        question=text,
-        answers=(text,),
-        type=text,
-        supporting=(passage.id, f"lost {text}"),
-        evidences=((text, text, text),),
-    )
-    return question, prediction, passage
-
-
 def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
-    cases = [hostile(text) for text in HOSTILE]
+    cases = [made_up.hostile(text) for text in HOSTILE]
     records = [record(question, prediction) for question, prediction, _ in cases]
     records += [record(q, None, text) for (q, _, _), text in zip(cases, HOSTILE, strict=True)]
     passages = {passage.id: passage for *_, passage in cases}

@@ -12,6 +12,7 @@ from cirag_jax.commands import index as command
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import index as index_lib
+from cirag_jax.retrieval import search
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.faiss_index import IndexOptions
 from cirag_jax.retrieval.index import KINDS, PassageIndex, open_retriever
@@ -143,10 +144,10 @@ def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         save(stream, array, **options)
 
-    monkeypatch.setattr(command.np, "save", failing)
+    monkeypatch.setattr(search.np, "save", failing)
     with pytest.raises(UserError, match="No space left on device.*goes on from there"):
         command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)
-    monkeypatch.setattr(command.np, "save", save)
+    monkeypatch.setattr(search.np, "save", save)
     assert command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)["resumed"] == 5
     assert len(PassageIndex.open(tmp_path / "i", encoder)) == len(_PASSAGES)
 
@@ -206,7 +207,7 @@ def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("manifest.json", lambda b: b[:20], "manifest.json is damaged"),
+        ("manifest.json", lambda b: b[:20], "manifest.json cannot be read"),
         ("manifest.json", lambda b: b.replace(b'"format": 2', b'"format": 99'), "another version"),
         ("ids.jsonl", lambda b: b[: len(b) // 2], "ids.jsonl"),
         ("vectors-00001.npy", lambda b: b[:100], "vectors-00001.npy cannot be read"),

@@ -1,7 +1,9 @@
 """The journal: what is recorded is found again, what does not fit is refused."""
 
 import dataclasses
+import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.types import Usage
+from cirag_jax.llm.types import Token, Usage
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import Generated, RequestError, Retrieve, Retrieved
@@ -266,6 +268,45 @@ def test_a_damaged_file_is_one_sentence(path, damage):
         journal.read_records(path)
     with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"), begin(path) as book:
         list(book.records())
+
+
+def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch):
+    book = begin(path)
+    book.open_program("a", 0, None)
+    book.record(Key("a", 0), FIRST, response_to(FIRST))
+    copy = path.parent / "copy"
+    copy.mkdir()
+    for file in path.parent.glob("journal.sqlite*"):
+        shutil.copy(file, copy)
+    book.close()
+    files = {file.name: file.read_bytes() for file in copy.iterdir()}
+    assert any(name.endswith("-wal") for name in files)
+    copy.chmod(0o555)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    (record,) = journal.read_records(copy / path.name)
+    assert record.calls["generate"] + record.calls["retrieve"] == 1
+    assert {file.name: file.read_bytes() for file in copy.iterdir()} == files
+    copy.chmod(0o755)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_no_json_has_is_refused_and_leaves_the_journal_whole(path, number):
+    with begin(path) as book:
+        book.open_program("a", 0, None)
+        token = Token("x", 1, number)
+        with pytest.raises(UserError, match="request 0 of 'a' holds a number that is not finite"):
+            book.record(Key("a", 0), say("x"), Generated("x", "stop", tokens=(token,)))
+        with pytest.raises(UserError, match="result of 'a' holds a number that is not finite"):
+            book.close_program("a", {"scores": [number]}, None)
+        book.close_program("a", None, "it failed")
+    with begin(path) as book:
+        book.open_program("a", 0, None)  # its failure is forgotten
+        book.record(Key("a", 0), FIRST, response_to(FIRST))
+        assert not journal_has_nan(path)
+
+
+def journal_has_nan(path):
+    return b"NaN" in path.read_bytes() or b"Infinity" in path.read_bytes()
 
 
 def test_another_format_is_refused(path):

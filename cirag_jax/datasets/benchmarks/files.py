@@ -8,6 +8,7 @@ import json
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from absl import logging
 from cirag_jax.errors import UserError
 
 _CHUNK = 1 << 20  # characters read at a time
+# Of damaged, encrypted and unknown members.
+_BAD_ARCHIVE = (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class FoundFile:
                 yield from _objects(text, where, lines=self.file.name.endswith(".jsonl"))
         except UnicodeDecodeError as error:
             raise UserError(f"{where} is not valid UTF-8.") from error
-        except (zipfile.BadZipFile, EOFError) as error:
+        except _BAD_ARCHIVE as error:
             raise UserError(f"{self.path} is not a complete zip archive.") from error
         except OSError as error:
             raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
@@ -200,12 +203,15 @@ def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[tup
             return
         try:
             value, position = decoder.raw_decode(buffer, position)
-        except json.JSONDecodeError as error:
+        except RecursionError:
+            raise UserError(f"{where}: question {count + 1} nests too deeply.") from None
+        except ValueError as error:
             # The object may go on in the next chunk. Reading ever more keeps this linear.
             more, wanted = text.read(wanted), 2 * wanted
             if not more:
                 raise UserError(
-                    f"{where}: question {count + 1} is invalid or truncated JSON ({error.msg})."
+                    f"{where}: question {count + 1} is invalid or truncated JSON "
+                    f"({getattr(error, 'msg', error)})."
                 ) from error
             buffer, position = buffer[position:] + more, 0
             continue

@@ -14,7 +14,8 @@ import json
 import logging
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing
 
 PyTree = Any
+# What reading a damaged file of a checkpoint raises.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +85,24 @@ class Checkpoints(Closing):
             value = metrics.get(best_metric, worst)
             return value if math.isfinite(value) else worst
 
+        try:
+            self._manager = self._open(rank, mode, keep, read_only)
+            self._manager.best_step()  # ranks them all
+        except _DAMAGE as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(
+                f"{directory}: the metrics of a checkpoint cannot be read ({reason[:200]})"
+            ) from None
+        if read_only and self.latest_step() is None:
+            self.close()
+            raise UserError(f"{directory} holds no complete checkpoint")
+
+    def _open(
+        self, rank: Callable[[Any], float], mode: str, keep: int, read_only: bool
+    ) -> ocp.CheckpointManager:
         policies = ocp.checkpoint_managers
-        self._manager = ocp.CheckpointManager(
-            directory,
+        return ocp.CheckpointManager(
+            self.directory,
             item_handlers={
                 "state": ocp.PyTreeCheckpointHandler(),
                 "data": _DataStateHandler(),
@@ -113,9 +131,6 @@ class Checkpoints(Closing):
                 read_only=read_only,
             ),
         )
-        if read_only and self.latest_step() is None:
-            self.close()
-            raise UserError(f"{directory} holds no complete checkpoint")
 
     def save(
         self,
@@ -134,21 +149,26 @@ class Checkpoints(Closing):
             bytes must hold.
           meta: JSON-able description of the model.
           metrics: evaluation figures of this step; they decide which checkpoint is the best.
+
+        Raises:
+          UserError: the disk is full; what was saved before is kept.
         """
         if step in self._manager.all_steps():
             return False
         if metrics is not None:
             metrics = {key: float(value) for key, value in metrics.items()}
-        return self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(_flatten(state)),
-                data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
-                meta=ocp.args.JsonSave(dict(meta)),
-            ),
-            metrics=metrics,
-            force=True,  # When to save is decided by the trainer, not by a policy in here.
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(_flatten(state)),
+            data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
+            meta=ocp.args.JsonSave(dict(meta)),
         )
+        try:
+            # When to save is decided by the trainer, not by a policy in here.
+            return self._manager.save(step, args=items, metrics=metrics, force=True)
+        except (OSError, ValueError) as error:
+            # The last words are the disk's; before them come long paths.
+            reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
+            raise UserError(self._failed(step, "written", reason)) from error
 
     def restore(
         self,
@@ -188,7 +208,7 @@ class Checkpoints(Closing):
                     meta=ocp.args.JsonRestore(),
                 ),
             )
-        except (OSError, ValueError, KeyError) as error:
+        except _DAMAGE as error:
             raise UserError(self._unreadable(step, error)) from error
         data_state = restored["data"]
         if data is not None:
@@ -212,13 +232,21 @@ class Checkpoints(Closing):
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             )
-        except (OSError, ValueError, KeyError) as error:
+        except _DAMAGE as error:
             raise UserError(self._unreadable(step, error)) from error
         return dict(restored["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """The metrics saved with a step (None: the latest), or None where there were none."""
-        return self._manager.metrics(self._require(step))
+        """The metrics saved with a step (None: the latest), or None where there were none.
+
+        Raises:
+          UserError: they cannot be read.
+        """
+        step = self._require(step)
+        try:
+            return self._manager.metrics(step)
+        except _DAMAGE as error:
+            raise UserError(self._unreadable(step, error)) from error
 
     def all_steps(self) -> list[int]:
         """The complete steps, ascending."""
@@ -257,7 +285,7 @@ class Checkpoints(Closing):
         """Compares names, shapes and types before anything is read."""
         try:
             saved = self._manager.item_metadata(step)["state"].tree
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except _DAMAGE as error:
             raise UserError(self._unreadable(step, error)) from error
         differences = []
         if missing := sorted(wanted.keys() - saved.keys()):
@@ -278,10 +306,20 @@ class Checkpoints(Closing):
             )
 
     def _unreadable(self, step: int, error: Exception) -> str:
-        # Orbax leaves failed reads behind as asyncio tasks, each of which would print a traceback.
+        return self._failed(step, "read", error)
+
+    def _failed(self, step: int, what: str, error: Exception) -> str:
+        # Orbax leaves asyncio tasks behind that failed, TensorStore reports to a closed loop;
+        # each would print a traceback.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        sys.excepthook = _without_closed_loops
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
-        return f"checkpoint {self.directory / str(step)} cannot be read ({reason[:200]})"
+        return f"checkpoint {self.directory / str(step)} cannot be {what} ({reason[:200]})"
+
+
+def _without_closed_loops(kind: type, error: BaseException, trace: Any) -> None:
+    if str(error) != "Event loop is closed":
+        sys.__excepthook__(kind, error, trace)
 
 
 def _some(names: Iterable[str], limit: int = 8) -> str:
@@ -399,8 +437,9 @@ class _DataStateRestore(ocp.args.CheckpointArgs):
 
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR or "/orbax/" not in record.pathname
+    return "/orbax/" not in record.pathname
 
 
-# Orbax comments on every save and restore; a progress bar is on the same screen.
+# Orbax comments on every save and restore, and what it reports as an error it raises as well; a
+# progress bar is on the same screen.
 logging.getLogger("absl").addFilter(_is_not_from_orbax)

@@ -20,6 +20,7 @@ from cirag_jax.io import local_path
 from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io import peft_format, weights
 
+_TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
 _LINEAR = re.compile(r"encoder\.layer\.\d+\..*(query|key|value|dense)\.weight")
 _SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
@@ -30,6 +31,19 @@ def find_adapter(spec: str) -> Path | None:
     folder = local_path(spec)
     held = (folder / peft_format.CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
     return folder if held else None
+
+
+def base_of(spec: str) -> str | None:
+    """The base of an encoder's adapter; None where ``spec`` is anything else.
+
+    Raises:
+      UserError: as `read_base`.
+    """
+    folder = find_adapter(spec)
+    if folder is None:
+        return None
+    task = peft_format.read_config(folder / peft_format.CONFIG_FILE).get("task_type")
+    return read_base(folder)[0] if task == _TASK else None
 
 
 def save_encoder_adapter(
@@ -66,7 +80,7 @@ def save_encoder_adapter(
         tensors[f"{module}.lora_A.weight"] = (root_R[:, None] * v_RI[:rank]).astype(np.float16)
         tensors[f"{module}.lora_B.weight"] = (u_OR[:, :rank] * root_R).astype(np.float16)
     targets = _LINEAR.pattern.removesuffix(r"\.weight")
-    described = peft_format.config_json(base_model_name, rank, rank, targets, "FEATURE_EXTRACTION")
+    described = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
     peft_format.write_adapter(folder, tensors, described, training)
     return kept / whole if whole else 1.0
 
@@ -82,8 +96,8 @@ def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
     if not isinstance(base, str) or not base:
         raise UserError(f"{file}: field base_model_name_or_path names no model.")
-    if task != "FEATURE_EXTRACTION":
-        raise UserError(f"{file}: field task_type is {task!r}; an encoder's is FEATURE_EXTRACTION.")
+    if task != _TASK:
+        raise UserError(f"{file}: field task_type is {task!r}; an encoder's is {_TASK}.")
     return base, peft_format.read_training(folder)
 
 

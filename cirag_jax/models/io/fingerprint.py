@@ -14,7 +14,7 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, local_path
-from cirag_jax.models.io import workdir
+from cirag_jax.models.io import encoder_adapter, workdir
 from cirag_jax.models.io.pretrained import HUB_PATTERNS
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
@@ -30,8 +30,8 @@ def of_model(spec: str) -> dict[str, Any]:
 
     ``spec`` is a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME``
     or a hub id. Returns ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name
-    -> hash) of a folder or file, or ``checkpoint`` (a hash) and ``base`` (the model trained) of a
-    workdir.
+    -> hash) of a folder or file, or ``checkpoint`` (a hash) of a workdir; and ``base``, the model
+    that a workdir or an encoder's adapter changes.
 
     Raises:
       UserError: there is no such model.
@@ -47,7 +47,8 @@ def of_model(spec: str) -> dict[str, Any]:
         return {"version": importlib.metadata.version(spec.removeprefix("package:"))}
     if path.parent.name == "snapshots":
         return {"revision": path.name}
-    return {"files": _files(path)}
+    adapter = encoder_adapter.base_of(spec)
+    return {"files": _files(path)} | ({"base": of_model(adapter)} if adapter else {})
 
 
 def digest(spec: str) -> str:

@@ -7,6 +7,7 @@ Gemma's norm scales; that is taken off again.
 """
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -94,12 +95,14 @@ class GgufFile:
         """The metadata value ``ARCHITECTURE.key``.
 
         Raises:
-          UserError: it is absent and there is no default.
+          UserError: it is absent and there is no default, or no finite number from 0 on.
         """
         full = f"{self.architecture}.{key}"
         value = self.metadata.get(full, default)
         if value is None:
             raise UserError(f"{self.file}: metadata field {full} is missing.")
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise UserError(f"{self.file}: metadata field {full} is {value!r}.")
         return value
 
 
@@ -127,20 +130,27 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     file = Path(file)
     try:
         reader = _reader(file)
-    except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not a readable GGUF file: {error}.") from error
-    metadata = {
-        key: field.contents()
-        for key, field in reader.fields.items()
-        if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
-    }
+        metadata = {
+            key: field.contents()
+            for key, field in reader.fields.items()
+            if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
+        }
+    except Exception as error:  # the library lets through what its parser runs into
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{file}: not a readable GGUF file: {reason[:200]}.") from error
     architecture = str(metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UserError(
             f"{file}: metadata field general.architecture is {architecture!r}; supported: "
             f"{', '.join(ARCHITECTURES)}."
         )
-    names = _hf_names(architecture, int(metadata.get(f"{architecture}.block_count", 0)))
+    layers = metadata.get(f"{architecture}.block_count", 0)
+    if type(layers) is not int or not 0 <= layers <= len(reader.tensors):
+        raise UserError(
+            f"{file}: metadata field {architecture}.block_count is {layers!r}, with "
+            f"{len(reader.tensors)} tensors."
+        )
+    names = _hf_names(architecture, layers)
     tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
     shapes = [
         (name, tuple(int(size) for size in t.shape[::-1]))
@@ -162,8 +172,12 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
     number, metadata = source.number, source.metadata
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     embedding = dict(source.shapes).get("model.embed_tokens.weight")
-    if embedding is None:
+    if not embedding:
         raise UserError(f"{source.file}: tensor token_embd.weight is missing.")
+    if not heads:
+        raise UserError(
+            f"{source.file}: metadata field {source.architecture}.attention.head_count is 0."
+        )
     names = {name for name, _ in source.shapes}
     model_type = source.architecture
     raw: dict[str, Any] = {
@@ -183,7 +197,11 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
     }
     for field, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        raw[f"{field}_token_id"] = None if token is None else int(token)
+        if type(token) not in (int, type(None)):
+            raise UserError(
+                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is no id."
+            )
+        raw[f"{field}_token_id"] = token
     if model_type == "gemma2":
         raw.update(_gemma2(source, heads, width))
     else:
@@ -224,7 +242,7 @@ def _rope(source: GgufFile) -> dict[str, Any]:
             f"head size {size}: partial rotary embeddings are not supported."
         )
     theta = _shortest(number("rope.freq_base", 10000.0))
-    kind = str(number("rope.scaling.type", "none"))
+    kind = str(source.metadata.get(f"{source.architecture}.rope.scaling.type", "none"))
     if ROPE_FACTORS in source._tensors:
         return _llama3(source, theta, size)
     raw: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
@@ -286,8 +304,19 @@ def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
     vocabulary is converted by the same functions of transformers.
 
     Raises:
-      UserError: there is none in the file, or it is of an unknown kind.
+      UserError: there is none in the file, it is damaged, or it is of an unknown kind.
     """
+    source = source if isinstance(source, GgufFile) else open_gguf(source)
+    try:
+        return _tokenizer(source)
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers' Rust raises nothing more special
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{source.file}: its tokenizer cannot be read: {reason[:200]}.") from error
+
+
+def _tokenizer(source: GgufFile) -> Any:
     from tokenizers import pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import (
@@ -295,7 +324,6 @@ def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
         convert_gguf_tokenizer,
     )
 
-    source = source if isinstance(source, GgufFile) else open_gguf(source)
     metadata = source.metadata
     described: dict[str, Any] = {}
     for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items():
@@ -303,10 +331,7 @@ def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
         value = source.array(f"tokenizer.{key}") if value is None else value
         if value is not None:
             described[name] = value
-    try:
-        backend, _ = convert_gguf_tokenizer(source.architecture, described)
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise UserError(f"{source.file}: its tokenizer cannot be read: {error}.") from error
+    backend, _ = convert_gguf_tokenizer(source.architecture, described)
     if described.get("pre_tokenizer_type") in _DIGITS_APART:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [

@@ -5,7 +5,6 @@ are transposed and stacked over layers. Whatever of its configuration would chan
 and is not supported here is refused by name.
 """
 
-import json
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing, write_json
+from cirag_jax.io import read_json, replacing, write_json
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
@@ -214,10 +213,7 @@ def read_training(folder: Path) -> dict[str, Any]:
 
 def read_config(file: Path) -> dict[str, Any]:
     """A JSON object; `UserError` where there is none."""
-    try:
-        raw = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read: {error}.") from error
+    raw = read_json(file)
     if not isinstance(raw, dict):
         raise UserError(f"{file}: there is no JSON object.")
     return raw

@@ -7,17 +7,19 @@ E5 and BGE; sentence-transformers folders say theirs themselves.
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import tokenizers
 from flax import nnx
 
-from cirag_jax.errors import UserError
+from cirag_jax import io
+from cirag_jax.datasets.records import convert
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
 from cirag_jax.models.io.tensor_files import weight_files
@@ -44,6 +46,7 @@ HUB_PATTERNS = (
 # The first: Mistral's own copy of all weights, beside the one that transformers reads.
 HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+_SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_length")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
 
@@ -168,12 +171,15 @@ def _hub_folder(spec: str) -> Path:
 
 def read_json(file: Path, default: Any = None) -> Any:
     """Parsed ``file``, ``default`` if it is absent."""
-    if not file.is_file():
-        return default
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not valid JSON: {error}.") from error
+    return io.read_json(file) if file.is_file() else default
+
+
+def _read_fields(file: Path) -> dict[str, Any]:
+    """The fields of a file that need not be there."""
+    raw = read_json(file)
+    if not isinstance(raw, dict | None):
+        raise UserError(f"{file}: there is no JSON object.")
+    return raw or {}
 
 
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -218,9 +224,10 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
             pad_id=pad_id,
             initializer_range=float(raw.get("initializer_range", 0.02)),
         )
+        check_at_least(1, config, *_SIZES, prefix=f"{file}: field ")
     except KeyError as error:
         raise UserError(f"{file}: field {error.args[0]} is missing.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{file}: a field has a wrong value: {error}.") from error
     return config, raw
 
@@ -238,20 +245,20 @@ def _published_family(*names: str) -> str:
 
 def _pooling(folder: Path, name: str) -> Pooling:
     """Pooling by the folder's own sentence-transformers files, else by the family's name."""
-    modules = read_json(folder / "modules.json")
-    if modules is None:
+    listed = folder / "modules.json"
+    if not listed.is_file():
         return "cls" if name.startswith("bge") else "mean"
-    for module in modules:
-        kind = module["type"].rsplit(".", 1)[-1]
+    modules = convert(str(listed), read_json(listed), list[_Module])
+    kinds = [module.type.rsplit(".", 1)[-1] for module in modules]
+    for kind in kinds:
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise UserError(f"{folder / 'modules.json'}: module {kind!r} is not supported.")
-    path = next((m["path"] for m in modules if m["type"].rsplit(".", 1)[-1] == "Pooling"), None)
-    if path is None:
+            raise UserError(f"{listed}: module {kind!r} is not supported.")
+    if "Pooling" not in kinds:
         return "mean"
-    file = folder / path / "config.json"
-    raw = read_json(file, {})
+    file = folder / modules[kinds.index("Pooling")].path / "config.json"
+    raw = _read_fields(file)
     mode = raw.get("pooling_mode")  # newer folders name it; older ones have one flag per kind
-    modes: set[str] = {mode} if isinstance(mode, str) else set(mode or ())
+    modes = {str(kind) for kind in (mode if isinstance(mode, list) else [mode]) if kind}
     flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     for key, value in raw.items():
         if key.startswith("pooling_mode_") and value is True:
@@ -261,14 +268,27 @@ def _pooling(folder: Path, name: str) -> Pooling:
     return "cls" if modes == {"cls"} else "mean"
 
 
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
+
+
+class _Prefixes(msgspec.Struct):
+    query_prefix: str
+    passage_prefix: str
+
+
+class _Prompts(msgspec.Struct):
+    prompts: dict[str, str | None] | None = None
+
+
 def _prefixes(folder: Path, name: str) -> tuple[str, str]:
     """Query and passage prefix: the folder's prompts, else the family's, else none."""
-    marker = read_json(folder / MARKER)
-    if marker is not None:
-        return marker["query_prefix"], marker["passage_prefix"]
-    prompts = (read_json(folder / "config_sentence_transformers.json", {}) or {}).get(
-        "prompts"
-    ) or {}
+    if (file := folder / MARKER).is_file():
+        marker = convert(str(file), read_json(file), _Prefixes)
+        return marker.query_prefix, marker.passage_prefix
+    file = folder / "config_sentence_transformers.json"
+    prompts = convert(str(file), _read_fields(file), _Prompts).prompts or {}
     query = prompts.get("query")
     passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
     if query or passage:
@@ -302,11 +322,11 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
     """Tokens of a text by the folder's own files, at most the encoder's positions."""
     limits = [
-        (read_json(folder / "sentence_bert_config.json", {}) or {}).get("max_seq_length"),
-        (read_json(folder / "tokenizer_config.json", {}) or {}).get("model_max_length"),
+        _read_fields(folder / "sentence_bert_config.json").get("max_seq_length"),
+        _read_fields(folder / "tokenizer_config.json").get("model_max_length"),
         config.max_length,
     ]
-    return int(min(limit for limit in limits if isinstance(limit, int | float) and limit > 0))
+    return int(min(limit for limit in limits if isinstance(limit, int | float) and limit >= 1))
 
 
 def weights_revision(folder: Path) -> str:

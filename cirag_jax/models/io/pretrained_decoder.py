@@ -64,6 +64,14 @@ class TextDecoder:
 # ----------------------------------------------------------------------------------- configuration
 
 
+_MOST = 1 << 62  # beyond it, a number of a file is none
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < _MOST else "too large"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class _Fields:
     """Fields of one JSON object, with errors that name file and field."""
 
@@ -75,8 +83,9 @@ class _Fields:
         value = default if value is None else value
         if value is None:
             raise UserError(f"{self.where}: field {name} is missing.")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"{self.where}: field {name} is {value!r}, not a number.")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -_MOST < value < _MOST:
+            raise UserError(f"{self.where}: field {name} is {_short(value)}, not a number.")
         return value
 
     def count(self, name: str, default: int | None = None) -> int:

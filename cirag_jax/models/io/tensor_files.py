@@ -4,7 +4,6 @@ Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin``
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 from jax.experimental import multihost_utils
 
+from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
-from cirag_jax.io import replacing
+from cirag_jax.io import read_json, replacing
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "tf_model.h5")
 
@@ -34,10 +35,7 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{index}: field weight_map cannot be read: {error}.") from error
+        names = sorted(set(convert(str(index), read_json(index), _Index).weight_map.values()))
         for name in names:
             if Path(name).name != name or not (folder / name).is_file():
                 raise UserError(f"{index}: shard {name!r} is not in the folder.")
@@ -49,6 +47,10 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
                 "convert it to model.safetensors."
             )
     raise UserError(f"{folder}: there is no model.safetensors.")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 @contextlib.contextmanager
@@ -131,9 +133,16 @@ def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
-    """Writes a safetensors file aside, then renames it."""
+    """Writes a safetensors file aside, then renames it.
+
+    Raises:
+      UserError: there is no room.
+    """
     with replacing(Path(file)) as aside:
-        safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+        try:
+            safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{file} cannot be written: {error}.") from None
 
 
 # What a model's folder holds besides weights and config.json, in any of the formats of

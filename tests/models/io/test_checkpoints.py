@@ -1,6 +1,7 @@
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -253,6 +254,22 @@ def test_read_only_takes_a_workdir(tmp_path):
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.meta() == {"model": "tiny"}
         assert checkpoints.directory == tmp_path / "checkpoints"
+
+
+def test_a_full_disk_keeps_what_was_saved(tmp_path):
+    state = {"a": np.random.default_rng(0).normal(size=30_000)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, None, {"model": "tiny"})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            with pytest.raises(UserError, match=r"checkpoint .*/2 cannot be written .*too large"):
+                checkpoints.save(2, state, None, {"model": "tiny"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [1]
+        np.testing.assert_array_equal(checkpoints.restore(1, state).state["a"], state["a"])
 
 
 def test_damaged_checkpoint(saved, tmp_path):

@@ -333,61 +333,13 @@ def test_streaming_holds_one_parameter(tmp_path):
 # --------------------------------------------------------------------------------------------- GGUF
 
 
-def _write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None) -> None:
-    """A GGUF file as llama.cpp's converter writes it: names, permuted rows, Gemma's norms."""
-    arch = str(raw["model_type"])
-    writer = gguf.GGUFWriter(str(file), arch)
-    heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
-    writer.add_block_count(raw["num_hidden_layers"])
-    writer.add_context_length(raw["max_position_embeddings"])
-    writer.add_embedding_length(raw["hidden_size"])
-    writer.add_feed_forward_length(raw["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv)
-    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
-    writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
-    if "head_dim" in raw:
-        writer.add_key_length(raw["head_dim"])
-        writer.add_value_length(raw["head_dim"])
-    if arch == "gemma2":
-        writer.add_sliding_window(raw["sliding_window"])
-        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
-    for add, value in (extra or {}).items():
-        getattr(writer, add)(*value)
-    names = gguf.get_tensor_name_map(
-        getattr(gguf.MODEL_ARCH, arch.upper()),
-        raw["num_hidden_layers"],
-    )
-    for name, values in tensors.items():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, name
-        for letter, count in (("q", heads), ("k", kv)):
-            if arch == "llama" and f"self_attn.{letter}_proj" in name:
-                split = values.reshape(count, 2, -1, *values.shape[1:])
-                values = split.swapaxes(1, 2).reshape(values.shape)
-        if arch == "gemma2" and "norm" in name:
-            values = values + np.float32(1)
-        if quantise is not None and values.ndim == 2:
-            packed = gguf.quants.quantize(values, quantise)
-            writer.add_tensor(stored, packed, raw_dtype=quantise)
-        else:
-            writer.add_tensor(stored, np.ascontiguousarray(values))
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", rope_factors)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_gguf_equals_safetensors(family, tmp_path):
     """Unquantised: every tensor, and every field of the configuration that the file has."""
     fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
     raw = tiny_decoder.config(family, **fields)
     tensors = tiny_decoder.tensors(raw)
-    _write_gguf(tmp_path / "model.gguf", raw, tensors)
+    tiny_decoder.write_gguf(tmp_path / "model.gguf", raw, tensors)
     loaded = _open(tmp_path)  # a folder with one GGUF file
     assert loaded.folder == tmp_path / "model.gguf"
     own = decoder_weights.decoder_tensors(
@@ -416,7 +368,7 @@ def test_gguf_quantised_equals_transformers(kind, tmp_path):
         "add_token_merges": [["t 1"]],
     }
     file = tmp_path / "model.gguf"
-    _write_gguf(file, raw, tensors, quantisation, extra)
+    tiny_decoder.write_gguf(file, raw, tensors, quantisation, extra)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(tmp_path), gguf_file=file.name, dtype=torch.float32
     )
@@ -452,7 +404,7 @@ def test_gguf_rope(tmp_path):
             decoder.RopeScaling("yarn", 4.0, 64, attention_factor=0.1 * np.log(4.0) + 1.0),
         ),
     ):
-        _write_gguf(tmp_path / "m.gguf", raw, tensors, extra=extra)
+        tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, extra=extra)
         assert read_decoder_config(tmp_path / "m.gguf")[0].rope_scaling == expected
     published = {
         "rope_type": "llama3",
@@ -472,10 +424,10 @@ def test_gguf_rope(tmp_path):
     )
     divisors = divisors.astype(np.float32)
     assert divisors.min() == 1.0 and divisors.max() == 8.0
-    _write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
+    tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
     assert _open(tmp_path / "m.gguf").config.rope_scaling == stretched.rope_scaling
     divisors[1] = 2.0
-    _write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
+    tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
     with pytest.raises(UserError, match=r"rope_freqs\.weight is not Llama 3\.1's"):
         _open(tmp_path / "m.gguf")
 

@@ -4,10 +4,11 @@ import json
 import os
 import pathlib
 
+import numpy as np
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.io import fingerprint
+from cirag_jax.models.io import fingerprint, peft_format
 from tests import tiny, tiny_decoder
 
 
@@ -74,6 +75,21 @@ def test_parts_of_a_sentence_transformers_folder_count(tmp_path):
     assert "1_Pooling/config.json" in fingerprint.of_model(str(folder))["files"]
     names = fingerprint.small_files(folder)
     assert "tokenizer.json" in names and not any(name.endswith("tensors") for name in names)
+
+
+def test_the_base_of_an_encoders_adapter_counts(tmp_path):
+    base = tiny.model_folder(tmp_path / "base")
+    tensors = {"x": np.zeros(2, np.float16)}
+    described = peft_format.config_json(str(base), 1, 1, ".*", "FEATURE_EXTRACTION")
+    peft_format.write_adapter(tmp_path / "adapter", tensors, described, None)
+    old = fingerprint.of_model(str(tmp_path / "adapter"))
+    (base / "tokenizer.json").write_text("{}")
+    new = fingerprint.of_model(str(tmp_path / "adapter"))
+    assert set(fingerprint.differences(old, new)) == {"base.files.tokenizer.json"}
+    peft_format.write_adapter(  # a language model's, whose base is in the config
+        tmp_path / "other", tensors, described | {"task_type": "CAUSAL_LM"}, None
+    )
+    assert "base" not in fingerprint.of_model(str(tmp_path / "other"))
 
 
 def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_an_unsupported_config_names_its_field(tmp_path, change, message):
 
 def test_broken_json_names_the_file(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": ')
-    with pytest.raises(UserError, match=r"config\.json: not valid JSON"):
+    with pytest.raises(UserError, match=r"config\.json cannot be read"):
         load_encoder(str(tmp_path))
 
 

@@ -1,0 +1,203 @@
+"""Journals, response caches and triple stores with other bytes, and with other values in them."""
+
+import pathlib
+import sqlite3
+
+import pytest
+
+from cirag_jax.llm.types import Generate, Generated, Message, Token, Usage
+from cirag_jax.reports import trace
+from cirag_jax.runtime import journal
+from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.requests import Retrieve, Retrieved
+from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash
+from cirag_jax.types import Triple
+from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, st
+from tests.reports import made_up
+
+SETTINGS = {"method": "m", "seed": 0}
+ASKED = Generate((Message("user", "who?"),), "reader")
+FOUND = Generated("Ada", "stop", Usage(7, 2, 3), tokens=(Token("Ada", 5, -0.5),))
+LOOKED = Retrieve("who?", 2)
+PASSAGES = tuple(made_up.PASSAGES.values())[:2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An empty folder with a journal, a store and a cache beside it."""
+    root = tmp_path_factory.mktemp("whole")
+    with Journal(root / "journal.sqlite", SETTINGS) as book:
+        for name in ("a", "b"):
+            book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
+            book.record(Key(name, 0), ASKED, FOUND)
+            book.record(Key(name, 1), LOOKED, Retrieved(PASSAGES, (0.5, 0.25)))
+        book.close_program("a", made_up.codec.encode(made_up.PREDICTION), None, 1.5)
+        book.add_seconds(2.0)
+        book.open_program("gone", 2, {})
+        book.forget(["gone"])
+    with TripleStore.create(root / FILE) as store:
+        triples = (Triple("Ada", "born in", "London", PASSAGES[0].id, 0),)
+        kept = Record(PASSAGES[0].id, content_hash(PASSAGES[0]), triples)
+        lost = Record(PASSAGES[1].id, content_hash(PASSAGES[1]), None, "why", {"no_json": 1})
+        store.commit([kept, lost], {"model": "m"})
+        store.note({"left": 0})
+    cache = ResponseCache(root / "cache.sqlite")
+    cache.keep("m", ASKED, FOUND)
+    cache._db.execute("PRAGMA journal_mode = DELETE")
+    cache.close()
+    (root / "work").mkdir()
+    return root
+
+
+def _use_journal(path: pathlib.Path) -> None:
+    """Everything that reads a journal, and a run that goes on with it."""
+    for read in (
+        *(journal.read_records, journal.read_passages, journal.read_settings),
+        *(journal.read_totals, journal.read_load_seconds, journal.read_sampled),
+    ):
+        held(lambda read=read: read(path))
+    held(lambda: journal.check_settings(path, SETTINGS))
+    page = path.with_name("trace.html")
+    held(lambda: trace.write_trace(path, page))
+    assert [p for p in path.parent.iterdir() if p.name.endswith((".part", ".old"))] == []
+
+    def go_on():
+        with Journal(path, SETTINGS) as book:
+            for name in ("a", "b", "c"):
+                book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
+                found = book.replay(Key(name, 0), ASKED)
+                assert found is None or isinstance(found, Generated | Exception)
+                book.replay(Key(name, 1), LOOKED)
+                book.record(Key(name, 2), ASKED, FOUND)
+                book.close_program(name, {"answer": "x"}, None)
+            book.add_seconds(1.0)
+            assert book.outcomes() and list(book.records()) and book.totals()
+            book.forget(["a"])
+
+    held(go_on)
+
+
+def _use_store(path: pathlib.Path) -> None:
+    ids = [passage.id for passage in PASSAGES]
+
+    def read():
+        with TripleStore.open(path) as store:
+            assert len(store) == len(list(store.passage_ids()))
+            assert store.digest(ids)
+            for name in ids:
+                store.entry(name)
+            for read in (store.counts, store.failures, store.parse_errors, store.noted):
+                assert isinstance(read(), dict)
+            store.triples(ids)
+            store.check_corpus(PASSAGES)
+
+    held(read)
+
+    def write():
+        with TripleStore.create(path) as store:
+            store.commit([Record("new", b"h" * 16, ())], {"model": "n"}, ids)
+            store.note({"left": 1})
+
+    held(write)
+
+
+def _use_cache(path: pathlib.Path) -> None:
+    def use():
+        cache = ResponseCache(path)
+        try:
+            found = cache.find("m", ASKED)
+            assert found is None or isinstance(found, Generated)
+            cache.keep("m", ASKED, FOUND)
+        finally:
+            cache.close()
+
+    held(use)
+
+
+USES = {"journal.sqlite": _use_journal, FILE: _use_store, "cache.sqlite": _use_cache}
+
+
+def _fresh(folder: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
+    for path in (folder / "work").iterdir():
+        path.unlink()
+    path = folder / "work" / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("name", USES)
+@attack(12, DAMAGES)
+def test_other_bytes(folder, name, damages):
+    content = (folder / name).read_bytes()
+    USES[name](_fresh(folder, name, damaged(content, damages)))
+
+
+# Where JSON, or a number, is kept; what is written there is what `WHOLE` becomes.
+COLUMNS = (
+    *(("journal.sqlite", "meta", "value"), ("journal.sqlite", "passages", "record")),
+    *(("journal.sqlite", "programs", "input"), ("journal.sqlite", "programs", "outcome")),
+    *(("journal.sqlite", "responses", "request"), ("journal.sqlite", "responses", "response")),
+    *((FILE, "passages", "triples"), (FILE, "passages", "parse_errors")),
+    *((FILE, "extractors", "identity"), (FILE, "passages", "cause")),
+    ("cache.sqlite", "responses", "response"),
+)
+
+
+@pytest.mark.parametrize(("name", "table", "column"), COLUMNS)
+@attack(8, CHANGES, st.integers(0, 3))
+def test_other_values(folder, name, table, column, changes, row):
+    path = _fresh(folder, name, (folder / name).read_bytes())
+    db = sqlite3.connect(path)
+    rows = db.execute(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL").fetchall()
+    (text,) = rows[row % len(rows)]
+    try:
+        value = made_up.json.loads(text)
+    except ValueError:
+        value = text
+    other = garbled(value, changes).decode("utf-8", "replace")
+    db.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (other, text))
+    db.commit()
+    db.close()
+    USES[name](path)
+
+
+# ---------------------------------------------------------------------------- values by hand
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        ("UPDATE programs SET outcome = '[[x'", ()),
+        ("UPDATE responses SET response = '[]'", ()),
+        ('UPDATE responses SET response = \'{"usage": {"x": 1}}\'', ()),
+        ('UPDATE responses SET request = \'{"kind": "zz"}\'', ()),
+        ("UPDATE meta SET value = '[' WHERE key = 'settings'", ()),
+        ("UPDATE meta SET value = ? WHERE key = 'seconds'", ("soon",)),
+        ("UPDATE meta SET value = ? WHERE key = 'forgotten'", ("[" * 100_000,)),
+        ("UPDATE passages SET record = '{}'", ()),
+    ],
+)
+def test_a_value_of_another_shape_is_named(folder, statement, values):
+    path = _fresh(folder, "journal.sqlite", (folder / "journal.sqlite").read_bytes())
+    db = sqlite3.connect(path)
+    db.execute(statement, values)
+    db.commit()
+    db.close()
+    reads = (journal.read_records, journal.read_settings, journal.read_totals)
+    results = [held(lambda read=read: read(path)) for read in (*reads, journal.read_passages)]
+    assert None in results  # somebody noticed
+    _use_journal(path)
+
+
+def test_a_cached_response_that_is_damaged_is_asked_for_again(folder):
+    path = _fresh(folder, "cache.sqlite", (folder / "cache.sqlite").read_bytes())
+    cache = ResponseCache(path)
+    assert cache.find("m", ASKED) is not None
+    for damage in ("{", "{}", '{"error": "x"}', "[" * 100_000, b"\x80{}", "\0"):
+        cache._db.execute("UPDATE responses SET response = CAST(? AS TEXT)", (damage,))
+        assert cache.find("m", ASKED) is None
+    cache.keep("m", ASKED, FOUND)
+    found = cache.find("m", ASKED)
+    assert isinstance(found, Generated) and found.text == FOUND.text
+    cache.close()

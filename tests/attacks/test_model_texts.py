@@ -1,0 +1,119 @@
+"""What a language model writes, read by every parser of the prompts."""
+
+import dataclasses
+
+import pytest
+
+from cirag_jax.llm import openai_format
+from cirag_jax.prompts import (
+    c2rag,
+    cirag,
+    compact,
+    dialects,
+    dualrag,
+    extraction,
+    genground,
+    grade,
+    ircot,
+    kirag,
+    rag,
+    reading,
+    refusals,
+)
+from cirag_jax.prompts.tolerant_json import find_json
+from cirag_jax.runtime import codec
+from cirag_jax.types import Passage, Sentence, Triple
+from tests.attacks.hostile import TEXTS, attack, held, st
+
+_TRIPLES = (Triple("Ada", "born in", "London", "p", 0), Triple("London", "is", "a city", "p", 1))
+_SENTENCES = (Sentence("p", 0, "Ada: She was born."), Sentence("p", 1, "Ada: She wrote."))
+_PASSAGE = Passage("p", "Ada", "Ada was born in London. London is a city.")
+_NAMES = ("Ada", "Ada Lovelace", "London")
+
+
+def _finish(truncated: bool) -> str:
+    return "length" if truncated else "stop"
+
+
+PARSERS = {
+    "find_json": lambda t, cut: find_json(t, None, cut),
+    "find_json.key": lambda t, cut: find_json(t, "fact", cut),
+    "cirag": lambda t, cut: cirag.parse_decision(t, _TRIPLES, truncated=cut),
+    "cirag.one_turn": lambda t, cut: cirag.parse_decision(
+        t, _TRIPLES, prompt_format="paper", truncated=cut
+    ),
+    "cirag.reply": lambda t, cut: cirag.parse_reply(t, truncated=cut),
+    "cirag.question": lambda t, cut: cirag.parse_question(t),
+    "compact": lambda t, cut: compact.parse_decision(t, _SENTENCES, truncated=cut),
+    "compact.query": lambda t, cut: compact.parse_query(t),
+    "compact.reply": lambda t, cut: compact.parse_reply(t, truncated=cut),
+    "kirag.triple": lambda t, cut: kirag.parse_completion(
+        t, ("<a; b; c>", "<d; e; f>"), ("<a; b; c>",), "triple", cutoff=0.6, truncated=cut
+    ),
+    "kirag.sentence": lambda t, cut: kirag.parse_completion(
+        t, ("Ada wrote.", "London."), (), "sentence", opening=True, truncated=cut
+    ),
+    "kirag.answer": lambda t, cut: kirag.parse_answer(t),
+    "dualrag.thought": lambda t, cut: dualrag.parse_thought(t, truncated=cut),
+    "dualrag.entities": lambda t, cut: dualrag.parse_entities(t, 3, 3, truncated=cut),
+    "dualrag.summary": lambda t, cut: dualrag.parse_summary(t),
+    "dualrag.names": lambda t, cut: dualrag.names_in(t),
+    "c2rag.plan": lambda t, cut: c2rag.parse_plan(
+        t, "Where was Ada born?", num_variants=2, max_constraints=4, truncated=cut
+    ),
+    "c2rag.fill": lambda t, cut: c2rag.parse_fill(t),
+    "c2rag.names": lambda t, cut: c2rag.names_in(t),
+    "genground.deduction": lambda t, cut: genground.parse_deduction(t, truncated=cut),
+    "genground.grounding": lambda t, cut: genground.parse_grounding(t),
+    "extraction.entities": lambda t, cut: extraction.parse_entities(t, _finish(cut)),
+    "extraction.triples": lambda t, cut: extraction.parse_triples(t, _finish(cut)),
+    "grade.verdict": lambda t, cut: grade.parse_verdict(t, "yes", "no"),
+    "grade.claim": lambda t, cut: grade.parse_claim(t),
+    "grade.triples": lambda t, cut: grade.parse_triples(t, _finish(cut), 2),
+    "grade.groups": lambda t, cut: grade.parse_groups(t, _finish(cut), _NAMES),
+    "grade.question": lambda t, cut: grade.parse_question(t),
+    "ircot": lambda t, cut: ircot.parse_thought(t),
+    "rag": lambda t, cut: rag.parse_short_answer(t),
+    "reading": lambda t, cut: reading.parse_answer(t, wide=True, truncated=cut),
+    "refusals": lambda t, cut: refusals.refuses(t),
+    **{
+        f"dialects.{name}": lambda t, cut, name=name: dialects.parse(
+            t, _finish(cut), name, _PASSAGE
+        )
+        for name in dialects.DIALECTS
+    },
+}
+
+# What the prompts ask for, whole and in pieces.
+_MARKS = (
+    *("[[## thought ##]]", "[[## fact ##]]", "[[## question ##]]", "[[## completed ##]]"),
+    *("Keep: 1, 2", "Next: Where?", "Answer:", "answer: ", "the answer is", "So the answer is: x"),
+    *('{"fact": [["Ada", "born in", "London"]]}', '{"triples": [["a", "b", "c"]]}', "```json\n"),
+    *(
+        '{"named_entities": ["Ada"]}',
+        '{"question": "Who?", "answer": "Ada"}',
+        "<think>",
+        "</think>",
+    ),
+    *("<ref>x</ref>", "<revise>y</revise>", "<a; b; c>", "(a; b; c)", "a | b | c", "Step 1:", "1."),
+    *('{"entities": ["x"], "keywords": [["y"]]}', '{"constraints": [["?x", "is", "y"]]}', "yes"),
+    *("?x", "NO", "<no question>", "Unanswerable", "1, 2; 3", "[[1, 2], [3]]", "Thought:", "Need:"),
+)
+_WRITTEN = st.lists(st.sampled_from(_MARKS) | TEXTS, max_size=6).map("".join)
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@attack(40, _WRITTEN, st.booleans())
+def test_every_parser_reads_anything(parser, text, truncated):
+    # Backends give no halves of surrogate pairs; those that JSON spells out are the parsers' own.
+    found = held(lambda: PARSERS[parser](openai_format.whole(text), truncated))
+    _check_plain(found)
+
+
+def _check_plain(value) -> None:
+    """What a parser gives can be journalled: no NaN, no surrogates, nothing but plain values."""
+    if dataclasses.is_dataclass(value):
+        value = dataclasses.asdict(value)
+    if isinstance(value, frozenset | set):
+        value = sorted(value, key=str)
+    codec.dump(codec.encode(value)).encode()

@@ -1,0 +1,134 @@
+"""What a server sends, read by the client and kept by the journal."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from cirag_jax import io
+from cirag_jax.errors import UserError
+from cirag_jax.llm import client
+from cirag_jax.llm import openai_format as wire
+from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
+from cirag_jax.llm.types import Generate, Generated, Message, Usage
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.scheduler import Job, Scheduler
+from tests.attacks.hostile import CHANGES, DAMAGES, DEEP, TEXTS, attack, damaged, garbled, held, st
+from tests.llm.faulty_server import completion, faulty_server
+
+_TOKEN = {"token": "a", "logprob": -0.5, "id": 7, "top_logprobs": [{"token": "b", "logprob": -1}]}
+WHOLE = completion('{"a": 1}', logprobs={"content": [_TOKEN]})
+WHOLE["usage"]["prompt_tokens_details"] = {"cached_tokens": 1}
+PLAIN = Generate((Message("user", "who?"),), role="reader", max_tokens=5)
+RICH = dataclasses.replace(PLAIN, logprobs=True, top_logprobs=1, json_schema={}, stop=("}",))
+
+
+def _read_and_keep(content: bytes, request: Generate) -> None:
+    """Reads an answer; one that is taken for an answer can be journalled and replayed."""
+    answer = held(lambda: wire.read_answer(content, request), wire.BadAnswer, wire.Refused)
+    if answer is None:
+        return
+    usage = Usage(answer.prompt_tokens or 0, answer.cached_tokens, answer.generated_tokens or 0)
+    response = Generated(answer.text, answer.finish_reason, usage, tokens=answer.tokens)
+    with Journal(":memory:", {}) as book:
+        book.open_program("q", 0, {})
+        book.record(Key("q", 0), request, response)
+        assert book.replay(Key("q", 0), request) == response
+        assert float(sum(book.totals().usage.values(), Usage()).prompt_tokens) >= 0
+
+
+@attack(150, CHANGES, st.sampled_from([PLAIN, RICH]))
+def test_an_answer_of_another_shape(changes, request):
+    _read_and_keep(garbled(WHOLE, changes), request)
+
+
+@attack(60, DAMAGES, st.sampled_from([PLAIN, RICH]))
+def test_an_answer_with_other_bytes(damages, request):
+    _read_and_keep(damaged(json.dumps(WHOLE).encode(), damages), request)
+
+
+@attack(40, TEXTS)
+def test_an_answer_with_any_text(text):
+    _read_and_keep(json.dumps(completion(text)).encode(), PLAIN)
+
+
+_DATES = ("Mon, 01 Jan {} 00:00:00 GMT", "{} Jan 1 0:0:0", "Sun, 0{}", "{}", "-{}", "1e{}", "+{}:0")
+
+
+@attack(60, st.sampled_from(_DATES), st.integers(0, 10**30) | TEXTS)
+def test_any_wait_that_a_server_asks_for(form, value):
+    seconds = held(lambda: client.retry_after({"retry-after": form.format(value)}, now=1.0))
+    assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
+
+
+# ------------------------------------------------------------------------------ over the connection
+
+EVIL = "half \ud800 a pair, \x1b[2J\x9b31m, \u202egnp.exe, \0"
+_REFUSAL = completion(None)
+_REFUSAL["choices"][0]["message"]["refusal"] = EVIL
+ANSWERS = {
+    "surrogates and escapes in an error": (400, {}, EVIL),
+    "an error that nests without an end": b'{"error":' + b"[" * DEEP,
+    "a wait until the year 10^20": (429, {"retry-after": f"Mon, 01 Jan 1{'0' * 20} 00:00:00 GMT"}),
+    "a wait that is no number": (503, {"retry-after": "NaN"}),
+    "a refusal that drives a terminal": _REFUSAL,
+    "a count of 400 digits": {**completion("x"), "usage": {"prompt_tokens": 10**400}},
+    "a text of brackets": completion("[" * DEEP),
+    "brackets": b"[" * DEEP,
+    "NaN": b"NaN",
+    "nothing at all": b"",
+    "an unknown reason": completion("x", finish_reason=EVIL),
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with faulty_server() as running:
+        yield running
+
+
+def _backend(server, **fields) -> OpenAIBackend:
+    fields = {"max_retries": 1, **fields}
+    config = OpenAIConfig("m", base_url=server.url, backoff=0.0, max_concurrency=4, **fields)
+    return OpenAIBackend(config)
+
+
+def test_each_fails_alone_and_the_journal_keeps_it(server, tmp_path, capfd):
+    asked = {
+        name: dataclasses.replace(PLAIN, messages=(Message("user", name),)) for name in ANSWERS
+    }
+    asked["a text of brackets"] = dataclasses.replace(asked["a text of brackets"], json_schema={})
+    for name, answer in ANSWERS.items():
+        server.script[name] = [answer] * 2
+    asked["good"] = dataclasses.replace(PLAIN, messages=(Message("user", "good"),))
+
+    def job(name: str) -> Job:
+        def start():
+            response = yield asked[name]
+            return response.text
+
+        return Job(name, {}, start)
+
+    with Journal(tmp_path / "journal.sqlite", {}) as book:
+        handler = GenerateHandler(_backend(server), {"reader": 5}, seed=None)
+        Scheduler({"reader": handler}, book).run(map(job, asked))
+    with Journal(tmp_path / "journal.sqlite", {}) as book:
+        records = {record.id: record for record in book.records()}
+    assert records["good"].outcome == "echo good"
+    for name in ANSWERS:
+        error = records[name].error
+        assert error and error == io.visible(error) and len(error) < 500, name
+    io.say(records["surrogates and escapes in an error"].error)
+    assert "\\x1b[2J" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", [None, 7, [], {}, "\ud800", EVIL])
+def test_a_server_that_names_no_model(server, name, monkeypatch):
+    server.models[:] = [name]
+    try:
+        backend = OpenAIBackend(OpenAIConfig("", base_url=server.url, max_retries=0))
+        backend.config.model.encode()
+    except UserError as error:
+        assert "does not say which models it has" in str(error)

@@ -1,0 +1,94 @@
+"""What is shown: no byte of input drives a browser or a terminal."""
+
+import dataclasses
+import html.parser
+import io
+import json
+import unicodedata
+
+from cirag_jax import cli
+from cirag_jax.commands.session import own_question
+from cirag_jax.io import say, visible
+from cirag_jax.llm.types import Usage
+from cirag_jax.reports import console, trace
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.journal import Record
+from tests.attacks.hostile import TEXTS, attack, held
+from tests.reports import made_up
+
+
+class _Markup(html.parser.HTMLParser):
+    """The tags of a page with their attributes, and what stands in its blocks of data."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.blocks, self._inside = [], [], False
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self._inside = ("type", "application/json") in attrs
+        self.tags.append((tag, tuple(attrs)))
+
+    def handle_endtag(self, tag):
+        self._inside = False
+        self.tags.append((f"/{tag}", ()))
+
+    def handle_data(self, data):
+        if self._inside and data.strip():
+            self.blocks.append(json.loads(data))
+
+
+def _page(text: str) -> _Markup:
+    question, prediction, passage = made_up.hostile(text)
+    given, found = dataclasses.asdict(question), codec.encode(prediction)
+    records = [
+        Record(text, given, found, None, 1.0, Usage(), {"generate": 1}),
+        Record(f"{text} again", given, None, text, 1.0, Usage(), {}),
+    ]
+    file = io.StringIO()
+    trace.write_page(file, text, records, {passage.id: passage})
+    file.getvalue().encode()  # no halves of surrogate pairs
+    return _Markup(file.getvalue())
+
+
+_HARMLESS = _page("text")
+
+
+@attack(40, TEXTS)
+def test_a_page_has_the_markup_of_a_harmless_one(text):
+    page = held(lambda: _page(text))
+    assert page is not None and page.tags == _HARMLESS.tags
+    assert page.blocks[0]["question"] == text
+
+
+def _drives_nothing(shown: str) -> bool:
+    kinds = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    harmless = "\n\t\u200c\u200d"
+    return all(c in harmless or unicodedata.category(c) not in kinds for c in shown)
+
+
+@attack(150, TEXTS)
+def test_nothing_that_is_said_drives_a_terminal(text):
+    assert held(lambda: _drives_nothing(visible(text)))
+    question, prediction, passage = made_up.hostile(text)
+    assert _drives_nothing(console.render(prediction, {passage.id: passage}))
+    result = {"answer": text, text: [text]}
+    printed = cli._printable(result)
+    assert _drives_nothing(printed) and "\n" not in printed and "\t" not in printed
+    printed.encode()
+    assert json.loads(printed) == json.loads(json.dumps(result))  # halves that meet are a pair
+
+
+def test_say_and_a_printable_text(capsys):
+    say("half \ud800 a pair \x1b[2J \u202e\n\tgrüß Gott \u0645\u0631\u062d\u0628\u0627 e\u0301 😀")
+    shown = capsys.readouterr().err
+    assert shown == "half \\ud800 a pair \\x1b[2J \\u202e\n\tgrüß Gott مرحبا e\u0301 😀\n"
+
+
+@attack(60, TEXTS)
+def test_a_question_of_ones_own(text):
+    question = held(lambda: own_question(text))
+    if question is not None:
+        question.question.encode()
+        assert question.question.strip() and "\n" not in question.question

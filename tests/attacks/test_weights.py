@@ -1,0 +1,289 @@
+"""What stands in a model's folder, a GGUF file or a checkpoint, with other bytes and values."""
+
+import json
+import pathlib
+
+import gguf
+import numpy as np
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.models.io import gguf_weights, peft_format, pretrained, tensor_files
+from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_decoder_config
+from tests import tiny_decoder
+from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, st, untouched
+
+_RAW = tiny_decoder.config("llama", num_hidden_layers=1)
+_DECODER = parse_decoder_config(_RAW, "config.json")
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
+    """A model of one layer with its tokenizer."""
+    file = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    backend = json.loads(tiny_decoder.tokenizer().to_str())
+    tokens = sorted(backend["model"]["vocab"], key=backend["model"]["vocab"].get)
+    merges = [" ".join(m) if isinstance(m, list) else m for m in backend["model"]["merges"]]
+    extra = {
+        "add_tokenizer_model": ("gpt2",),
+        "add_tokenizer_pre": ("smollm",),
+        "add_token_list": (tokens,),
+        "add_token_merges": (merges,),
+        "add_token_types": ([gguf.TokenType.NORMAL] * len(tokens),),
+        "add_bos_token_id": (0,),
+        "add_eos_token_id": (2,),
+        "add_chat_template": (tiny_decoder.CHAT_TEMPLATE,),
+    }
+    tiny_decoder.write_gguf(file, _RAW, tiny_decoder.tensors(_RAW), extra=extra)
+    return file
+
+
+def _use_gguf(file: pathlib.Path) -> None:
+    source = held(lambda: gguf_weights.open_gguf(file))
+    if source is None:
+        return
+    held(lambda: read_decoder_config(file))
+    held(lambda: gguf_weights.tokenizer_from_gguf(source))
+    for name, shape in source.shapes:
+        held(lambda name=name, shape=shape: source.read(name, (slice(None),) * len(shape)))
+
+
+def test_a_whole_file_is_read(gguf_file):
+    source = gguf_weights.open_gguf(gguf_file)
+    assert read_decoder_config(gguf_file)[0].num_layers == 1
+    assert gguf_weights.tokenizer_from_gguf(source)("the town").input_ids
+
+
+@attack(40, DAMAGES)
+def test_a_gguf_file_with_other_bytes(gguf_file, damages):
+    file = gguf_file.with_name("damaged.gguf")
+    file.write_bytes(damaged(gguf_file.read_bytes(), damages))
+    _use_gguf(file)
+
+
+# Tensors and keys of the header; a length of the first string; the number of layers.
+_COUNTS = (8, 16, 24, "block_count")
+
+
+@pytest.mark.parametrize("place", _COUNTS)
+@pytest.mark.parametrize("count", [0, 1 << 31, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_count_that_no_file_holds(gguf_file, place, count):
+    content = bytearray(gguf_file.read_bytes())
+    if place == "block_count":
+        place = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
+        content[place : place + 4] = (count % (1 << 32)).to_bytes(4, "little")
+    else:
+        content[place : place + 8] = count.to_bytes(8, "little")
+    file = gguf_file.with_name("counted.gguf")
+    file.write_bytes(content)
+    _use_gguf(file)
+    with pytest.raises(UserError):
+        read_decoder_config(file)
+
+
+# -------------------------------------------------------------------------------- a model's folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A decoder, an encoder's files beside it, and an adapter."""
+    root = tmp_path_factory.mktemp("model")
+    tiny_decoder.folder(root / "decoder", num_hidden_layers=1)
+    tensor_files.save_tensors({"a": np.ones((2, 3), np.float32)}, root / "shard.safetensors")
+    (root / "shards").mkdir()
+    (root / "shard.safetensors").rename(root / "shards" / "one.safetensors")
+    for name, value in _FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(json.dumps(value))
+    rank = 2
+    tensors = {}
+    for module, (rows, columns) in {"q_proj": (32, 32)}.items():
+        path = f"base_model.model.model.layers.0.self_attn.{module}"
+        tensors[f"{path}.lora_A.weight"] = np.ones((rank, columns), np.float32)
+        tensors[f"{path}.lora_B.weight"] = np.ones((rows, rank), np.float32)
+    tensor_files.save_tensors(tensors, root / "adapter" / "adapter_model.safetensors")
+    return root
+
+
+_FILES = {
+    "shards/model.safetensors.index.json": {"weight_map": {"a": "one.safetensors"}},
+    "adapter/adapter_config.json": peft_format.config_json("x", 2, 4.0, ["q_proj"], "CAUSAL_LM"),
+    "adapter/training.json": {"component": "reader", "units": "triple"},
+    "encoder/config.json": {
+        **{"model_type": "bert", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16},
+    },
+    "encoder/modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "pool", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "encoder/pool/config.json": {"pooling_mode_mean_tokens": True},
+    "encoder/config_sentence_transformers.json": {"prompts": {"query": "q: ", "document": "d: "}},
+    "encoder/sentence_bert_config.json": {"max_seq_length": 12},
+    "encoder/tokenizer_config.json": {"model_max_length": 14},
+    "encoder/cirag_jax.json": {"query_prefix": "q", "passage_prefix": "p"},
+}
+
+
+def _read_encoder(root: pathlib.Path) -> None:
+    folder = root / "encoder"
+    config, _ = pretrained.read_config(folder)
+    assert 0 < pretrained.read_max_length(folder, config) <= config.max_length
+    assert pretrained._pooling(folder, "") in ("mean", "cls")
+    assert all(isinstance(prefix, str) for prefix in pretrained._prefixes(folder, ""))
+
+
+def _read_tokenizer(root: pathlib.Path) -> None:
+    ChatTokenizer.load(root / "decoder").encode("the town")
+
+
+READS = {
+    "shards/model.safetensors.index.json": lambda root: [
+        array.sum() for _, _, array in tensor_files.read_tensors(root / "shards")
+    ],
+    "adapter/adapter_config.json": lambda root: peft_format.load_adapter(
+        root / "adapter", _DECODER
+    ),
+    "adapter/training.json": lambda root: peft_format.read_training(root / "adapter"),
+    **{name: _read_encoder for name in _FILES if name.startswith("encoder/")},
+    "decoder/config.json": lambda root: read_decoder_config(root / "decoder"),
+}
+TOKENIZER = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
+
+
+def _attack(folder: pathlib.Path, name: str, content: bytes, read) -> None:
+    before = (folder / name).read_bytes()
+    try:
+        (folder / name).write_bytes(content)
+        with untouched(folder):
+            held(lambda: read(folder))
+    finally:
+        (folder / name).write_bytes(before)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_whole_files_are_read(folder, name):
+    READS[name](folder)
+
+
+@pytest.mark.parametrize("name", READS)
+@attack(10, CHANGES)
+def test_other_values(folder, name, changes):
+    whole = json.loads((folder / name).read_text())
+    _attack(folder, name, garbled(whole, changes), READS[name])
+
+
+@pytest.mark.parametrize("name", READS)
+@attack(3, DAMAGES)
+def test_other_bytes(folder, name, damages):
+    _attack(folder, name, damaged((folder / name).read_bytes(), damages), READS[name])
+
+
+@pytest.mark.parametrize("name", TOKENIZER)
+@attack(2, CHANGES)
+def test_a_tokenizer_with_other_values(folder, name, changes):
+    name = f"decoder/{name}"
+    whole = json.loads((folder / name).read_text())
+    _attack(folder, name, garbled(whole, changes), _read_tokenizer)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_max_length": "long"}, {"tokenizer_class": 7}, {"chat_template": [1]}, [], "DEEP"],
+)
+def test_a_tokenizer_with_another_setting(folder, fields):
+    name = "decoder/tokenizer_config.json"
+    whole = json.loads((folder / name).read_text())
+    other = {**whole, **fields} if isinstance(fields, dict) else fields
+    _attack(folder, name, garbled([other], (False, [(0, other)]))[1:-1], _read_tokenizer)
+
+
+def _read_safetensors(root: pathlib.Path) -> None:
+    for _, _, array in tensor_files.read_tensors(root / "shards"):
+        assert array.size >= 0
+    with tensor_files.TensorFiles(root / "shards") as files:
+        for name, shape in files.shapes:
+            files.read(name, (slice(None),) * len(shape))
+
+
+@attack(30, DAMAGES)
+def test_safetensors_with_other_bytes(folder, damages):
+    name = "shards/one.safetensors"
+    _attack(folder, name, damaged((folder / name).read_bytes(), damages), _read_safetensors)
+
+
+@attack(40, CHANGES, st.sampled_from([None, 0, 1 << 40, (1 << 64) - 1]))
+def test_safetensors_with_another_header(folder, changes, length):
+    name = "shards/one.safetensors"
+    content = (folder / name).read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = garbled(json.loads(content[8 : 8 + size]), changes)
+    claimed = len(header) if length is None else length
+    other = claimed.to_bytes(8, "little") + header + content[8 + size :]
+    _attack(folder, name, other, _read_safetensors)
+
+
+# -------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkpoints")
+    with Checkpoints(root) as saved:
+        for step in (1, 2):
+            state = {"x": np.float32(step)}
+            saved.save(step, state, {"at": step}, {"component": "aligner"}, {"dev/mrr": 0.5})
+    return root
+
+
+_ITEMS = {
+    "metrics": "1/metrics/metrics",
+    "meta": "1/meta/metadata",
+    "data": "1/data/process_0-of-1.json",
+}
+
+
+def _use_checkpoints(root: pathlib.Path) -> None:
+    with Checkpoints(root, read_only=True) as found:
+        step = found.best_step()
+        held(lambda: found.metrics(step))
+        held(lambda: found.meta(step))
+        held(lambda: found.restore(step, {"x": np.float32(0)}))
+
+
+@pytest.mark.parametrize("item", _ITEMS)
+@attack(3, CHANGES)
+def test_checkpoints_with_other_values(checkpoints, item, changes):
+    path = checkpoints / _ITEMS[item]
+    before = path.read_bytes()
+    try:
+        path.write_bytes(garbled(json.loads(before), changes))
+        held(lambda: _use_checkpoints(checkpoints))
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b'{"dev/mrr": "x"}', b"\xff"])
+def test_metrics_that_are_none_are_refused(checkpoints, content):
+    path = checkpoints / _ITEMS["metrics"]
+    before = path.read_bytes()
+    try:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="metrics of a checkpoint"):
+            Checkpoints(checkpoints, read_only=True)
+    finally:
+        path.write_bytes(before)
+
+
+@attack(4, DAMAGES, st.integers(0, 100))
+def test_checkpoints_with_other_bytes(checkpoints, damages, place):
+    files = [path for path in sorted((checkpoints / "1").rglob("*")) if path.is_file()]
+    path = files[place % len(files)]
+    before = path.read_bytes()
+    try:
+        path.write_bytes(damaged(before, damages))
+        held(lambda: _use_checkpoints(checkpoints))
+    finally:
+        path.write_bytes(before)
