@@ -334,7 +334,7 @@ def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
     engine = make(folder, prefix_tokens=0)
     choices = tuple(f" {number}\n" for number in range(1, 31))
     asked = [
-        Score(ask(text(40, 6)).messages, (*choices, " none\n", " 7\n")),
+        Score(ask(text(40, 6)).messages, (*choices, " none\n", " 7\n", " 8\n")),
         Score(ask(text(9, 3)).messages, ("a town", text(40, 4), "the weaver")),
         Score(ask(text(248, 5) + " a").messages, ("a town", text(3, 8), "who")),
     ]
