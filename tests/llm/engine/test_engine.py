@@ -339,13 +339,16 @@ def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
         Score(ask(text(248, 5) + " a").messages, ("a town", text(3, 8), "who")),
     ]
     calls: dict[str, list[int]] = {"prefill": [], "score": []}
-    for name, sizes in calls.items():
 
-        def counted(*args, real=getattr(steps, name), sizes=sizes, **fields):
-            sizes.append(args[4].size)
-            return real(*args, **fields)
+    def counted(name, program):
+        def call(*args, **fields):
+            calls[name].append(args[4].size)
+            return program(*args, **fields)
 
-        monkeypatch.setattr(steps, name, counted)
+        return call
+
+    for name in calls:
+        monkeypatch.setattr(steps, name, counted(name, getattr(steps, name)))
     scored = engine.score(asked)
     prompts = [engine.tokenizer.encode_prompt(request.messages) for request in asked]
     new = [[engine.tokenizer.encode(text) for text in request.continuations] for request in asked]
