@@ -180,13 +180,10 @@ def test_a_tiny_model_judges_under_its_schema(tmp_path, capsys):
         "runs": run, "judge.model": model, "judge.batch_size": 1, "judge.prefix_tokens": 0,
         "bootstrap_samples": 10,
     }  # fmt: skip
-    argv = ["evaluate.py", "--config=configs/judge.py", f"--workdir={tmp_path / 'j'}"]
+    flags = [f"--config.{key}={value}" for key, value in values.items()]
+    argv = ["evaluate.py", "--config=configs/judge.py", *flags, f"--workdir={tmp_path / 'j'}"]
     with pytest.raises(SystemExit) as end:
-        cli.run(
-            _MAIN,
-            "configs/retrieval.py",
-            [*argv, *(f"--config.{k}={v}" for k, v in values.items())],
-        )
+        cli.run(_MAIN, "configs/retrieval.py", argv)
     captured = capsys.readouterr()
     assert end.value.code == 0, captured.err
     result = json.loads(captured.out)

@@ -213,19 +213,6 @@ def test_c2rag_answers_whatever_its_planner_writes(folders, tmp_path, capsys):
     assert result["calls"]["generate"] == 9
 
 
-def test_cirag_goes_on_without_a_plan_to_stop_by(folders, tmp_path, capsys):
-    more = {
-        "data.limit": 2, "cirag.stop": "c2rag", "cirag.integrator": "aligner", "cirag.max_steps": 1,
-        "planner.model": folders["decoder"], "planner.prefix_tokens": 0, "planner.batch_size": 4,
-        "planner.max_tokens": 6,
-    }  # fmt: skip
-    flags = [f"--config.{key}={value}" for key, value in more.items()]
-    result = run(capsys, arguments(folders, tmp_path / "w", *flags))
-    assert (result["answered"], result["failures"], result["steps"]) == (2, 0, 1.0)
-    assert result["parse_errors"]["plan_invalid"] == 4  # a random model, asked twice
-    assert result["roles"]["planner"]["calls"] == 4 and result["calls"]["rank"] == 2
-
-
 def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_path, capsys):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "openie.jsonl").unlink()

@@ -43,7 +43,7 @@ def test_the_fields_of_the_papers_are_shown_one_a_line(rubric):
         ("Yes, it does: true", True, ("verdict_no_json",)),
         ("Yes or no?", None, ("verdict_no_json", "verdict_missing")),
         ('{"implies": 1}', None, ("verdict_no_boolean", "verdict_missing")),
-        ('{"correct": true}', True, ("verdict_no_json",)),
+        ('{"correct": true}', True, ("verdict_broken_json",)),
         ("", None, ("verdict_no_json", "verdict_missing")),
     ],
 )
