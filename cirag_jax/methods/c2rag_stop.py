@@ -72,11 +72,14 @@ def check(planned: Run, facts: Sequence[Triple]) -> Program[Verdict]:
 
 
 def _grounded(run: Run, bindings: Bindings) -> dict[int, Triple]:
-    """Places of the constraints whose unknowns are all bound -> a fact that is no other's."""
+    """Places of constraints -> a fact that fits the bindings and is no other constraint's.
+
+    None fits where an unknown is not bound.
+    """
     found: dict[int, Triple] = {}
     for place, pool in sorted(run.pools.items()):
         facts = (candidate.fact.triple for candidate in consistent(pool, bindings, run.config))
         own = next((fact for fact in facts if fact not in found.values()), None)
-        if own is not None and bindings.keys() >= set(run.plan[place].variables):
+        if own is not None:
             found[place] = own
     return found

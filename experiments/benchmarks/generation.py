@@ -12,6 +12,8 @@ time of its repetition, is the compile time (no compiled program is kept between
 - ``ours``: prefix reuse off. ``ours, reuse``: on. ``first token``: mean over the 4 prompts alone,
   with ``max_tokens`` 1.
 - ``differ``: texts that are not the same as transformers' (floating-point ties; the first run's).
+- ``scores``: the 31 choices of a compact CIRAG prompt (954 tokens), as one request, as one request
+  each with the prompt reused, and a single one alone.
 - ``decode alone``: one decoding step of 16 rows against the products of its weights and nothing
   else, measured beside it (the arithmetic limit; attention grows with the tokens in the cache).
 
