@@ -1,7 +1,8 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
 --config.checkpoint=W --workdir=W2``; configs/integrator_eval.py, extractor_eval.py and
 reader_eval.py evaluate the other trained components, configs/comparison.py compares
-runs of launch/answer.py, configs/difficulty.py breaks their errors down by difficulty.
+runs of launch/answer.py, configs/difficulty.py breaks their errors down by difficulty,
+configs/judge.py has a language model judge their answers.
 """
 
 import pathlib
@@ -20,8 +21,8 @@ def main(config, workdir):
     if "bootstrap_samples" not in config:
         raise UserError(
             "--config is not one to evaluate by; there are configs/retrieval.py, "
-            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py and "
-            "difficulty.py."
+            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, "
+            "difficulty.py and judge.py."
         )
     if component == "integrator":
         from cirag_jax.commands import evaluate_integrator
@@ -43,13 +44,17 @@ def main(config, workdir):
         from cirag_jax.commands import difficulty
 
         return difficulty.evaluate(config, workdir)
+    if component == "judge":
+        from cirag_jax.commands import judge
+
+        return judge.evaluate(config, workdir)
     if component is None:
         from cirag_jax.commands import evaluate_retrieval
 
         return evaluate_retrieval.evaluate(config, workdir)
     raise UserError(
-        f"config.component is {component!r}; it must be integrator, extractor, reader, answers or "
-        "difficulty."
+        f"config.component is {component!r}; it must be integrator, extractor, reader, answers, "
+        "difficulty or judge."
     )
 
 

@@ -42,8 +42,14 @@ def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     return _open_torch(config) if config.backend == "transformers" else _open_engine(config)
 
 
-def check_abilities(config: Any, name: str, wanted: Sequence[Ability]) -> None:
-    """Raises UserError where the backend of ``config.<name>`` cannot give something wanted."""
+def check_abilities(
+    config: Any, name: str, wanted: Sequence[Ability], asking: str | None = None
+) -> None:
+    """Raises UserError where the backend of ``config.<name>`` cannot give something wanted.
+
+    ``asking`` is the field that wants it; by default the method's block.
+    """
+    asking = asking or f"config.{config.method}"
     block, lacks = config[name], set[str]()
     if block.backend == "transformers":
         lacks = {"attention"}
@@ -58,7 +64,7 @@ def check_abilities(config: Any, name: str, wanted: Sequence[Ability]) -> None:
         where = f" (server={block.server})" if block.backend == "openai" else ""
         raise UserError(
             f"config.{name}.backend={block.backend}{where} does not give {' and '.join(missing)}, "
-            f"which config.{config.method} needs; backend=jax does."
+            f"which {asking} needs; backend=jax does."
         )
 
 

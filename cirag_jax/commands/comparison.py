@@ -107,7 +107,7 @@ def compare_runs(
         raise UserError("config.bootstrap_samples must be at least 1.")
     scoring = Scoring(config.profile, tuple(config.recall_at))
     metrics.check(config.metrics)
-    runs = _runs(folders)
+    runs = read_runs(folders)
     different = {run.name: _different(runs[0], run) for run in runs[1:]}
     for run in runs[1:]:
         if different[run.name] and not allow_different:
@@ -171,8 +171,12 @@ def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
     return found
 
 
-def _runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
-    """The runs, all of the same questions and passages."""
+def read_runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
+    """The runs, all of the same questions and passages.
+
+    Raises:
+      UserError: one cannot be read, has not ended, or is of other questions or passages.
+    """
     runs = [_run(name, folder) for name, folder in folders]
     first = runs[0]
     for run in runs[1:]:
@@ -255,12 +259,13 @@ def _scores(
     scoring = Scoring(scoring.profile, scoring.recall_at, lambda: journal.read_passages(file))
     found = []
     for records in run.repeats:
-        answered = [_answered(records[i]) for i in ids]
+        answered = [answered_of(records[i]) for i in ids]
         found.append(metrics.measure(answered, scoring, names, corpus=run.needs.corpus))
     return found
 
 
-def _answered(record: Record) -> Answered:
+def answered_of(record: Record) -> Answered:
+    """The question of a run's record, and its answer."""
     question = msgspec.convert(record.input, Question)
     found = None if record.outcome is None else codec.decode_prediction(record.outcome)
     return Answered(question, found)

@@ -6,14 +6,17 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cirag_jax.datasets.chains import query_text
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.llm.types import Ability, Message
+from cirag_jax.methods import c2rag_stop
+from cirag_jax.methods.c2rag_config import C2ragConfig, Rule
 from cirag_jax.methods.cascade import GRANULARITIES, cascade, outcome
 from cirag_jax.methods.evidence import (
     Evidence,
@@ -58,6 +61,7 @@ PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
 INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
 ON_REPEAT = ("ask", "stop", "chain")
 NEXT_QUERIES = ("written", "chain")
+STOPS = ("integrator", "c2rag")
 TOP_K = 3
 
 
@@ -102,6 +106,10 @@ class CiragConfig:
       link_bonus: above 0: the passages that the question and the kept facts name by their titles
         are searched beside the retrieved ones, and their facts score so much more until the chain
         has been there. Ours.
+      stop: what ends the rounds before L: the integrator's having nothing to ask (paper), or c2rag:
+        that the core triples ground a plan of the question; see `methods.c2rag_stop`. Ours. Where
+        the plan cannot be used, the integrator's own stop counts.
+      gamma, neff_rule, min_score, plan_schema: of `C2ragConfig`, for ``stop=c2rag``.
       reader_format: thought (an example, reasoning before the answer); as readers are trained,
         chain (the facts that lead to the answer, then the answer) or brief (the answer alone).
       decision_tokens: most tokens of an integration response; 0: the role's.
@@ -130,6 +138,11 @@ class CiragConfig:
     stop_below: float = -1.0
     keep: int = 1
     link_bonus: float = 0.0
+    stop: str = "integrator"
+    gamma: float = C2ragConfig.gamma
+    neff_rule: Rule = C2ragConfig.neff_rule
+    min_score: float = C2ragConfig.min_score
+    plan_schema: bool = C2ragConfig.plan_schema
     reader_format: str = "thought"
     decision_tokens: int = 0
     answer_tokens: int = 0
@@ -174,6 +187,9 @@ class CiragConfig:
             raise UserError("units=sentence has no triples to read: granularities needs another.")
         if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
             raise UserError("integrator=aligner needs use_reranker; so does link_bonus.")
+        check_choice("stop", self.stop, STOPS)
+        if self.checks_plan and self.units != "triple":
+            raise UserError("stop=c2rag looks the plan up in triples: it needs units=triple.")
         if self.keep < 1 or self.link_bonus < 0:
             raise UserError("keep must be >= 1, link_bonus >= 0.")
         reading.check_reader_format(self.reader_format)
@@ -181,6 +197,26 @@ class CiragConfig:
             raise UserError(f"normalization={self.normalization!r} must be ascii or unicode.")
         if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
             raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
+        if self.checks_plan:
+            self.sufficiency  # noqa: B018  # Refuses what C2RAG does.
+
+    @property
+    def checks_plan(self) -> bool:
+        """Whether the core triples are checked against a plan."""
+        return self.stop == "c2rag" and self.max_steps > 0
+
+    @functools.cached_property
+    def sufficiency(self) -> C2ragConfig:
+        """How a plan is made and grounded, where that is the stop signal."""
+        return C2ragConfig(
+            normalization=self.normalization,
+            plan_schema=self.plan_schema,
+            plan_failure="empty",
+            gamma=self.gamma,
+            neff_rule=self.neff_rule,
+            min_score=self.min_score,
+            rerank_texts=False,
+        )
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
@@ -193,16 +229,22 @@ class CiragConfig:
         """Without rounds there are no triples, so nothing to rank or to integrate."""
         rounds = self.max_steps > 0
         asks = rounds and self.integrator == "model"
-        abilities: tuple[Ability, ...] = ()
+        abilities: dict[str, tuple[Ability, ...]] = {}
         if asks and self.keep_above:
-            abilities = ("continue_final", "score")
+            abilities["integrator"] = ("continue_final", "score")
         elif asks and self.prefilled_headers:
-            abilities = ("continue_final",)
+            abilities["integrator"] = ("continue_final",)
+        rankers = ("triples",) if rounds and self.use_reranker else ()
+        planner = ()
+        if self.checks_plan:
+            planner, own = ("planner",), self.sufficiency.needs
+            abilities |= own.abilities
+            rankers = tuple(dict.fromkeys((*rankers, *own.rankers)))
         return Needs(
-            roles=("integrator", "reader") if asks else ("reader",),
-            abilities={"integrator": abilities} if abilities else {},
-            rankers=("triples",) if rounds and self.use_reranker else (),
-            units=self.units if rounds and self.use_reranker else None,
+            roles=(*planner, *(("integrator", "reader") if asks else ("reader",))),
+            abilities=abilities,
+            rankers=rankers,
+            units=self.units if rankers else None,
             links=rounds and self.link_bonus > 0,
             triples=rounds and self.units == "triple",
         )
@@ -238,7 +280,9 @@ def collect(
     parse_errors: collections.Counter[str],
 ) -> Program[None]:
     """Rounds of construction and integration, appended to ``steps``, until a_{t+1} is none."""
-    query, asked = question, {question}
+    query, asked, plan = question, {question}, None
+    if config.checks_plan:
+        plan = yield from c2rag_stop.make_plan(question, config.sufficiency, parse_errors)
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         linked = (yield from follow(question, steps, evidence, config)) if config.link_bonus else ()
@@ -263,8 +307,12 @@ def collect(
             decision, text = yield from integrate(
                 question, steps, candidates.facts, config, parse_errors
             )
-        steps.append(_step(query, passages, candidates, decision, text))
         evidence.keep(decision.kept)
+        notes: Mapping[str, Any] = {}
+        if plan is not None:
+            verdict = yield from c2rag_stop.check(plan, evidence.triples)
+            decision, notes = _stop_if(verdict, decision), verdict.notes
+        steps.append(_step(query, passages, candidates, decision, text, notes))
         if decision.next_query is None:
             break
         query = decision.next_query
@@ -275,6 +323,12 @@ def collect(
             texts = [evidence.text(fact) for step in steps for fact in step.kept]
             query = query_text(question, list(dict.fromkeys(texts)), config.units)
         asked.add(query)
+
+
+def _stop_if(verdict: c2rag_stop.Verdict, decision: prompts.Decision) -> prompts.Decision:
+    """The decision, whose a_{t+1} is none exactly where the facts suffice."""
+    query = None if verdict.suffices else decision.next_query or verdict.query
+    return dataclasses.replace(decision, next_query=query)
 
 
 # --------------------------------------------------------------------------------- construction
@@ -519,6 +573,7 @@ def _step(
     candidates: Candidates,
     decision: prompts.Decision,
     response: str,
+    notes: Mapping[str, Any],
 ) -> Step:
     return Step(
         query,
@@ -529,6 +584,7 @@ def _step(
         decision.kept,
         decision.next_query,
         response,
+        notes=notes,
     )
 
 

@@ -47,6 +47,35 @@ class Scoring(NamedTuple):
     softcap: float | None = None
 
 
+class Branches(NamedTuple):
+    """Tokens that lie one after another in the cache, and in pieces of which each follows the past.
+
+    Attributes:
+      start_B: int32, where the past ends and the first branch begins.
+      size: tokens of a branch.
+    """
+
+    start_B: jax.Array
+    size: int
+
+    def skipped(self, slots_BT: jax.Array) -> jax.Array:
+        """How many tokens of other branches lie between the past and the own branch, ``[B, T]``."""
+        return (slots_BT - self.start_B[:, None]) // self.size * self.size
+
+
+def distances(
+    slots_BT: jax.Array, keys_S: jax.Array, branches: Branches | None = None
+) -> jax.Array:
+    """How many tokens before each slot a key stands, int32 ``[B, T, S]``; negative: not seen."""
+    back_BTS = slots_BT[:, :, None] - keys_S
+    if branches is None:
+        return back_BTS
+    start_B11 = branches.start_B[:, None, None]
+    skipped_BT1 = branches.skipped(slots_BT)[:, :, None]
+    own_BTS = jnp.where(keys_S < start_B11 + skipped_BT1, -1, back_BTS)
+    return jnp.where(keys_S < start_B11, back_BTS - skipped_BT1, own_BTS)
+
+
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     """``cap * tanh(x / cap)``; ``x`` where ``cap`` is None (Gemma 2)."""
     return x if cap is None else cap * jnp.tanh(x / cap)
@@ -112,10 +141,11 @@ def attend_blocks(
     q_BTNH: jax.Array,
     k_BKHS: jax.Array,
     v_BKSH: jax.Array,
-    positions_BT: jax.Array,
+    slots_BT: jax.Array,
     window: int,
+    branches: Branches | None = None,
 ) -> jax.Array:
-    """As `attend`, over blocks of keys up to the last position, with a running softmax.
+    """As `attend`, over blocks of keys up to the last slot, with a running softmax.
 
     The work follows what is written in the cache, not its size. A block that is masked for a row
     changes nothing in it, bit for bit, so that a row does not depend on how far its neighbours
@@ -127,7 +157,7 @@ def attend_blocks(
     size = _KEY_BLOCK if length % _KEY_BLOCK == 0 else length
     q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
     q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(scoring.scale, q_BTNH.dtype)
-    positions_BR = jnp.tile(positions_BT, (1, groups))
+    slots_BR = jnp.tile(slots_BT, (1, groups))
     multiply = _multiply_few if t == 1 else _multiply
 
     def block(i, state):
@@ -136,7 +166,7 @@ def attend_blocks(
         v_BKCH = jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2)
         scores = softcap(multiply(q_BKRH, k_BKHC), scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
-        distance_BRC = positions_BR[:, :, None] - keys_C
+        distance_BRC = distances(slots_BR, keys_C, branches)
         visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
         scores = jnp.where(visible_BRC[:, None], scores, MASKED)
         new_BKR = jnp.maximum(most_BKR, scores.max(-1))
@@ -152,7 +182,7 @@ def attend_blocks(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, h), jnp.float32),
     )
-    count = positions_BT.max() // size + 1
+    count = slots_BT.max() // size + 1
     _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
     mixed = (mixed_BKRH / total_BKR[..., None]).astype(v_BKSH.dtype)
     mixed = mixed.reshape(b, k_BKHS.shape[1], groups, t, h)

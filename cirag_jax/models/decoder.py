@@ -25,11 +25,13 @@ from jax.ad_checkpoint import checkpoint_name
 from cirag_jax import sharding
 from cirag_jax.models import block_attention
 from cirag_jax.models.attention import (
+    Branches,
     Implementation,
     Scoring,
     attend,
     attend_blocks,
     choose,
+    distances,
     softcap,
 )
 from cirag_jax.models.block_attention import attend_visible, make_visibility
@@ -519,6 +521,7 @@ def forward_cached(
     start_B: jax.Array,
     cache: Cache,
     *,
+    branch: int = 0,
     adapter: Adapter | None = None,
     lora: LoraOptions = PLAIN_LORA,
 ) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
@@ -531,6 +534,8 @@ def forward_cached(
       start_B: int32 position of the first new token of each row; ``start + T`` must not exceed
         the cache. Cached positions below it are attended to; nothing above it is.
       cache: keys and values; donate it.
+      branch: above 0, the tokens of a row are pieces of so many, each of which goes on from what
+        was cached before all of them.
       adapter: LoRA pairs, unstacked as well.
       lora: the adapter's scale.
 
@@ -539,8 +544,10 @@ def forward_cached(
       last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
     """
     length = cache["v"][0].shape[2]
-    positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
-    distance_BTS = positions_BT[:, :, None] - jnp.arange(length, dtype=jnp.int32)
+    slots_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
+    branches = Branches(start_B, branch) if branch else None
+    distance_BTS = distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
+    positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
     keys, values = list(cache["k"]), list(cache["v"])
@@ -556,7 +563,7 @@ def forward_cached(
             mask_BTS &= distance_BTS < window
         if config.attention == "transposed":
             mixed_BTNH = attend_blocks(
-                config.scoring, q_BTNH, keys[i], values[i], positions_BT, window
+                config.scoring, q_BTNH, keys[i], values[i], slots_BT, window, branches
             )
         else:
             mixed_BTNH = attend(config.scoring, q_BTNH, keys[i], values[i], mask_BTS)

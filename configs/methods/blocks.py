@@ -98,14 +98,17 @@ def preset(config: Any, name: str) -> Any:
       ValueError: there is no such preset.
     """
     needs = find_method(config.method).config().needs
+    blocks = {name: block for name, block in config.items() if isinstance(block, ConfigDict)}
+    # Those of switches that are off, too.
+    roles = [who for who in blocks if "max_tokens" in blocks[who] and who != "extractor"]
     if name == "small":
-        for who in needs.roles:
+        for who in roles:
             config[who].prefix_tokens = 65536
         config.reader.max_tokens = min(config.reader.max_tokens, 96)
     elif name == "medium":
         config.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # or its GGUF: --config.model=FILE.gguf
         config.in_flight = 16
-        for who in needs.roles:
+        for who in roles:
             config[who].context = 4096
             config[who].overflow = "truncate"
     elif name == "paper":

@@ -38,7 +38,8 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """CIRAG as the preset says."""
-    config = blocks.method("cirag", integrator=384, reader=192)
+    switches = {"stop": "c2rag"}  # It has a planner and a ranker of relations.
+    config = blocks.method("cirag", switches, planner=512, integrator=384, reader=192)
     if preset == "small":
         config.cirag.units = "sentence"
         config.cirag.integrator = "aligner"

@@ -12,6 +12,8 @@ time of its repetition, is the compile time (no compiled program is kept between
 - ``ours``: prefix reuse off. ``ours, reuse``: on. ``first token``: mean over the 4 prompts alone,
   with ``max_tokens`` 1.
 - ``differ``: texts that are not the same as transformers' (floating-point ties; the first run's).
+- ``scores``: the 31 choices of a compact CIRAG prompt (954 tokens), as one request, as one request
+  each with the prompt reused, and a single one alone.
 - ``decode alone``: one decoding step of 16 rows against the products of its weights and nothing
   else, measured beside it (the arithmetic limit; attention grows with the tokens in the cache).
 
@@ -63,6 +65,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.llm.types import Generate, Message
+from experiments.benchmarks.measure import alternately
 
 FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
 MAX_TOKENS = 64
@@ -352,6 +355,46 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
     return found
 
 
+def scores(choices: int = 31) -> list[dict[str, Any]]:
+    """The choices of a compact CIRAG prompt: as one request, as one each, and one alone."""
+    from cirag_jax.llm.engine.engine import Engine
+    from cirag_jax.llm.engine.shapes import EngineConfig
+    from cirag_jax.llm.types import Score
+
+    engine = Engine.open(dtype="float32", options=EngineConfig.for_platform(prefix_tokens=4096))
+    messages = request(load_conversations()[0][1], 0, 0).messages
+    texts = tuple(f" {number}\n" for number in range(1, choices)) + (" none\n",)
+    sides = {
+        "together": [Score(messages, texts)],
+        "one alone": [Score(messages, texts[-1:])],
+        "one by one": [Score(messages, (text,)) for text in texts],
+    }
+
+    def side(requests: Sequence[Score]) -> Callable[[], None]:
+        def run() -> None:
+            engine.forget()
+            engine.score(requests)
+
+        return run
+
+    seconds = alternately({name: side(requests) for name, requests in sides.items()}, 3)
+    found = []
+    for name, measured in seconds.items():
+        row = {
+            "task": "scores",
+            "side": name,
+            "prompt_tokens": len(engine.tokenizer.encode_prompt(messages)),
+            "seconds": round(measured.wall, 3),
+            "times_together": round(measured.wall / seconds["together"].wall, 2),
+            "times_together_processor": round(
+                measured.processor / seconds["together"].processor, 2
+            ),
+        }
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
 def bandwidth(rows: int, cached: int) -> dict[str, Any]:
     """A 7B decoder's step on an accelerator against its memory bandwidth."""
     import jax
@@ -399,7 +442,7 @@ def main() -> None:
     tasks += ("4 x 3 turns", "64 x 3 turns")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("compare", "bandwidth"))
-    parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone"))
+    parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone", "scores"))
     parser.add_argument("--rows", type=int, default=64, help="of --mode=bandwidth")
     parser.add_argument("--cached", type=int, default=1024, help="tokens, of --mode=bandwidth")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
@@ -413,10 +456,12 @@ def main() -> None:
     if mode == "bandwidth":
         print(json.dumps({"rows": [bandwidth(args.rows, args.cached)]}))
         return
-    chosen = args.only or (*tasks, "decode alone")
+    chosen = args.only or (*tasks, "decode alone", "scores")
     rows = compare([task for task in tasks if task in chosen])
     if "decode alone" in chosen:
         rows += decode_alone()
+    if "scores" in chosen:
+        rows += scores()
     print(json.dumps({"rows": rows}))
 
 

@@ -44,7 +44,7 @@ def folders(tmp_path_factory):
     }
 
 
-def run(capsys, folders, workdir, method, settings):
+def run(capsys, folders, workdir, method, settings, more=None):
     config = cli.load_config(str(_ROOT / f"configs/methods/{method}.py"))
     needs = registry.find_method(method).config().needs
     values = {k: v for k, v in folders.items() if k == "data.dir" or k.partition(".")[0] in config}
@@ -52,6 +52,7 @@ def run(capsys, folders, workdir, method, settings):
     values |= {f"{method}.{field}": value for field, value in settings.items()}
     for role in needs.roles:
         values |= {f"{role}.max_tokens": 8, f"{role}.prefix_tokens": 0, f"{role}.batch_size": 2}
+    values |= more or {}
     overrides = [f"--config.{key}={value}" for key, value in values.items()]
     argv = [f"--config=configs/methods/{method}.py", *overrides, f"--workdir={workdir}"]
     with pytest.raises(SystemExit) as end:
@@ -79,3 +80,28 @@ def test_units_are_a_switch(method, units, settings, folders, tmp_path, capsys):
     assert (found["answered"], found["failures"]) == (2, 0)
     if method == "oracle":
         assert "retrieve" not in found["calls"]  # gold is fetched, nothing is searched
+
+
+def test_kirags_aligner_may_rank_cirags_triples(folders, tmp_path, capsys):
+    ranker = {"kind": "aligner", "model": folders["encoder.model"]}
+    more = {f"rankers.triples.{field}": value for field, value in ranker.items()}
+    found = run(capsys, folders, tmp_path, "cirag", SETTINGS["cirag"], more)
+    assert (found["answered"], found["calls"]["rank"]) == (2, 2)
+
+
+def test_cirags_cascade_may_read_kirags_chain(folders, tmp_path, capsys):
+    settings = {"reader": "cascade", "reader_format": "thought", "max_steps": 1}
+    settings |= {"append_best": True, "num_demonstrations": 0}
+    found = run(capsys, folders, tmp_path, "kirag", settings)
+    assert found["answered"] == 2
+    # Three granularities, and once more without leave to refuse, or less where one answers.
+    assert 1 <= found["answer_calls"] <= 4
+
+
+def test_c2rags_plan_may_end_cirags_rounds(folders, tmp_path, capsys):
+    """A random model makes no plan: it is asked twice, and the rounds go on without one."""
+    settings = {"max_steps": 1, "integrator": "aligner", "stop": "c2rag", "num_candidates": 4}
+    more = {f"planner.{key}": n for key, n in (("max_tokens", 6), ("batch_size", 2))}
+    found = run(capsys, folders, tmp_path, "cirag", settings, more | {"planner.prefix_tokens": 0})
+    assert (found["answered"], found["steps"]) == (2, 1.0)
+    assert found["parse_errors"]["plan_invalid"] == found["roles"]["planner"]["calls"] == 4

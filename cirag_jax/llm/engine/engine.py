@@ -32,7 +32,13 @@ from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.prefix_cache import PrefixCache
 from cirag_jax.llm.engine.rows import Row, upload
 from cirag_jax.llm.engine.sampling import Details
-from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks, window
+from cirag_jax.llm.engine.shapes import (
+    EngineConfig,
+    cache_lengths,
+    chunks,
+    power_of_two,
+    window,
+)
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.llm.types import (
     Done,
@@ -357,42 +363,61 @@ class Engine:
         return scored
 
     def _score(self, request: Score, prompt: np.ndarray, truncated: int, started: float) -> Scored:
-        continuations = [self.tokenizer.encode(text) for text in request.continuations]
+        continuations = [tuple(self.tokenizer.encode(t).tolist()) for t in request.continuations]
         length = len(prompt) + max(map(len, continuations))
         if length > self.context:
             raise PromptError(
                 f"prompt and continuation have {length} tokens but only {self.context} fit"
             )
-        with self._lane_cache(self._length_for(length)) as cache:
-            reused = self._prefill(cache, 0, prompt[:-1])
-            tokens = tuple(self._score_one(cache, prompt, ids) for ids in continuations)
+        logprobs, reused = self._score_distinct(prompt, list(dict.fromkeys(continuations)))
+        tokens = tuple(
+            tuple(
+                Token(self.tokenizer.piece(token), token, float(logprob))
+                for token, logprob in zip(ids, logprobs[ids], strict=True)
+            )
+            for ids in continuations
+        )
         usage = Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
         return Scored(tokens, usage)
 
-    def _score_one(
-        self, cache: "_Held", prompt: np.ndarray, continuation: np.ndarray
-    ) -> tuple[Token, ...]:
-        tokens = np.concatenate([prompt, continuation]).astype(np.int32)
-        logprobs = np.zeros(len(tokens), np.float32)  # of token i given those before it
-        # Logits of a whole chunk are held at once: the smallest size keeps them few.
-        sizes = self.options.prefill_chunks[-1:]
-        for start, size in chunks(len(prompt) - 1, len(tokens) - 1, sizes, cache.length):
-            cache.value, found = steps.score(
-                self.config,
-                self._weights,
-                cache.value,
-                np.int32(0),
-                window(tokens, start, size),
-                window(tokens, start + 1, size),
-                np.int32(start),
-                lora=self._lora,
-            )
-            end = min(start + size, len(tokens) - 1)
-            logprobs[start + 1 : end + 1] = np.asarray(found)[: end - start]
-        return tuple(
-            Token(self.tokenizer.piece(int(token)), int(token), float(logprob))
-            for token, logprob in zip(continuation, logprobs[len(prompt) :], strict=True)
-        )
+    def _score_distinct(
+        self, prompt: np.ndarray, continuations: Sequence[tuple[int, ...]]
+    ) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
+        """The log-probabilities of continuations' tokens, and how much of the prompt was reused.
+
+        The prompt is computed once, then as many continuations at a time as a prefill call has
+        room for: how many depends on this request alone.
+        """
+        first, longest = len(prompt) - 1, max(map(len, continuations))
+        most = self.options.prefill_chunks[0]
+        width = min(power_of_two(longest), most)
+        rows = min(power_of_two(len(continuations)), most // width)
+        with self._lane_cache(self._length_for(first + max(longest + 1, rows * width))) as cache:
+            reused = self._prefill(cache, 0, prompt[:-1])
+            rows = max(1, min(rows, (cache.length - first) // width))
+            count = -(-len(continuations) // rows) * rows
+            tokens_NS = np.zeros((count, len(prompt) + longest + width), np.int32)
+            tokens_NS[:, : len(prompt)] = prompt
+            for row, ids in zip(tokens_NS, continuations, strict=False):
+                row[len(prompt) : len(prompt) + len(ids)] = ids
+            logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of token i given those before it
+            for batch in (slice(i, i + rows) for i in range(0, count, rows)):
+                end = first + max(map(len, continuations[batch]))
+                # More than one chunk only of one continuation: a batch is no longer than a call.
+                for start, size in chunks(first, end, (width,), cache.length):
+                    after = slice(start + 1, start + 1 + size)
+                    cache.value, logprob_NS[batch, after] = steps.score(
+                        self.config,
+                        self._weights,
+                        cache.value,
+                        np.int32(0),
+                        tokens_NS[batch, start : start + size],
+                        tokens_NS[batch, after],
+                        np.int32(start),
+                        lora=self._lora,
+                    )
+        found = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
+        return {ids: logprob_T[: len(ids)] for ids, logprob_T in found}, reused
 
     # ------------------------------------------------------------------------------------- caches
 

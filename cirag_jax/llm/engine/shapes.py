@@ -81,6 +81,11 @@ def chunks(done: int, end: int, sizes: Sequence[int], length: int) -> Iterator[t
         done = start + size
 
 
+def power_of_two(count: int) -> int:
+    """The least one that is no smaller."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
 def window(tokens: np.ndarray, start: int, size: int) -> np.ndarray:
     """``tokens[start : start + size]``, padded with zeros; what they write is overwritten."""
     window = np.zeros(size, np.int32)

@@ -1,10 +1,11 @@
-"""The engine's compiled programs: extend a row's cache, decode all rows, score a continuation.
+"""The engine's compiled programs: extend a row's cache, decode all rows, score continuations.
 
 Shapes are those of the bucket alone (rows, cache length, chunk), so that every program compiles
 once a bucket and what a row computes does not depend on its neighbours.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from cirag_jax.models import attention, decoder
 from cirag_jax.models.decoder import Adapter, Cache, DecoderConfig, LoraOptions, Params
 
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
+_LOGITS = 64  # tokens whose logits are held at once
 
 
 class Weights(NamedTuple):
@@ -66,7 +68,7 @@ def _put(cache: Cache, one: Cache, row: jax.Array, start: jax.Array, size: int) 
     }
 
 
-def _extend(config, weights, cache, row, tokens_T, start, lora):
+def _extend(config, weights, cache, row, tokens_T, start, lora, branch=0):
     alone = cache["v"][0].shape[0] == 1  # then the row is the cache, and nothing is copied
     hidden_BTD, one, _ = decoder.forward_cached(
         config,
@@ -74,6 +76,7 @@ def _extend(config, weights, cache, row, tokens_T, start, lora):
         tokens_T[None],
         start[None],
         cache if alone else _take(cache, row),
+        branch=branch,
         adapter=weights.adapter,
         lora=lora,
     )
@@ -101,17 +104,28 @@ def score(
     weights: Weights,
     cache: Cache,
     row: Array | np.integer,
-    tokens_T: Array,
-    targets_T: Array,
+    tokens_NT: Array,
+    targets_NT: Array,
     start: Array | np.integer,
     *,
     lora: LoraOptions,
 ) -> tuple[Cache, jax.Array]:
-    """As `prefill`, and the log-probability (fp32 ``[T]``) of each target after its token."""
-    hidden_TD, cache = _extend(config, weights, cache, row, tokens_T, start, lora)
-    logits_TV = decoder.logits(config, weights.params, hidden_TD)
-    found = sampling.describe(logits_TV, targets_T, Details(logprobs=True))
-    return cache, found["logprob"]
+    """Log-probabilities (fp32 ``[N, T]``) of targets, each after its token.
+
+    Every row of ``tokens_NT`` goes on by itself from the ``start`` positions in the row of the
+    cache, in which they are written one after another; ``start + N * T <= S``.
+    """
+    n, t = tokens_NT.shape
+    tokens = jnp.reshape(tokens_NT, -1)
+    hidden, cache = _extend(config, weights, cache, row, tokens, start, lora, branch=t)
+
+    def describe(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        logits = decoder.logits(config, weights.params, part[0])
+        return sampling.describe(logits, part[1], Details(logprobs=True))["logprob"]
+
+    size = math.gcd(n * t, _LOGITS)
+    parts = hidden.reshape(-1, size, hidden.shape[-1]), jnp.reshape(targets_NT, (-1, size))
+    return cache, jax.lax.map(describe, parts).reshape(n, t)
 
 
 @functools.partial(

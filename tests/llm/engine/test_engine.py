@@ -327,6 +327,51 @@ def test_scores_are_the_models_logprobs(engine, reusing, folder):
     assert score.usage.cached_tokens == len(prompt) - 1
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])  # the latter has windows of 6 tokens
+def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
+    """One prefill of each prompt and few short calls, whose rows never see each other."""
+    folder = tiny_decoder.folder(tmp_path, family, max_position_embeddings=512)
+    engine = make(folder, prefix_tokens=0)
+    choices = tuple(f" {number}\n" for number in range(1, 31))
+    asked = [
+        Score(ask(text(40, 6)).messages, (*choices, " none\n", " 7\n", " 8\n")),
+        Score(ask(text(9, 3)).messages, ("a town", text(40, 4), "the weaver")),
+        Score(ask(text(248, 5) + " a").messages, ("a town", text(3, 8), "who")),
+    ]
+    calls: dict[str, list[int]] = {"prefill": [], "score": []}
+
+    def counted(name, program):
+        def call(*args, **fields):
+            calls[name].append(args[4].size)
+            return program(*args, **fields)
+
+        return call
+
+    for name in calls:
+        monkeypatch.setattr(steps, name, counted(name, getattr(steps, name)))
+    scored = engine.score(asked)
+    prompts = [engine.tokenizer.encode_prompt(request.messages) for request in asked]
+    new = [[engine.tokenizer.encode(text) for text in request.continuations] for request in asked]
+    # Of 31 distinct choices eight a call; one of more than 64 tokens in two calls; at the end of
+    # the context, where a call begins within the prompt, one a call.
+    assert calls["score"] == [64] * 4 + [64] * 4 + [8] * 3
+    assert len(prompts[2]) - 1 + 8 > engine.context
+    assert sum(calls["prefill"]) < 1.1 * sum(map(len, prompts))
+    loaded = load_decoder(str(folder))
+    params = decoder.to_params(loaded.state)
+    for prompt, continuations, found in zip(prompts, new, scored, strict=True):
+        length = len(prompt) + max(map(len, continuations))
+        tokens = np.zeros((len(continuations), length), np.int32)
+        for row, ids in zip(tokens, continuations, strict=True):
+            row[: len(prompt) + len(ids)] = np.concatenate([prompt, ids])
+        hidden = decoder.forward(loaded.config, params, tokens)[:, len(prompt) - 1 :]
+        logprobs = jax.nn.log_softmax(decoder.logits(loaded.config, params, hidden), axis=-1)
+        for row, ids, tokens in zip(logprobs, continuations, found.tokens, strict=True):
+            assert [token.id for token in tokens] == ids.tolist()
+            expected = np.asarray(row)[np.arange(len(ids)), ids]
+            np.testing.assert_allclose([t.logprob for t in tokens], expected, atol=2e-5)
+
+
 def test_json_schemas_constrain(engine):
     schema = {
         "type": "object",

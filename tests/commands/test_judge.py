@@ -1,0 +1,192 @@
+"""Judges of answers: by hand over made-up runs, and a tiny model from end to end."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import runpy
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.commands import judge as command
+from cirag_jax.commands import side_by_side
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Usage
+from cirag_jax.runtime.journal import FILE
+from cirag_jax.runtime.requests import Generated
+from configs import judge as config_file
+from tests import tiny_decoder
+from tests.answering import lines
+from tests.reports.made_up import PREDICTION, QUESTION, many, write_journal
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MAIN = runpy.run_path(str(_ROOT / "launch/evaluate.py"))["main"]
+
+
+class Canned:
+    """Takes any county for right; ``strict`` wants the first gold answer. Counts its calls."""
+
+    is_slow, is_exhausted = True, False
+
+    def __init__(self, rubric, strict):
+        self.verdict = {"dualrag": "implies", "grade": "correct"}[rubric]
+        self.strict, self.asked = strict, []
+
+    def __call__(self, calls, done):
+        for index, call in enumerate(calls):
+            self.asked.append(call.request)
+            turn = call.request.messages[1].text
+            shown = turn.split("\n")[1]
+            right = "Orlin County" in shown if self.strict else "County" in shown
+            text = json.dumps({self.verdict: right})
+            if "mumble" in shown:
+                text = "Hm." if len(call.request.messages) == 2 or "twice" in shown else "Yes."
+            done(index, Generated(text, "stop", Usage(5, 0, 2)))
+
+
+@pytest.fixture
+def judges(monkeypatch):
+    opened = {}
+
+    @contextlib.contextmanager
+    def open_model(config, model, roles, journal):
+        assert roles == {"judge": config.max_tokens}
+        name = journal.path.stem
+        opened[name] = Canned(config[name].rubric, strict=name == "second")
+        yield opened[name]
+
+    monkeypatch.setattr(side_by_side, "open_model", open_model)
+    return opened
+
+
+def workdir(root, name, pairs, **kwargs):
+    (root / name).mkdir()
+    write_journal(root / name / FILE, pairs, **kwargs)
+    return f"{name}={root / name}"
+
+
+def says(answer):
+    return dataclasses.replace(PREDICTION, answer=answer)
+
+
+def evaluate(root, *runs, **fields):
+    config = config_file.get_config()
+    config.runs = runs
+    config.update_from_flattened_dict({"bootstrap_samples": 50, **fields})
+    (root / "j").mkdir(exist_ok=True)
+    return command.evaluate(config.lock(), root / "j")
+
+
+def two_runs(root):
+    """Six questions; the last has no gold. The first run is right about four of five."""
+    pairs = many(6)
+    asked = [question for question, _ in pairs]
+    asked[5] = dataclasses.replace(asked[5], answers=())
+    first = [says(a) for a in ("Orlin County", "Orlin", "County", "Orlin County", "County", "x")]
+    second = [says(a) for a in ("Orlin County", "mumble", "", "mumble twice")] + [None, says("x")]
+    return (
+        workdir(root, "a", zip(asked, first, strict=True)),
+        workdir(root, "b", zip(asked, second, strict=True), failed=[asked[4]]),
+    )
+
+
+def test_verdicts_by_hand(tmp_path, judges, capsys):
+    runs = two_runs(tmp_path)
+    result = evaluate(tmp_path, *runs, **{"second.run": True, "second.rubric": "grade"})
+    a, b = result["systems"]["a"], result["systems"]["b"]
+    assert a["judge"]["value"] == pytest.approx(4 / 5)  # "Orlin" is no county
+    assert a["second"]["value"] == pytest.approx(2 / 5)
+    assert (a["em"]["value"], a["acc"]["value"]) == (pytest.approx(3 / 5), pytest.approx(3 / 5))
+    # "mumble twice" gets no verdict and does not count; the empty and the failed one are wrong.
+    assert b["judge"]["value"] == pytest.approx(2 / 4)
+    told = result["judges"]["judge"]
+    assert (told["verdicts"], told["unjudged"], told["failures"]) == (7, 1, 0)
+    assert told["parse_errors"] == {"verdict_missing": 3, "verdict_no_json": 4}
+    assert (told["rubric"], result["judges"]["second"]["rubric"]) == ("dualrag", "grade")
+    assert (result["num_questions"], result["without_gold"], result["empty"]) == (6, 1, 2)
+    # What both runs answered alike is asked about once, in one batch, under its schema.
+    assert len(judges["judge"].asked) == 7 + 2
+    assert {r.role for r in judges["judge"].asked} == {"judge"}
+    assert list(judges["second"].asked[0].json_schema["properties"]) == ["correct"]
+    both = result["agreement"]
+    assert (both["num_answers"], both["both_right"], both["both_wrong"]) == (6, 3, 1)
+    assert both["first_alone"] == 2 and both["kappa"] == pytest.approx((4 / 6 - 0.5) / 0.5)
+    assert result["differences"]["a-b"]["judge"]["difference"] == pytest.approx(4 / 5 - 2 / 4)
+    assert result["complete"]
+    rows = lines(tmp_path / "j" / command.FILE)
+    assert [row["judge"] for row in rows[:6]] == [True, False, True, True, True, None]
+    assert rows[6 + 3]["judged"] == "mumble twice" and rows[6 + 3]["judge"] is None
+    said = capsys.readouterr().err
+    assert "agree about 66.7 % of 6 answers, Cohen's kappa 0.33" in said
+    assert "rubric dualrag, 1 without a verdict" in said
+    json.dumps(result)
+
+
+def test_nothing_is_asked_twice(tmp_path, judges):
+    runs = two_runs(tmp_path)
+    first = evaluate(tmp_path, *runs)
+    asked = len(judges["judge"].asked)
+    judges.clear()
+    again = evaluate(tmp_path, *runs)
+    assert not judges and asked == 9
+    assert again["systems"] == first["systems"] and again["agreement"] is None
+    with pytest.raises(UserError, match=r"retries"):
+        evaluate(tmp_path, *runs, retries=0)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, judges):
+    runs = two_runs(tmp_path)
+    stopped = evaluate(tmp_path, *runs, stop_after_minutes=1e-9)
+    assert not stopped["complete"] and "judge" not in stopped["systems"]["a"]
+    assert "not complete" in (tmp_path / "j" / "table.md").read_text()
+    assert evaluate(tmp_path, *runs)["systems"]["a"]["judge"]["value"] == pytest.approx(4 / 5)
+
+
+def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
+    run = workdir(tmp_path, "a", [(QUESTION, PREDICTION)])
+    evaluate(tmp_path, run, text="response", **{"judge.constrained": False})
+    (request,) = judges["judge"].asked
+    assert "the seat lies in its county" in request.messages[1].text
+    assert request.json_schema is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"text": "thought"}, "config.text='thought' must be one of answer, response"),
+        ({"judge.rubric": "mine"}, "config.judge.rubric='mine' must be one of dualrag, grade"),
+        ({"second.run": True}, "config.second is the same model with the same rubric"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"retries": -1}, "retries"),
+        ({"profile": "squad"}, "profile='squad' is no profile"),
+        (
+            {"judge.backend": "openai", "judge.server": "transformers"},
+            r"does not give json_schema, which config\.judge\.constrained=true needs",
+        ),
+    ],
+)
+def test_what_cannot_be_judged_is_said(tmp_path, judges, fields, words):
+    run = workdir(tmp_path, "a", [(QUESTION, PREDICTION)])
+    with pytest.raises(UserError, match=words):
+        evaluate(tmp_path, run, **fields)
+    assert not judges
+
+
+def test_a_tiny_model_judges_under_its_schema(tmp_path, capsys):
+    model = tiny_decoder.folder(tmp_path / "model", max_position_embeddings=2048)
+    run = workdir(tmp_path, "a", [(QUESTION, PREDICTION)])
+    values = {
+        "runs": run, "judge.model": model, "judge.batch_size": 1, "judge.prefix_tokens": 0,
+        "bootstrap_samples": 10,
+    }  # fmt: skip
+    flags = [f"--config.{key}={value}" for key, value in values.items()]
+    argv = ["evaluate.py", "--config=configs/judge.py", *flags, f"--workdir={tmp_path / 'j'}"]
+    with pytest.raises(SystemExit) as end:
+        cli.run(_MAIN, "configs/retrieval.py", argv)
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    result = json.loads(captured.out)
+    told = result["judges"]["judge"]
+    assert (told["verdicts"], told["unjudged"], told["parse_errors"]) == (1, 0, {})
+    assert result["systems"]["a"]["judge"]["value"] in (0, 1)
