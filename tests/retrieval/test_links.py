@@ -144,6 +144,12 @@ def test_ranks_are_those_of_networkx(restart, backward):
         np.testing.assert_allclose(rank_NQ[:, query], [expected[n] for n in range(40)], atol=1e-6)
 
 
+def test_a_walk_goes_on_until_it_has_settled():
+    seed_NQ = np.array([[1], [0]], np.float32)
+    rank_NQ = links.page_rank(links.transitions([[[1]], [[0]]], 0.0), seed_NQ, 0.5)
+    np.testing.assert_allclose(rank_NQ, [[2 / 3], [1 / 3]], atol=1e-6)
+
+
 def test_a_walk_stays_within_what_its_question_may_find():
     """Who would leave begins anew: the stationary distribution of the chain that says so."""
     rng, restart = np.random.default_rng(1), 0.4
@@ -191,6 +197,8 @@ def test_a_walk_without_any_link_keeps_the_first_ranking():
     walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c", Delta="d"))
     assert walk.search(["Is it so?", "or so?"], [[2, 0, 3, 1], [1, 3]], 3) == [[2, 0, 3], [1, 3]]
     assert walk.search(["Is it Beta?"], [[2, 0]], 3) == [[1, 2, 0]]
+    walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c"), WalkOptions(seeds=0))
+    assert walk.search(["Beta or Alpha?"], [[2, 1, 0]], 3) == [[1, 0, 2]]  # equals in its order
     assert LinkWalk([]).search([], [], 3) == []
 
 
@@ -240,4 +248,5 @@ def test_options_that_no_walk_can_have_are_refused(field, value, message):
 def test_fusion_sums_reciprocal_ranks():
     assert fuse([[1, 2, 3]], [[3, 4]], k=9) == [[3, 1, 2, 4]]
     assert fuse([[1, 2], []], [[2, 1], [7]], k=1) == [[1], [7]]
-    assert fuse([[1, 2, 3]], [[3, 2]], k=9, constant=0.1) == [[3, 2, 1]]
+    assert fuse([[1, 5, 2]], [[6, 7, 2]], k=1) == [[2]]
+    assert fuse([[1, 5, 2]], [[6, 7, 2]], k=1, constant=0.1) == [[1]]
