@@ -114,6 +114,7 @@ class LinkWalk:
         self._options = options or WalkOptions()
         self._titles = TitleIndex(passages)
         mentions = [self._titles.mentions(passage.text) for passage in passages]
+        self._num_rows = len(passages)
         self._step_NN = transitions(mentions, self._options.backward)
 
     def search(
@@ -132,8 +133,7 @@ class LinkWalk:
           k: rows wanted; fewer come back where neither walk nor ranking has more.
           allowed: for each question, the rows it may find; None: all. No walk leaves them.
         """
-        num_rows = self._step_NN.shape[0]
-        block, found = max(_BLOCK // max(num_rows, 1), 1), []
+        block, found = max(_BLOCK // max(self._num_rows, 1), 1), []
         for start in range(0, len(questions), block):
             part = slice(start, start + block)
             seed_NQ = self._seeds(questions[part], first[part])
@@ -148,7 +148,7 @@ class LinkWalk:
         return found
 
     def _seeds(self, questions: Sequence[str], first: Sequence[Sequence[int]]) -> np.ndarray:
-        seed_NQ = np.zeros((self._step_NN.shape[0], len(questions)), np.float32)
+        seed_NQ = np.zeros((self._num_rows, len(questions)), np.float32)
         for query, (question, ranked) in enumerate(zip(questions, first, strict=True)):
             for place, row in enumerate(ranked[: self._options.seeds], 1):
                 seed_NQ[row, query] += 1 / place
@@ -225,7 +225,7 @@ def _best(rank_N: np.ndarray, first: Sequence[int], k: int) -> list[int]:
     if 0 < k < len(reached):
         reached = reached[rank_N[reached] >= np.partition(rank_N[reached], -k)[-k]]
     place = {row: index for index, row in enumerate(first)}
-    place_R = [place.get(row, len(place)) for row in reached.tolist()]
+    place_R = np.array([place.get(row, len(place)) for row in reached.tolist()])
     rows = reached[np.lexsort((reached, place_R, -rank_N[reached]))].tolist()
     return list(dict.fromkeys([*rows, *first]))[:k]
 
