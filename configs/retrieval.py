@@ -23,12 +23,20 @@ def get_config() -> Any:
     )  # A training workdir, a model folder, package:NAME, a hub id.
     config.frozen = placeholder(str)  # null: what the checkpoint was trained from.
     config.data = common.data(split="test", units=None)  # units null: those it was trained on.
+    # What is evaluated, of evaluate_retrieval.SYSTEMS; (): all. Without a checkpoint there are bm25
+    # and links, and with config.frozen one_shot_frozen, links_one_shot_frozen and frozen.
+    config.systems = ()
     # What finds passages at every step: units (the aligner searches all units of the corpus; KiRAG
     # "w/o Retriever"), aligner or frozen (nearest passage embeddings of either encoder).
     config.retriever = "units"
     config.ranking = "chain"  # chain (passages of the chain first) | score (best unit score)
     config.steps = 4
     config.k = 10  # Passages retrieved a step.
+    config.links = ConfigDict()  # The walk over title links; chosen on dev_tune halves.
+    config.links.restart = 0.5  # Probability of beginning anew.
+    config.links.seeds = 5  # First passages of the other ranking that it begins at, 1 / place each.
+    config.links.title_weight = 2.0  # Of a title that the question names, where it begins as well.
+    config.links.backward = 0.3  # Weight of a link against its direction.
     config.recall_at = (2, 3, 5, 10)  # The K of recall@K.
     config.dtype = "float32"
     config.query_max_length = 256

@@ -15,7 +15,7 @@ from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import recall_at
@@ -30,6 +30,7 @@ from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import Encoder, Progress, RememberingEncoder, Role
+from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -40,7 +41,16 @@ from cirag_jax.runtime.scheduler import Handler, Job, Scheduler
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 # Every system, the trained one first; the others are what its difference is taken to.
-SYSTEMS = ("trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25")
+SYSTEMS = (
+    "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
+    "links", "links_one_shot_frozen", "links_trained", "fused_trained",
+)  # fmt: skip
+# Walks over title links -> the system whose first passages they begin at.
+_WALKS = {
+    "links": "bm25",
+    "links_one_shot_frozen": "one_shot_frozen",
+    "links_trained": "trained",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +66,7 @@ class _Task:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Passage recall of all systems, next-unit ranking, differences with their intervals.
+    """Passage recall of ``config.systems``, next-unit ranking, differences with their intervals.
 
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
     and ``recall.png`` in ``workdir``.
@@ -65,61 +75,24 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the checkpoint or the data cannot be used.
     """
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
-    if not config.checkpoint:
-        raise UserError("config.checkpoint is required: a training workdir or a model folder")
-    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    mesh = mesh if mesh.size > 1 else None
-    trained, meta = open_encoder(config.checkpoint, dtype=config.dtype, mesh=mesh)
-    frozen_spec = config.frozen or meta.get("model")
-    if not frozen_spec:
-        raise UserError(
-            f"config.frozen is required: {config.checkpoint} does not say what it was trained from"
-        )
-    frozen, _ = open_encoder(frozen_spec, dtype=config.dtype, mesh=mesh)
-    task = _make_task(config, config.data.units or meta.get("units", "triple"))
-
-    # ---- Passages once per encoder, then every system
-    # ---------------------------------------------
-    limits = (config.query_max_length, config.unit_max_length)
-    embeds: dict[str, Encoder] = {
-        # Search, ranking and next-unit ranking share what is embedded.
-        "trained": RememberingEncoder(_Embedder(trained, mesh, *limits)),
-        "frozen": RememberingEncoder(_Embedder(frozen, mesh, *limits)),
-    }
-    indexes = {}
-    for name, encoder in (("frozen", frozen), ("trained", trained)):
-        with _bar(f"passages, {name}", len(set(task.texts)), "passage") as progress:
-            indexes[name] = ExactIndex(
-                encode(
-                    encoder,
-                    None,
-                    task.texts,
-                    max_length=config.passage_max_length,
-                    mesh=mesh,
-                    progress=progress,
-                )
-            )
-    texts = [question.question for question in task.questions]
-    ranked: dict[str, list[list[int]]] = {}
-    row_of = {passage.id: row for row, passage in enumerate(task.corpus.passages)}
-    runs: dict[str, list[Prediction]] = {}
-    for name in ("trained", "frozen"):
-        runs[name] = _iterate(config, task, embeds, indexes, name)
-        ranked[name] = [[row_of[id] for id in found.passages] for found in runs[name]]
-        query_QD = embeds[name].encode(texts, "query")
-        rows_QK, _ = indexes[name].search(query_QD, max(ks), task.allowed)
-        ranked[f"one_shot_{name}"] = _rows(rows_QK)
-    ranked["bm25"] = _rows(BM25(task.texts).search(texts, max(ks), task.allowed))
+    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
+    for system in config.systems:
+        check_choice("config.systems", system, SYSTEMS)
+    systems = tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
+    aligners = _Aligners(config, systems)
+    task = _make_task(config, config.data.units or aligners.meta.get("units", "triple"))
+    rankings = _Rankings(config, task, aligners, max(ks))
+    ranked = {name: rankings.of(name) for name in systems}
 
     # ---- Figures
     # ------------------------------------------------------------------------------------
     ids = [passage.id for passage in task.corpus.passages]
     recalls = {
         system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
-        for system in SYSTEMS
+        for system in systems
     }
     result: dict[str, Any] = {
-        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in ks} for system in SYSTEMS
+        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in ks} for system in systems
     }
     how_often = (config.bootstrap_samples, config.seed)
     result["differences"] = {
@@ -129,10 +102,12 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             )
             for k in ks
         }
-        for system in SYSTEMS[1:]
+        for system in systems
+        if "trained" in systems and system != "trained"
     }
     result["per_hop"] = _by_group(recalls, [question.hops for question in task.questions])
     result["per_fold"] = _by_group(recalls, [question.fold for question in task.questions])
+    embeds = {name: aligners.embeds[name] for name in rankings.runs}
     result["next_unit"] = _next_unit(task, embeds, ks)
     result["settings"] = {
         "steps": config.steps,
@@ -140,10 +115,11 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "units": task.kind,
         "retriever": config.retriever,
         "ranking": config.ranking,
+        "links": config.links.to_dict(),
         "corpus": task.corpus.policy,
-        "checkpoint": str(config.checkpoint),
-        "step": meta.get("step"),
-        "frozen": frozen_spec,
+        "checkpoint": config.checkpoint,
+        "step": aligners.meta.get("step"),
+        "frozen": aligners.frozen,
         "data": task.dataset.name,
         "split": config.data.split,
         "fold": config.data.fold,
@@ -151,7 +127,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     result["num_questions"] = len(task.questions)
     result["num_passages"] = len(task.texts)
-    records = _ranking_records(task, ids, ranked, runs, max(ks))
+    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
     write_lines(workdir / "rankings.jsonl", records)
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir)
@@ -204,51 +180,126 @@ class _Embedder:
             )
 
 
-def _iterate(
-    config: Config,
-    task: _Task,
-    embeds: Mapping[str, Encoder],
-    indexes: Mapping[str, ExactIndex],
-    name: str,
-) -> list[Prediction]:
-    """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
+class _Aligners:
+    """The encoders that the systems need: the trained aligner and what it was trained from.
 
-    def nearest(index: ExactIndex, encoder: Encoder) -> Search:
-        return lambda queries, k, allowed, _: index.search(
-            encoder.encode(queries, "query"), k, allowed
-        )
+    Attributes:
+      meta: what the checkpoint says of its training.
+      frozen: the model that the frozen encoder is.
+      embeds: ``trained`` and ``frozen``; search, ranking and next-unit ranking share what each has
+        embedded.
 
-    if config.retriever == "units":
-        units = [
-            [unit.text for unit in chains_lib.units_of(task.dataset, passage.id, task.kind)]
-            for passage in task.corpus.passages
-        ]
-        search: Search = UnitIndex(units, embeds[name]).search
-    elif config.retriever == "aligner":
-        search = nearest(indexes[name], embeds[name])
-    elif config.retriever == "frozen":
-        search = nearest(indexes["frozen"], embeds["frozen"])
-    else:
-        raise UserError(
-            f"config.retriever is {config.retriever!r}; it must be units, aligner or frozen"
+    Raises:
+      UserError: one that is needed is not named or cannot be opened.
+    """
+
+    def __init__(self, config: Config, systems: Sequence[str]):
+        self._passage_max_length = config.passage_max_length
+        mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+        self._mesh = mesh if mesh.size > 1 else None
+        open_as_told = functools.partial(open_encoder, dtype=config.dtype, mesh=self._mesh)
+        self._encoders: dict[str, TextEncoder] = {}
+        self.meta: dict[str, Any] = {}
+        if config.checkpoint:
+            self._encoders["trained"], self.meta = open_as_told(config.checkpoint)
+        elif any("trained" in system for system in systems):
+            raise UserError("config.checkpoint is required: a training workdir or a model folder")
+        self.frozen = config.frozen or self.meta.get("model")
+        if config.retriever == "frozen" or any("frozen" in system for system in systems):
+            if not self.frozen:
+                silent = config.checkpoint or "config.checkpoint is null, which"
+                raise UserError(
+                    f"config.frozen is required: {silent} does not say what it was trained from"
+                )
+            self._encoders["frozen"], _ = open_as_told(self.frozen)
+        limits = (config.query_max_length, config.unit_max_length)
+        self.embeds: dict[str, Encoder] = {
+            name: RememberingEncoder(_Embedder(encoder, self._mesh, *limits))
+            for name, encoder in self._encoders.items()
+        }
+
+    def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
+        """An index over passages."""
+        with _bar(f"passages, {name}", len(set(texts)), "passage") as progress:
+            return ExactIndex(
+                encode(
+                    self._encoders[name],
+                    None,
+                    texts,
+                    max_length=self._passage_max_length,
+                    mesh=self._mesh,
+                    progress=progress,
+                )
+            )
+
+
+class _Rankings:
+    """What every system ranks, found when it is first asked for and only then.
+
+    Attributes:
+      runs: the iterative retrievals so far.
+    """
+
+    def __init__(self, config: Config, task: _Task, aligners: _Aligners, depth: int):
+        self._config, self._task, self._aligners, self._depth = config, task, aligners, depth
+        self._texts = [question.question for question in task.questions]
+        self.runs: dict[str, list[Prediction]] = {}
+        self.of = functools.cache(self._rank)
+        self._index = functools.cache(lambda name: aligners.index(name, task.texts))
+
+    def _rank(self, system: str) -> list[list[int]]:
+        """Rows of passages for each question, best first."""
+        texts, allowed = self._texts, self._task.allowed
+        if system == "bm25":
+            return _rows(BM25(self._task.texts).search(texts, self._depth, allowed))
+        if system in _WALKS:
+            return self._walk.search(texts, self.of(_WALKS[system]), self._depth, allowed)
+        if system == "fused_trained":
+            return fuse(self.of("trained"), self.of("links_trained"), k=self._depth)
+        if system in ("trained", "frozen"):
+            self.runs[system] = self._iterate(system)
+            row_of = {passage.id: row for row, passage in enumerate(self._task.corpus.passages)}
+            return [[row_of[id] for id in found.passages] for found in self.runs[system]]
+        name = system.removeprefix("one_shot_")
+        query_QD = self._aligners.embeds[name].encode(texts, "query")
+        return _rows(self._index(name).search(query_QD, self._depth, allowed)[0])
+
+    @functools.cached_property
+    def _walk(self) -> LinkWalk:
+        return LinkWalk(self._task.corpus.passages, WalkOptions.of(self._config.links))
+
+    def _iterate(self, name: str) -> list[Prediction]:
+        """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
+        config, task, encoder = self._config, self._task, self._aligners.embeds[name]
+        if config.retriever == "units":
+            units = [
+                [unit.text for unit in chains_lib.units_of(task.dataset, passage.id, task.kind)]
+                for passage in task.corpus.passages
+            ]
+            search: Search = UnitIndex(units, encoder).search
+        else:
+            who = name if config.retriever == "aligner" else "frozen"
+            index, embeds = self._index(who), self._aligners.embeds[who]
+            search = lambda queries, k, allowed, _: index.search(  # noqa: E731
+                embeds.encode(queries, "query"), k, allowed
+            )
+        return iterate(
+            task.questions,
+            task.dataset,
+            task.corpus,
+            search,
+            encoder,
+            KiragConfig(
+                max_steps=config.steps,
+                num_passages=config.k,
+                num_candidates=0,
+                units=task.kind,
+                use_constructor=False,
+                accumulate=True,
+                ranking=config.ranking,
+                reader="nothing",
+            ),
         )
-    return iterate(
-        task.questions,
-        task.dataset,
-        task.corpus,
-        search,
-        embeds[name],
-        KiragConfig(
-            max_steps=config.steps,
-            num_passages=config.k,
-            num_candidates=0,
-            units=task.kind,
-            use_constructor=False,
-            accumulate=True,
-            ranking=config.ranking,
-            reader="nothing",
-        ),
-    )
 
 
 def iterate(

@@ -12,6 +12,10 @@ NAMES = {
     "one_shot_trained": "one-shot, trained",
     "frozen": "iterative, frozen",
     "trained": "iterative, trained",
+    "links": "links from BM25",
+    "links_one_shot_frozen": "links from one-shot, frozen",
+    "links_trained": "links from iterative, trained",
+    "fused_trained": "both of the last two, fused",
 }
 
 
@@ -34,7 +38,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         *(f"R@{main}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
-    for system, name in NAMES.items():
+    for system, name in _names(result).items():
         figures = [f"{100 * result[system][f'recall@{k}']:.1f}" for k in ks]
         ahead = result["differences"].get(f"trained-{system}", {}).get(f"recall@{main}")
         of_folds = [f"{100 * recalls[system][f'recall@{main}']:.1f}" for recalls in folds.values()]
@@ -50,7 +54,13 @@ def table_of(result: Mapping[str, Any]) -> str:
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
     """The K of the result's recall@K, ascending."""
-    return sorted(int(name.partition("@")[2]) for name in result["trained"])
+    recalls = result[next(iter(_names(result)))]
+    return sorted(int(name.partition("@")[2]) for name in recalls)
+
+
+def _names(result: Mapping[str, Any]) -> dict[str, str]:
+    """`NAMES` of the systems that were evaluated."""
+    return {system: name for system, name in NAMES.items() if system in result}
 
 
 def _main(result: Mapping[str, Any]) -> int:
@@ -111,7 +121,7 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
 
     ks = _ks(result)
     drawn, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for system, name in NAMES.items():
+    for system, name in _names(result).items():
         style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
         axes.plot(
             ks, [100 * result[system][f"recall@{k}"] for k in ks], marker="o", label=name, **style

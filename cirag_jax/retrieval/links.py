@@ -1,16 +1,26 @@
 """Links between passages: a text links to every passage whose title it names.
 
 An encyclopedia calls things by their titles, so that the passage of a question's next hop is often
-named, word for word, in the fact before it.
+named, word for word, in the fact before it. `LinkWalk` ranks by that alone: personalised PageRank,
+as HippoRAG's, over titles instead of extracted phrases.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Iterable, Sequence
 
-from cirag_jax.types import Passage
+import numpy as np
+from scipy import sparse
+
+from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.types import Config, Passage
 
 # A title of one word is a name only if it is written so and not short: "Selena", not "Run" or "It".
 _LEAST_LETTERS = 4
+
+_PRECISION = 1e-7  # What more steps of a walk could still move.
+_BLOCK = 1 << 25  # Probabilities that are kept at once: 128 MiB.
 
 
 class TitleIndex:
@@ -26,34 +36,210 @@ class TitleIndex:
 
     def __init__(self, passages: Sequence[Passage]):
         self._rows: dict[tuple[str, ...], list[int]] = {}
+        self._longest: dict[str, int] = {}  # Words of the longest title that begins with this one.
         for row, passage in enumerate(passages):
             plain = re.sub(r"\s*\([^()]*\)\s*$", "", passage.title)
             for title in dict.fromkeys((_folded(passage.title), _folded(plain))):
                 if title:
                     self._rows.setdefault(title, []).append(row)
-        self._longest = max(map(len, self._rows), default=0)
+                    self._longest[title[0]] = max(len(title), self._longest.get(title[0], 0))
 
     def named(self, text: str) -> tuple[int, ...]:
         """Rows of the passages that ``text`` names, in the order of the text, each once."""
+        return tuple(dict.fromkeys(row for rows in self.mentions(text) for row in rows))
+
+    def mentions(self, text: str) -> list[list[int]]:
+        """The same by title: rows of the passages that share one, each title once."""
         words = re.findall(r"\w+", text)
-        folded, found, place = _folded(text), dict[int, None](), 0
+        folded = tuple(word.casefold() for word in words)
+        found, place = dict[tuple[str, ...], list[int]](), 0
         while place < len(words):
             step = 1
-            for size in range(min(self._longest, len(words) - place), 0, -1):
-                rows = self._rows.get(folded[place : place + size])
-                if rows and _is_name(words[place : place + size]):
-                    found.update(dict.fromkeys(rows))
+            longest = self._longest.get(folded[place], 0)
+            for size in range(min(longest, len(words) - place), 0, -1):
+                title = folded[place : place + size]
+                if title in self._rows and _is_name(words[place : place + size]):
+                    found[title] = self._rows[title]
                     step = size
                     break
             place += step
-        return tuple(found)
+        return list(found.values())
 
 
 def _folded(text: str) -> tuple[str, ...]:
     return tuple(word.casefold() for word in re.findall(r"\w+", text))
 
 
-def _is_name(words: Iterable[str]) -> bool:
-    words = list(words)
+def _is_name(words: Sequence[str]) -> bool:
     long_enough = len(words) > 1 or len(words[0]) >= _LEAST_LETTERS
     return long_enough and any(word[0].isupper() for word in words)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WalkOptions:
+    """How a walk goes (configs/retrieval.py explains the fields)."""
+
+    restart: float = 0.5
+    seeds: int = 5
+    title_weight: float = 2.0
+    backward: float = 0.3
+
+    @classmethod
+    def of(cls, config: Config) -> "WalkOptions":
+        """The fields of ``config.links``.
+
+        Raises:
+          UserError: a value cannot be used.
+        """
+        options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
+        check_at_least(0, options, "seeds", "title_weight", "backward", prefix="config.links.")
+        if not 0 < options.restart < 1:
+            raise UserError(f"config.links.restart={options.restart} must lie between 0 and 1.")
+        return options
+
+
+class LinkWalk:
+    """Ranks passages by where a walk over links ends that began at a question.
+
+    It begins, and at every step may begin anew, at the passages that the question names and at the
+    first ones of another ranking: a name weighs ``title_weight``, the passage at place i of the
+    ranking 1 / i. Passages that share a title share its weight.
+
+    Args:
+      passages: the corpus.
+      options: of the walk.
+    """
+
+    def __init__(self, passages: Sequence[Passage], options: WalkOptions | None = None):
+        self._options = options or WalkOptions()
+        self._titles = TitleIndex(passages)
+        mentions = [self._titles.mentions(passage.text) for passage in passages]
+        self._num_rows = len(passages)
+        self._step_NN = transitions(mentions, self._options.backward)
+
+    def search(
+        self,
+        questions: Sequence[str],
+        first: Sequence[Sequence[int]],
+        k: int,
+        allowed: Sequence[np.ndarray] | None = None,
+    ) -> list[list[int]]:
+        """The k best rows for every question, best first.
+
+        Args:
+          questions: their texts.
+          first: rows that another ranking found for each question, best first. Those that no walk
+            reaches come last, in their order.
+          k: rows wanted; fewer come back where neither walk nor ranking has more.
+          allowed: for each question, the rows it may find; None: all. No walk leaves them.
+        """
+        block, found = max(_BLOCK // max(self._num_rows, 1), 1), []
+        for start in range(0, len(questions), block):
+            part = slice(start, start + block)
+            seed_NQ = self._seeds(questions[part], first[part])
+            may_NQ = None
+            if allowed is not None:
+                may_NQ = np.zeros(seed_NQ.shape, bool)
+                for query, rows in enumerate(allowed[part]):
+                    may_NQ[rows, query] = True
+            rank_NQ = page_rank(self._step_NN, seed_NQ, self._options.restart, may_NQ)
+            ranks = zip(np.ascontiguousarray(rank_NQ.T), first[part], strict=True)
+            found += [_best(rank_N, rows, k) for rank_N, rows in ranks]
+        return found
+
+    def _seeds(self, questions: Sequence[str], first: Sequence[Sequence[int]]) -> np.ndarray:
+        seed_NQ = np.zeros((self._num_rows, len(questions)), np.float32)
+        for query, (question, ranked) in enumerate(zip(questions, first, strict=True)):
+            for place, row in enumerate(ranked[: self._options.seeds], 1):
+                seed_NQ[row, query] += 1 / place
+            for rows in self._titles.mentions(question):
+                seed_NQ[rows, query] += self._options.title_weight / len(rows)
+        return seed_NQ
+
+
+def transitions(mentions: Sequence[Iterable[Sequence[int]]], backward: float) -> sparse.csr_array:
+    """Probabilities of a walk's steps, ``step_NN`` float32: from rows to columns.
+
+    A link to a passage counts less the more passages link to it, 1 / their number: that many name
+    a country says little. It may be walked ``backward`` times as well against its direction.
+    Passages that share a title share the link. A row sums to 1, or to 0 where a passage neither
+    links nor is linked to.
+
+    Args:
+      mentions: of each passage's text, see `TitleIndex.mentions`; its own title is no link.
+      backward: 0: links have one direction.
+    """
+    links = [
+        (source, target, 1 / len(rows))
+        for source, titles in enumerate(mentions)
+        for rows in titles
+        for target in rows
+        if target != source
+    ]
+    source_L, target_L, share_L = np.array(links, np.float64).reshape(-1, 3).T
+    ends = (source_L.astype(np.int64), target_L.astype(np.int64))
+    popularity_N = np.bincount(ends[1], minlength=len(mentions))
+    weight_L = share_L / popularity_N[ends[1]]
+    link_NN = sparse.csr_array((weight_L, ends), shape=(len(mentions), len(mentions)))
+    link_NN = link_NN + backward * link_NN.T
+    total_N = link_NN.sum(axis=1)
+    scale_N = np.divide(1, total_N, out=np.zeros_like(total_N), where=total_N > 0)
+    return sparse.csr_array(sparse.diags_array(scale_N) @ link_NN, dtype=np.float32)
+
+
+def page_rank(
+    step_NN: sparse.csr_array,
+    seed_NQ: np.ndarray,
+    restart: float,
+    may_NQ: np.ndarray | None = None,
+) -> np.ndarray:
+    """Personalised PageRank of many walks at once, ``rank_NQ`` float32.
+
+    Whoever has no link to follow, or would leave what it may find, begins anew.
+
+    Args:
+      step_NN: of `transitions`.
+      seed_NQ: float32, not negative: where each walk begins, in any measure. A column of zeros,
+        where nothing is to begin at, has the rank 0 everywhere.
+      restart: probability of beginning anew at any step, between 0 and 1.
+      may_NQ: bool, the rows that each walk may find; None: all.
+    """
+    if may_NQ is not None:
+        seed_NQ = seed_NQ * may_NQ
+    total_Q = seed_NQ.sum(axis=0)
+    seed_NQ = seed_NQ / np.where(total_Q > 0, total_Q, 1)
+    arrive_NN, rank_NQ = step_NN.T.tocsr(), seed_NQ
+    # What two walks still differ in shrinks by 1 - restart with each step.
+    for _ in range(math.ceil(math.log(_PRECISION) / math.log(1 - restart))):
+        rank_NQ = arrive_NN @ rank_NQ
+        rank_NQ *= 1 - restart
+        if may_NQ is not None:
+            rank_NQ *= may_NQ
+        rank_NQ += (1 - rank_NQ.sum(axis=0)) * seed_NQ
+    return rank_NQ
+
+
+def _best(rank_N: np.ndarray, first: Sequence[int], k: int) -> list[int]:
+    """The k rows of highest rank, equal ones in the order of ``first``; then what is left of it."""
+    reached = np.flatnonzero(rank_N)
+    if 0 < k < len(reached):
+        reached = reached[rank_N[reached] >= np.partition(rank_N[reached], -k)[-k]]
+    place = {row: index for index, row in enumerate(first)}
+    place_R = np.array([place.get(row, len(place)) for row in reached.tolist()])
+    rows = reached[np.lexsort((reached, place_R, -rank_N[reached]))].tolist()
+    return list(dict.fromkeys([*rows, *first]))[:k]
+
+
+def fuse(*rankings: Sequence[Sequence[int]], k: int, constant: float = 60.0) -> list[list[int]]:
+    """Reciprocal rank fusion: a row's score is the sum of 1 / (constant + its place in a ranking).
+
+    Cormack et al. (2009), whose constant is 60. Equal rows keep the order of the first ranking.
+    """
+    fused = []
+    for lists in zip(*rankings, strict=True):
+        score: dict[int, float] = {}
+        for rows in lists:
+            for place, row in enumerate(rows, 1):
+                score[row] = score.get(row, 0.0) + 1 / (constant + place)
+        fused.append(sorted(score, key=lambda row: -score[row])[:k])
+    return fused

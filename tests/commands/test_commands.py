@@ -44,7 +44,11 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    systems = ("trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25")
+    systems = (
+        "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
+        "links", "links_one_shot_frozen", "links_trained", "fused_trained",
+    )  # fmt: skip
+    assert set(rankings_of(tmp_path)[0]["ranked"]) == set(systems)
     for system in systems:
         recalls = [result[system][f"recall@{k}"] for k in (2, 3, 5, 10)]
         assert recalls == sorted(recalls) and recalls[0] >= 0 and recalls[-1] <= 1
@@ -63,7 +67,7 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     assert "| R@5, 1 seen | R@5, 3 unseen |" in (tmp_path / "table.md").read_text()
     assert "trained" in done.stderr and (tmp_path / "table.md").exists()
     assert (tmp_path / "recall.png").read_bytes()[:4] == b"\x89PNG"
-    rankings = [json.loads(line) for line in (tmp_path / "rankings.jsonl").read_text().splitlines()]
+    rankings = rankings_of(tmp_path)
     assert [r["id"] for r in rankings] == ["q8", "q9", "q10", "q11"]
     first = rankings[0]
     share = np.mean([p in first["ranked"]["bm25"][:5] for p in first["supporting"]])
@@ -81,9 +85,13 @@ def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, command, 
         "--config.data.units=sentence", "--config.bootstrap_samples=10", "--config.k=3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for record in map(json.loads, (tmp_path / "rankings.jsonl").read_text().splitlines()):
+    for record in rankings_of(tmp_path):
         if corpus == "per_question":
             assert all(len(rows) <= 8 for rows in record["ranked"].values())
+
+
+def rankings_of(workdir):
+    return [json.loads(line) for line in (workdir / "rankings.jsonl").read_text().splitlines()]
 
 
 def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
@@ -107,6 +115,9 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
     ("script", "arguments", "message"),
     [
         ("evaluate.py", [], "config.checkpoint is required"),
+        ("evaluate.py", ["--config.systems=('one_shot_frozen',)"], "config.frozen is required"),
+        ("evaluate.py", ["--config.systems=('bm52',)"], "config.systems='bm52' must be one of"),
+        ("evaluate.py", ["--config.retriever=bm25"], "config.retriever='bm25' must be one of"),
         ("evaluate.py", ["--config.checkpoint={root}/data"], "neither a training workdir"),
         ("evaluate.py", ["--config.checkpoint={root}/nowhere"], "nowhere"),
         ("export.py", [], "config.checkpoint is required"),

@@ -1,10 +1,13 @@
-"""Iterative retrieval without a language model, of which the recall tables are made."""
+"""Retrieval without a language model, of which the recall tables are made."""
 
 import dataclasses
+import json
 
 import numpy as np
+import pytest
 
-from cirag_jax.commands.evaluate_retrieval import iterate
+from cirag_jax.commands.evaluate_retrieval import evaluate, iterate
+from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.methods.kirag import KiragConfig
@@ -13,6 +16,7 @@ from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import Search
 from cirag_jax.types import Dataset, Passage, Question, Triple
+from configs import retrieval
 
 # p0 answers the question, p1 extends it, p2 is near the question only, p3 has no triple.
 START, NOISE = Triple("s", "is", "x", "p0"), Triple("n", "is", "x", "p0")
@@ -98,3 +102,42 @@ def test_ranking_by_chain_puts_the_chain_first():
     by_score, by_chain = (run(2, ranking=ranking) for ranking in ("score", "chain"))
     assert by_score[1] == by_chain[1]
     assert by_score[0] == ("p0", "p2", "p1") and by_chain[0] == ("p0", "p1", "p2")
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A config over a question whose second passage only the first one names."""
+    film = Passage("film", "Grey Harbour", "Grey Harbour is a film by Anna Berg.")
+    decoy = Passage("decoy", "Boats", "The director of boats was born at a harbour.")
+    passages = (decoy, film, Passage("berg", "Anna Berg", "She lives in Visby."))
+    question = Question(
+        id="q",
+        question="Where was the director of Grey Harbour born?",
+        answers=("Visby",),
+        split="dev",
+        supporting=("film", "berg"),
+        context=("decoy", "film"),
+    )
+    corpus = {passage.id: passage for passage in passages}
+    jsonl.write_dataset(Dataset("linked", (question,), corpus, {}), tmp_path / "data")
+    config = retrieval.get_config()
+    config.data.dir, config.data.split = str(tmp_path / "data"), "dev"
+    config.systems, config.bootstrap_samples = ("links", "bm25"), 10
+    return config
+
+
+def test_links_need_no_checkpoint_and_find_what_words_do_not(linked, tmp_path):
+    result = evaluate(linked, tmp_path)
+    assert result["bm25"]["recall@2"] == 0.5 and result["links"]["recall@2"] == 1
+    assert "trained" not in result and result["differences"] == {}
+    ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
+    assert ranked["links"] == ["film", "berg", "decoy"] and list(ranked) == ["bm25", "links"]
+    rows = (tmp_path / "table.md").read_text().splitlines()[4:]
+    assert [row.split("|")[1].strip() for row in rows] == ["BM25", "links from BM25"]
+
+
+def test_links_stay_within_the_context_of_a_question(linked, tmp_path):
+    linked.data.corpus = "per_question"
+    evaluate(linked, tmp_path)
+    ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
+    assert ranked["links"] == ["film", "decoy"]

@@ -1,13 +1,24 @@
-"""Texts link to the passages whose titles they name."""
+"""Texts link to the passages whose titles they name; a walk over links ranks passages."""
 
+import re
+
+import ml_collections
+import numpy as np
 import pytest
 
-from cirag_jax.retrieval.links import TitleIndex
+from cirag_jax.errors import UserError
+from cirag_jax.retrieval import links
+from cirag_jax.retrieval.links import LinkWalk, TitleIndex, WalkOptions, fuse
 from cirag_jax.types import Passage
+from configs import retrieval
 
 
 def index(*titles):
     return TitleIndex([Passage(str(row), title, "text") for row, title in enumerate(titles)])
+
+
+def corpus(**texts):
+    return [Passage(title, title.replace("_", " "), text) for title, text in texts.items()]
 
 
 @pytest.mark.parametrize(
@@ -29,8 +40,213 @@ def test_titles_are_found_in_the_order_of_the_text(text, rows):
 
 
 def test_several_passages_may_share_a_title():
-    assert index("Lund", "Lund (city)", "Lund").named("in Lund") == (0, 1, 2)
+    found = index("Lund", "Lund (city)", "Lund", "Kiruna")
+    assert found.named("in Lund") == (0, 1, 2)
+    assert found.mentions("Kiruna, Lund, Kiruna") == [[3], [0, 1, 2]]
 
 
 def test_passages_without_a_title_are_never_named():
     assert index("", "()", "...").named("nothing () ... to name") == ()
+
+
+def test_titles_are_never_read_as_patterns():
+    hostile = (
+        "X",
+        ".*",
+        "(",
+        "[A-Z]+",
+        "\\",
+        "Oslo|Rome",
+        "C++ (language)",
+        "N" * 10_000,
+        "%s {0}",
+    )
+    found = index(*hostile)
+    assert found.named("Anything X, Rome, C and OSLO ROME") == (5,)
+    assert found.named("N" * 9_999) == () and found.named("N" * 10_000) == (7,)
+    assert all(row in found.named(f"It is {hostile[row]}.") for row in (5, 7))
+
+
+def named_by_brute_force(titles, text):
+    """Leftmost, longest: every title is tried at every place."""
+    words, place, found = re.findall(r"\w+", text), 0, []
+    forms = [(re.findall(r"\w+", t), row) for row, t in enumerate(titles)]
+    forms += [(re.findall(r"\w+", t.partition(" (")[0]), row) for row, t in enumerate(titles)]
+    while place < len(words):
+        fits = []
+        for form, row in forms:
+            here = words[place : place + len(form)]
+            same = [w.lower() for w in form] == [w.lower() for w in here]
+            is_name = any(w[0].isupper() for w in here) and (len(here) > 1 or len(here[0]) > 3)
+            if form and same and is_name:
+                fits.append((len(form), row))
+        longest = max((size for size, _ in fits), default=0)
+        found += sorted({row for size, row in fits if size == longest} - set(found))
+        place += max(longest, 1)
+    return tuple(found)
+
+
+def test_mentions_are_those_that_brute_force_finds():
+    rng = np.random.default_rng(0)
+    words = ("Anna", "anna", "Bo", "Old", "harbour", "the", "The", "of", "Lund", "film")
+
+    def draw(most):
+        return " ".join(rng.choice(words, rng.integers(1, most)))
+
+    titles = [draw(5) for _ in range(60)] + [f"{draw(4)} (film)" for _ in range(20)]
+    found = index(*titles)
+    texts = [draw(40) for _ in range(200)]
+    assert [found.named(text) for text in texts] == [named_by_brute_force(titles, t) for t in texts]
+    assert sum(len(found.named(text)) for text in texts) > 500
+
+
+def random_mentions(rng, size):
+    """Titles of one to three passages; every fifth text names nothing."""
+    titles = [sorted(rng.choice(size, rng.integers(1, 4), replace=False)) for _ in range(size)]
+    drawn = [rng.choice(size, rng.integers(0, 5), replace=False) for _ in range(size)]
+    return [
+        [] if source % 5 == 0 else [[int(row) for row in titles[t]] for t in sorted(found)]
+        for source, found in enumerate(drawn)
+    ]
+
+
+def weights_of(mentions, backward):
+    """The weights of a graph's edges, as `transitions` says it in words."""
+    size = len(mentions)
+    share_NN, count_N = np.zeros((size, size)), np.zeros(size)
+    for source, titles in enumerate(mentions):
+        for rows in titles:
+            for row in rows:
+                if row != source:
+                    share_NN[source, row] += 1 / len(rows)
+                    count_N[row] += 1
+    weight_NN = share_NN / np.maximum(count_N, 1)
+    return weight_NN + backward * weight_NN.T
+
+
+@pytest.mark.parametrize("backward", [0.0, 0.3])
+@pytest.mark.parametrize("restart", [0.15, 0.5, 0.9])
+def test_ranks_are_those_of_networkx(restart, backward):
+    networkx = pytest.importorskip("networkx")
+    rng = np.random.default_rng(round(restart * 100))
+    mentions = random_mentions(rng, 40)
+    seed_NQ = (rng.random((40, 3)) * (rng.random((40, 3)) < 0.2)).astype(np.float32)
+    rank_NQ = links.page_rank(links.transitions(mentions, backward), seed_NQ, restart)
+    graph = networkx.from_numpy_array(weights_of(mentions, backward), create_using=networkx.DiGraph)
+    for query in range(3):
+        expected = networkx.pagerank(
+            graph,
+            alpha=1 - restart,
+            personalization={row: float(weight) for row, weight in enumerate(seed_NQ[:, query])},
+            tol=1e-12,
+            max_iter=1000,
+        )
+        np.testing.assert_allclose(rank_NQ[:, query], [expected[n] for n in range(40)], atol=1e-6)
+
+
+def test_a_walk_goes_on_until_it_has_settled():
+    seed_NQ = np.array([[1], [0]], np.float32)
+    rank_NQ = links.page_rank(links.transitions([[[1]], [[0]]], 0.0), seed_NQ, 0.5)
+    np.testing.assert_allclose(rank_NQ, [[2 / 3], [1 / 3]], atol=1e-6)
+
+
+def test_a_walk_stays_within_what_its_question_may_find():
+    """Who would leave begins anew: the stationary distribution of the chain that says so."""
+    rng, restart = np.random.default_rng(1), 0.4
+    step_NN = links.transitions(random_mentions(rng, 30), 0.3)
+    seed_NQ = rng.random((30, 2)).astype(np.float32)
+    may_NQ = rng.random((30, 2)) < 0.6
+    rank_NQ = links.page_rank(step_NN, seed_NQ, restart, may_NQ)
+    for query in range(2):
+        seed_N = seed_NQ[:, query] * may_NQ[:, query]
+        seed_N = seed_N / seed_N.sum()
+        within_NN = step_NN.toarray() * may_NQ[:, query]
+        chain_NN = within_NN + np.outer(1 - within_NN.sum(axis=1), seed_N)
+        chain_NN = (1 - restart) * chain_NN + restart * seed_N
+        rank_N = rank_NQ[:, query]
+        np.testing.assert_allclose(rank_N @ chain_NN, rank_N, atol=1e-6)
+        assert not rank_N[~may_NQ[:, query]].any() and rank_N.sum() == pytest.approx(1, abs=1e-6)
+
+
+FILMS = corpus(
+    Grey_Harbour="Grey Harbour is a film by Anna Berg.",
+    Anna_Berg="Anna Berg was born in Visby.",
+    Visby="Visby is a town.",
+    Red_Harbour="A film.",
+    Kiruna="A town. It is not near Visby.",
+)
+
+
+def test_a_walk_reaches_what_the_question_does_not_name():
+    walk = LinkWalk(FILMS)
+    asked = ["Where was the director of Grey Harbour born?"]
+    assert walk.search(asked, [[3, 0]], 4) == [[0, 1, 3, 2]]
+    # Its own ranking alone, the question's title alone, and neither.
+    assert walk.search(["Who?"], [[3, 1]], 9) == [[3, 1, 2, 0, 4]]
+    assert walk.search(asked, [[]], 2) == [[0, 1]]
+    assert walk.search(["Who?"], [[]], 3) == [[]]
+
+
+def test_what_a_walk_does_not_reach_comes_last_in_its_first_order():
+    walk = LinkWalk(FILMS, WalkOptions(seeds=1, backward=0.0))
+    assert walk.search(["Who?"], [[3, 4, 2, 0]], 3) == [[3, 4, 2]]
+    assert walk.search(["Who?"], [[1, 4, 3, 2]], 9) == [[1, 2, 4, 3]]
+
+
+def test_a_walk_without_any_link_keeps_the_first_ranking():
+    walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c", Delta="d"))
+    assert walk.search(["Is it so?", "or so?"], [[2, 0, 3, 1], [1, 3]], 3) == [[2, 0, 3], [1, 3]]
+    assert walk.search(["Is it Beta?"], [[2, 0]], 3) == [[1, 2, 0]]
+    walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c"), WalkOptions(seeds=0))
+    assert walk.search(["Beta or Alpha?"], [[2, 1, 0]], 3) == [[1, 0, 2]]  # equals in its order
+    assert LinkWalk([]).search([], [], 3) == []
+
+
+def test_a_walk_finds_only_what_is_allowed():
+    walk = LinkWalk(FILMS)
+    asked = ["Where was the director of Grey Harbour born?", "What is Grey Harbour?"]
+    allowed = [np.array([3, 1, 2]), np.array([0, 1])]
+    assert walk.search(asked, [[3], [0]], 9, allowed) == [[3], [0, 1]]
+
+
+def test_a_name_weighs_once_however_many_passages_share_it():
+    passages = [*corpus(Lund="in Skåne"), *corpus(Lund="by Malmö"), *corpus(Kiruna="north")]
+    step_NN = links.transitions([[[1]], [[0], [2]], [[0, 1]]], 0.0).toarray()
+    np.testing.assert_allclose(step_NN, [[0, 1, 0], [1 / 3, 0, 2 / 3], [0.5, 0.5, 0]], atol=1e-6)
+    for weight, best in ((1.5, 2), (2.5, 0)):
+        walk = LinkWalk(passages, WalkOptions(title_weight=weight))
+        assert walk.search(["Lund?"], [[2]], 1) == [[best]]
+
+
+def test_questions_are_walked_in_blocks(monkeypatch):
+    walk = LinkWalk(FILMS)
+    asked = [f"What of {passage.title}?" for passage in FILMS] * 3
+    first = [[row % 5, (row + 2) % 5] for row in range(15)]
+    allowed = [np.array([row % 5, (row + 1) % 5, 1]) for row in range(15)]
+    whole = [walk.search(asked, first, 4), walk.search(asked, first, 4, allowed)]
+    monkeypatch.setattr(links, "_BLOCK", 20)
+    assert [walk.search(asked, first, 4), walk.search(asked, first, 4, allowed)] == whole
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("restart", 1.0, "config.links.restart=1.0 must lie between 0 and 1"),
+        ("restart", 0.0, "config.links.restart=0.0 must lie between 0 and 1"),
+        ("seeds", -1, "config.links.seeds=-1 must not be negative"),
+        ("backward", -0.5, "config.links.backward=-0.5 must not be negative"),
+    ],
+)
+def test_options_that_no_walk_can_have_are_refused(field, value, message):
+    config = ml_collections.ConfigDict(retrieval.get_config().links)
+    assert WalkOptions.of(config) == WalkOptions()
+    config[field] = value
+    with pytest.raises(UserError, match=re.escape(message)):
+        WalkOptions.of(config)
+
+
+def test_fusion_sums_reciprocal_ranks():
+    assert fuse([[1, 2, 3]], [[3, 4]], k=9) == [[3, 1, 2, 4]]
+    assert fuse([[1, 2], []], [[2, 1], [7]], k=1) == [[1], [7]]
+    assert fuse([[1, 5, 2]], [[6, 7, 2]], k=1) == [[2]]
+    assert fuse([[1, 5, 2]], [[6, 7, 2]], k=1, constant=0.1) == [[1]]
