@@ -24,10 +24,17 @@ loss 1.42 -> 0.34; 48 min 26 s. It learned to keep nothing.
 full; dev loss 1.30 -> 0.24; 66 min 36 s. It stops too early.
   those 60 and 150 of 2Wiki, half of them of one round (commit a09a180): 99 steps, 199,217 tokens,
 1.56 epochs, rows 98 % full; dev loss 1.27 -> 0.23; 67 min 48 s. It stops too early, too.
-  A student of sentences (T made with cirag.units=sentence, see configs/trajectories.py), from
---config.lora.start=shipped:reader --config.lora.rank=8 --config.lora.alpha=16: two steps on 5
-trajectories (2026-11-25, commit 0b215c2), 5,244 tokens, 104 of them supervised, loss 4.61, then
-2.34; a whole run: not yet run.
+  Students of sentences (T made with cirag.units=sentence, see configs/trajectories.py; 2026-11-25,
+two cores of an AMD EPYC beside other work, commits 7ffffe9 and 4d7cf88), with --config.lora.rank=8
+--config.lora.alpha=16 --config.length=2560 --config.max_tokens=0 --config.shuffled=0.5
+--config.optimizer.learning_rate=4e-4 --config.decode.max_tokens=48:
+  --config.lora.start=shipped:reader --config.num_steps=200, T = 494 trajectories: stopped at step
+119; the checkpoint of step 100 has dev loss 0.241, core F1 80.6, query F1 75.0, stops 91.7 on 12
+dev steps; 20 min. Then from that one, --config.num_steps=70 and T = the 291 of two rounds and more:
+dev loss 0.244 -> 0.132; 14 min: cirag_jax/shipped/integrator. What they are worth:
+experiments/RESULTS.md.
+  Over triples, --config.trajectories=T --config.prompt_format=compact --config.num_steps=45 from the
+first of these, T = MuSiQue's 60: dev loss 1.67 -> 1.21, the best at step 20; 7 min.
 """
 
 from typing import Any

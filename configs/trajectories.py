@@ -34,7 +34,8 @@ With --config.cirag.units=sentence --config.cirag.prompt_format=compact the cand
   --config.retriever.units=sentence (2026-11-25, two CPU cores beside other work, jax 0.10.2, commit
   14c1657): 494 trajectories over 3,112 passages (6 questions lack a sentence), 1.76 rounds each
   (203 of one, 206 of two, 85 of three), 15 candidates and 1.34 core sentences a round, 99.8 %
-  solved; one round of 870 kept none, so that keeping nothing is hardly taught; 128 s.
+  solved; one round of 870 kept none, so that keeping nothing is hardly taught; 128 s. 291 of them
+  with --config.min_steps=2.
 Record (``llm``; commit 9604270): SmolLM2-135M as its own teacher, --config.data.limit=3
 --config.cirag.max_steps=2 --config.cirag.few_shot=true: all three dropped, for their turns do not
 parse; 45 s. ``mixture``: not yet run with a real model.

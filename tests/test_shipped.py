@@ -12,7 +12,7 @@ from cirag_jax.io import local_path
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import check_role
 
-NAMES = ("aligner", "reader")
+NAMES = ("aligner", "integrator", "reader")
 
 DOCUMENTS = {
     "Where was the father of Ada Lovelace born?": (
@@ -74,6 +74,8 @@ def test_they_play_their_parts_alone():
     assert check_role("shipped:reader", "reader")["prompt"] == {"reader_format": "chain"}
     with pytest.raises(cirag_jax.errors.UserError, match="component reader, where integrator"):
         check_role("shipped:reader", "integrator")
+    asked = check_role("shipped:integrator", "integrator")["prompt"]
+    assert (asked["units"], asked["prompt_format"]) == ("sentence", "compact")
     encoder = load_encoder("shipped:aligner")
     assert encoder.source == "shipped:aligner" and "+sha256:" in encoder.revision
 

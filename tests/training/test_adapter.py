@@ -438,13 +438,13 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
     [
         ("train", "integrator_eval", "--config is not one to train by"),
         ("evaluate", "integrator", "--config is not one to evaluate by"),
-        ("train", "integrator", "config.component is 'judge'; it must be aligner, "),
-        ("evaluate", "integrator_eval", "config.component is 'judge'; it must be integrator, "),
+        ("train", "integrator", "config.component is 'critic'; it must be aligner, "),
+        ("evaluate", "integrator_eval", "config.component is 'critic'; it must be integrator, "),
     ],
 )
 def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
     command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
-    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=judge"])
+    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=critic"])
     with pytest.raises(UserError, match=message):
         command(loaded, tmp_path)
 

@@ -122,7 +122,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, tensors):
         raise OSError("disk full")
 
     monkeypatch.setattr(safetensors.numpy, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"model\.safetensors cannot be written: disk full"):
         tensor_files.save_tensors(tensors, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
 
