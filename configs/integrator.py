@@ -33,8 +33,8 @@ two cores of an AMD EPYC beside other work, commits 7ffffe9 and 4d7cf88), with -
 dev steps; 20 min. Then from that one, --config.num_steps=70 and T = the 291 of two rounds and more:
 dev loss 0.244 -> 0.132; 14 min: cirag_jax/shipped/integrator. What they are worth:
 experiments/RESULTS.md.
-  Over triples, --config.trajectories=T --config.prompt_format=compact --config.num_steps=45 from the
-first of these, T = MuSiQue's 60: dev loss 1.67 -> 1.21, the best at step 20; 7 min.
+  Over triples, --config.trajectories=T --config.prompt_format=compact --config.num_steps=45, from
+the first of these, T = MuSiQue's 60: dev loss 1.67 -> 1.21, the best at step 20; 7 min.
 """
 
 from typing import Any
