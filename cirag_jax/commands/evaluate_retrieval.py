@@ -25,7 +25,7 @@ from cirag_jax.io import write_lines
 from cirag_jax.methods.evidence import Evidence
 from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.models.io.workdir import open_encoder, trained_units
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -80,7 +80,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         check_choice("config.systems", system, SYSTEMS)
     systems = tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
     aligners = _Aligners(config, systems)
-    task = _make_task(config, config.data.units or aligners.meta.get("units", "triple"))
+    trained = trained_units(config.checkpoint) if config.checkpoint else None
+    task = _make_task(config, config.data.units or trained or "triple")
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 

@@ -141,3 +141,8 @@ def test_links_stay_within_the_context_of_a_question(linked, tmp_path):
     evaluate(linked, tmp_path)
     ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
     assert ranked["links"] == ["film", "decoy"]
+
+
+def test_an_exported_aligner_ranks_the_units_it_was_trained_on(linked, tmp_path):
+    linked.checkpoint, linked.systems = "shipped:aligner", ("trained",)
+    assert evaluate(linked, tmp_path)["settings"]["units"] == "sentence"
