@@ -80,7 +80,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         check_choice("config.systems", system, SYSTEMS)
     systems = tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
     aligners = _Aligners(config, systems)
-    trained = trained_units(config.checkpoint) if config.checkpoint else None
+    trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     task = _make_task(config, config.data.units or trained or "triple")
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
