@@ -41,7 +41,8 @@ triples of configs/extractor.py's model; the teacher kept nothing at 66 % of the
 beside other work): core F1 of top-k 53.9, of the aligner 69.0; recall of the next query 88.5
 (question with the three best), 61.5 (aligner), 82.7 (teacher). The student of them, 97 questions of
 dev_report, 196 steps (the same day, commit 7ffffe9; 16 min, two thirds of them the base's): core F1
-72.2, base 34.9, top-k 52.1, aligner 71.9; more in experiments/RESULTS.md.
+72.2 (shipped:integrator: 72.3, commit 993d767), base 34.9, top-k 52.1, aligner 71.9; more in
+experiments/RESULTS.md.
 """
 
 from typing import Any
