@@ -18,12 +18,8 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.cirag import (
-    PROMPT_FIELDS,
-    CiragConfig,
-    cirag,
-    construct_and_integrate,
-)
+from cirag_jax.methods.cirag import cirag, construct_and_integrate
+from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record

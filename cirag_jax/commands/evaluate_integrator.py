@@ -20,7 +20,7 @@ from cirag_jax.evaluation.decisions import Decided, Search, Similarity
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
-from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
+from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts.compact import Units
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.retrieval.encoders import open_encoder_for

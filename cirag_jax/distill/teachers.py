@@ -23,7 +23,7 @@ from cirag_jax.distill.oracle import (
     sentence_gold_of,
 )
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.prompts import compact

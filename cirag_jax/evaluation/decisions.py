@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cirag_jax.datasets.chains import query_text
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods import cirag
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.evidence import Evidence, Fact, fact_key, triple_line
 from cirag_jax.prompts.compact import Units
 from cirag_jax.runtime import codec
@@ -125,10 +126,12 @@ def top_k(
         found.append([])
         before: list[Fact] = []
         for step in trajectory.steps:
-            known = dict.fromkeys((*before, *step.candidates[: cirag.TOP_K]))
-            texts = list(map(_text, known)) if chain else ()
-            made = cirag.top_k(trajectory.question, step.candidates, texts, units)
-            found[-1].append(Decided(made.thought, made.kept, made.next_query))
+            made = cirag.top_k(trajectory.question, step.candidates)
+            query = made.next_query
+            if chain:
+                known = dict.fromkeys((*before, *made.kept))
+                query = query_text(trajectory.question, list(map(_text, known)), units)
+            found[-1].append(Decided(made.thought, made.kept, query))
             before += step.kept
     return found
 

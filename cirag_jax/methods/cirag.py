@@ -6,18 +6,16 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cirag_jax.datasets.chains import query_text
-from cirag_jax.errors import UserError, check_choice
-from cirag_jax.llm.types import Ability, Message
+from cirag_jax.llm.types import Message
 from cirag_jax.methods import c2rag_stop
-from cirag_jax.methods.c2rag_config import C2ragConfig, Rule
-from cirag_jax.methods.cascade import GRANULARITIES, cascade, outcome
+from cirag_jax.methods.cascade import cascade, outcome
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.evidence import (
     Evidence,
     Fact,
@@ -29,14 +27,13 @@ from cirag_jax.methods.evidence import (
     rank_sentences,
 )
 from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import compact, reading
+from cirag_jax.prompts import compact
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
     Follow,
     Generate,
     Generated,
-    Needs,
     Program,
     Rank,
     Ranked,
@@ -45,10 +42,9 @@ from cirag_jax.runtime.requests import (
     Score,
     Scored,
 )
-from cirag_jax.triples.normalization import Normalization, merge_sources, triple_key
+from cirag_jax.triples.normalization import merge_sources, triple_key
 from cirag_jax.types import (
     Attempt,
-    Granularity,
     Passage,
     Prediction,
     Question,
@@ -56,198 +52,7 @@ from cirag_jax.types import (
     Triple,
 )
 
-# The fields that say how the integrator's conversations read: a student is asked as it was trained.
-PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
-INTEGRATORS = ("model", "aligner", "top_k", "top_k_chain")
-ON_REPEAT = ("ask", "stop", "chain")
-NEXT_QUERIES = ("written", "chain")
-STOPS = ("integrator", "c2rag")
 TOP_K = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class CiragConfig:
-    """CIRAG's switches; the defaults are the paper's (its Appendix B.2 and our specification).
-
-    Attributes:
-      max_steps: L, rounds of construction-integration; 0: answer from the first retrieval alone.
-      num_passages: K, passages retrieved a round.
-      units: of the candidates: triple, or sentence where nobody extracted triples (as KiRAG-Sent);
-        the cascade then begins at sentences, and a language model needs prompt_format=compact.
-      num_candidates: N, candidates a round.
-      use_reranker: without it all of them are candidates, in passage order.
-      granularities: steps of the cascade, any subset of triple, sentence, passage, in this order.
-      force_answer: where every granularity refuses, ask the last one again without letting it
-        refuse (the passages, where its pool is empty).
-      wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
-      prompt_format: multi_turn, paper (one turn, history last), or compact (ours: candidates are
-        kept by number, in two thirds of the tokens).
-      normalization: normalisation of triples: ascii (the paper's case study) or unicode.
-      match_cutoff: least similarity at which a fact that is no candidate is taken for one.
-      retry: ask once more for a missing question section.
-      on_repeat: what follows a next query that was asked before: ask it again (paper), ``stop``, or
-        ask the question with what was kept (``chain``, ours): the same query finds the same.
-      next_query: what a round searches with: the query that the integrator has written (paper), or
-        the question and what was kept (``chain``, ours), whatever it writes; it still says when to
-        stop.
-      only_new: facts kept in earlier rounds are no candidates again. Ours.
-      prefilled_headers: write the headers for the integrator and have it fill the sections one
-        by one; small models then keep the format. A server must support continuing an
-        assistant's turn.
-      few_shot: show the integrator a worked example, which the paper's prompt has not.
-      keep_above: above 0: every candidate is kept whose number is at least so probable as the whole
-        list, "none" being one more; compact format only. 0: those that the integrator writes.
-      integrator: model; or, without a language model, aligner: in every round keep the candidate
-        that the ranker, an aligner, puts first, and search with question and chain (KiRAG without
-        its constructor); or what a trained integrator must beat: top_k keeps the three best and
-        asks the question again, top_k_chain the question with what was kept.
-      stop_below: the aligner stops where its best new candidate scores less; -1: never.
-      keep: new facts that the aligner keeps a round; the best of a round extends the chain.
-      link_bonus: above 0: the passages that the question and the kept facts name by their titles
-        are searched beside the retrieved ones, and their facts score so much more until the chain
-        has been there. Ours.
-      stop: what ends the rounds before L: the integrator's having nothing to ask (paper), or c2rag:
-        that the core triples ground a plan of the question; see `methods.c2rag_stop`. Ours. Where
-        the plan cannot be used, the integrator's own stop counts.
-      gamma, neff_rule, min_score, plan_schema: of `C2ragConfig`, for ``stop=c2rag``.
-      reader_format: thought (an example, reasoning before the answer); as readers are trained,
-        chain (the facts that lead to the answer, then the answer) or brief (the answer alone).
-      decision_tokens: most tokens of an integration response; 0: the role's.
-      answer_tokens: most tokens of an answer; 0: the role's.
-    """
-
-    max_steps: int = 4
-    num_passages: int = 10
-    units: Literal["triple", "sentence"] = "triple"
-    num_candidates: int = 30
-    use_reranker: bool = True
-    granularities: tuple[str, ...] = GRANULARITIES
-    force_answer: bool = False
-    wide_refusal: bool = False
-    prompt_format: str = "multi_turn"
-    normalization: Normalization = "ascii"
-    match_cutoff: float = 0.8
-    retry: bool = True
-    on_repeat: str = "ask"
-    next_query: str = "written"
-    only_new: bool = False
-    prefilled_headers: bool = False
-    few_shot: bool = False
-    keep_above: float = 0.0
-    integrator: str = "model"
-    stop_below: float = -1.0
-    keep: int = 1
-    link_bonus: float = 0.0
-    stop: str = "integrator"
-    gamma: float = C2ragConfig.gamma
-    neff_rule: Rule = C2ragConfig.neff_rule
-    min_score: float = C2ragConfig.min_score
-    plan_schema: bool = C2ragConfig.plan_schema
-    reader_format: str = "thought"
-    decision_tokens: int = 0
-    answer_tokens: int = 0
-
-    def __post_init__(self):
-        if not self.granularities or list(self.granularities) != [
-            v for v in GRANULARITIES if v in self.granularities
-        ]:
-            raise UserError(
-                f"granularities={self.granularities!r} must be some of {', '.join(GRANULARITIES)}, "
-                "in this order."
-            )
-        if not 0.0 <= self.match_cutoff <= 1.0:
-            raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
-        if self.prompt_format not in prompts.FORMATS:
-            raise UserError(
-                f"prompt_format={self.prompt_format!r} must be one of {', '.join(prompts.FORMATS)}."
-            )
-        if not 0.0 <= self.keep_above <= 1.0:
-            raise UserError(f"keep_above={self.keep_above} must lie in [0, 1].")
-        if self.keep_above and (self.prompt_format != "compact" or self.prefilled_headers):
-            raise UserError("keep_above needs prompt_format=compact, without prefilled_headers.")
-        if self.integrator not in INTEGRATORS:
-            raise UserError(
-                f"integrator={self.integrator!r} must be one of {', '.join(INTEGRATORS)}."
-            )
-        if self.on_repeat not in ON_REPEAT:
-            raise UserError(f"on_repeat={self.on_repeat!r} must be one of {', '.join(ON_REPEAT)}.")
-        if self.next_query not in NEXT_QUERIES:
-            raise UserError(
-                f"next_query={self.next_query!r} must be one of {', '.join(NEXT_QUERIES)}."
-            )
-        if self.units not in ("triple", "sentence"):
-            raise UserError(f"units={self.units!r} must be triple or sentence.")
-        by_model = self.units == "sentence" and self.integrator == "model"
-        if by_model and self.prompt_format != "compact":
-            raise UserError(
-                f"units=sentence needs prompt_format=compact, not {self.prompt_format}, or "
-                "integrator=aligner, top_k or top_k_chain."
-            )
-        if not self.pools:
-            raise UserError("units=sentence has no triples to read: granularities needs another.")
-        if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
-            raise UserError("integrator=aligner needs use_reranker; so does link_bonus.")
-        check_choice("stop", self.stop, STOPS)
-        if self.checks_plan and self.units != "triple":
-            raise UserError("stop=c2rag looks the plan up in triples: it needs units=triple.")
-        if self.keep < 1 or self.link_bonus < 0:
-            raise UserError("keep must be >= 1, link_bonus >= 0.")
-        reading.check_reader_format(self.reader_format)
-        if self.normalization not in ("ascii", "unicode"):
-            raise UserError(f"normalization={self.normalization!r} must be ascii or unicode.")
-        if self.max_steps < 0 or self.num_passages < 1 or self.num_candidates < 1:
-            raise UserError("max_steps must be >= 0, num_passages and num_candidates >= 1.")
-        if self.checks_plan:
-            self.sufficiency  # noqa: B018  # Refuses what C2RAG does.
-
-    @property
-    def checks_plan(self) -> bool:
-        """Whether the core triples are checked against a plan."""
-        return self.stop == "c2rag" and self.max_steps > 0
-
-    @functools.cached_property
-    def sufficiency(self) -> C2ragConfig:
-        """How a plan is made and grounded, where that is the stop signal."""
-        return C2ragConfig(
-            normalization=self.normalization,
-            plan_schema=self.plan_schema,
-            plan_failure="empty",
-            gamma=self.gamma,
-            neff_rule=self.neff_rule,
-            min_score=self.min_score,
-            rerank_texts=False,
-        )
-
-    @property
-    def pools(self) -> tuple[Granularity, ...]:
-        """Granularities that can hold something, in the order of the cascade."""
-        empty = ("triple",) if self.units == "sentence" else ()
-        return tuple(g for g in GRANULARITIES if g in self.granularities and g not in empty)
-
-    @property
-    def needs(self) -> Needs:
-        """Without rounds there are no triples, so nothing to rank or to integrate."""
-        rounds = self.max_steps > 0
-        asks = rounds and self.integrator == "model"
-        abilities: dict[str, tuple[Ability, ...]] = {}
-        if asks and self.keep_above:
-            abilities["integrator"] = ("continue_final", "score")
-        elif asks and self.prefilled_headers:
-            abilities["integrator"] = ("continue_final",)
-        rankers = ("triples",) if rounds and self.use_reranker else ()
-        planner = ()
-        if self.checks_plan:
-            planner, own = ("planner",), self.sufficiency.needs
-            abilities |= own.abilities
-            rankers = tuple(dict.fromkeys((*rankers, *own.rankers)))
-        return Needs(
-            roles=(*planner, *(("integrator", "reader") if asks else ("reader",))),
-            abilities=abilities,
-            rankers=rankers,
-            units=self.units if rankers else None,
-            links=rounds and self.link_bonus > 0,
-            triples=rounds and self.units == "triple",
-        )
 
 
 def cirag(asked: Question, config: CiragConfig) -> Program[Prediction]:
@@ -299,10 +104,6 @@ def collect(
             candidates = drop_kept(candidates, steps, config)
         if config.integrator == "aligner":
             decision, text = extend_chain(question, steps, candidates, evidence, config), ""
-        elif config.integrator == "top_k_chain":
-            best = [fact for step in steps for fact in step.kept] + [*candidates.facts[:TOP_K]]
-            texts = [evidence.text(fact) for fact in dict.fromkeys(best)]
-            decision, text = top_k(question, candidates.facts, texts, config.units), ""
         else:
             decision, text = yield from integrate(
                 question, steps, candidates.facts, config, parse_errors
@@ -316,12 +117,14 @@ def collect(
         if decision.next_query is None:
             break
         query = decision.next_query
-        repeats = query in asked
-        if repeats and config.on_repeat == "stop":
+        chain = [evidence.text(fact) for step in steps for fact in step.kept]
+        chained = query_text(question, list(dict.fromkeys(chain)), config.units)
+        if config.next_query == "chain":
+            query = chained
+        if query in asked and config.on_repeat == "stop":
             break
-        if config.next_query == "chain" or (repeats and config.on_repeat == "chain"):
-            texts = [evidence.text(fact) for step in steps for fact in step.kept]
-            query = query_text(question, list(dict.fromkeys(texts)), config.units)
+        if query in asked and config.on_repeat == "chain":
+            query = chained
         asked.add(query)
 
 
@@ -470,22 +273,11 @@ def integrate(
     return decision, text
 
 
-def top_k(
-    question: str,
-    candidates: Sequence[Any],
-    chain: Sequence[str] = (),
-    units: Literal["triple", "sentence"] = "triple",
-) -> prompts.Decision:
-    """What the top-k baseline decides, given candidates by falling score.
-
-    Args:
-      question: x, which it asks again.
-      candidates: of which it keeps the first three.
-      chain: texts of what was kept, to be asked with the question.
-      units: of the texts.
+def top_k(question: str, candidates: Sequence[Any]) -> prompts.Decision:
+    """What the top-k baseline decides, given candidates by falling score: the first three are kept,
+    and the question is asked again.
     """
-    query = query_text(question, chain, units) if chain else question
-    return prompts.Decision("", tuple(candidates[:TOP_K]), query, True, ())
+    return prompts.Decision("", tuple(candidates[:TOP_K]), question, True, ())
 
 
 def extend_chain(

@@ -8,7 +8,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods.beam_retrieval import BeamRetrievalConfig, beam_retrieval
 from cirag_jax.methods.c2rag import c2rag
 from cirag_jax.methods.c2rag_config import C2ragConfig
-from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.cirag import cirag
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.methods.dualrag import DualragConfig, dualrag
 from cirag_jax.methods.genground import GengroundConfig, genground

@@ -13,7 +13,7 @@ from cirag_jax.commands import opening, pool, task
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Anchor, Demonstrate, Fetch, Needs, Rank, Retrieve
 from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step

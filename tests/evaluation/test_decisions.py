@@ -17,8 +17,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, aligner, score, top_k
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods import cirag
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.models import lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
@@ -296,10 +295,8 @@ def test_sentences_are_decided_on_by_all():
     assert got["parse_rate"] == pytest.approx(2 / 3)
     chained = top_k([made], chain=True, units="sentence")
     assert [one.kept for one in chained[0]] == [first, second, third]
-    assert (
-        chained[0][0].next_query
-        == cirag.top_k(made.question, first, list(map(compact.line, first)), "sentence").next_query
-    )
+    texts = list(map(compact.line, first))
+    assert chained[0][0].next_query == chains.query_text(made.question, texts, "sentence")
     best = CiragConfig(units="sentence", integrator="aligner")
     (row,) = aligner([made], best)
     assert [one.kept for one in row] == [first[:1], second[:1], third[:1]]

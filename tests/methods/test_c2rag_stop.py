@@ -5,7 +5,8 @@ import json
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.cirag import cirag
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.runtime.requests import Generate, Rank, Retrieve
 from cirag_jax.types import Passage, Question, Triple
 from tests.methods.by_hand import Hand, decision

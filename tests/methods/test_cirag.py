@@ -4,54 +4,30 @@ import math
 
 import pytest
 
-from cirag_jax.errors import UserError
-from cirag_jax.methods.cirag import CiragConfig, cirag, top_k
-from cirag_jax.methods.evidence import rank_facts, rank_passages, rank_sentences
-from cirag_jax.runtime.requests import Follow, Generate, Generated, Rank, Retrieve, Score
-from cirag_jax.types import Passage, Question, Sentence, Step, Triple
-from tests.methods.by_hand import Hand, decision, prompt
-
-QUESTION = "In which province was Ada Moen born?"
-NEXT = "In which province is Lund?"
-
-ADA = Passage("a", "Ada Moen", "Ada Moen was born in Lund. She paints.", None)
-LUND = Passage("b", "Lund", "Lund is in Skane. It has a cathedral.", None)
-OTHER = Passage("c", "Kiruna", "Kiruna has a mine.", ("Kiruna has a mine.",))
-
-BORN = Triple("Ada Moen", "born in", "Lund", "a", 0)
-PAINTS = Triple("Ada Moen", "is", "painter", "a", 1)
-PLACE = Triple("Lund", "in", "Skåne", "b", 0)
-CHURCH = Triple("Lund", "has", "cathedral", "b", 1)
-MINE = Triple("Kiruna", "has", "mine", "c", 0)
-
-FACT_BORN = '{"fact": [["ada moen", "born in", "lund"]]}'
-FACT_PLACE = '{"fact": [["lund", "in", "sk ne"]]}'
-NO_FACT = '{"fact": []}'
-GOES_ON = decision("Lund is her town.", FACT_BORN, NEXT)
-ENDS = decision("Lund is in Skane.", FACT_PLACE, "<no question>")
-REFUSES = "Thought: nothing says so.\nAnswer: Unanswerable"
-ANSWERS = "Thought: it follows.\nAnswer: Skane"
-
-SCORES = {
-    ("ada moen", "born in", "lund"): 0.9,
-    ("lund", "in", "sk ne"): 0.8,
-    ("ada moen", "is", "painter"): 0.3,
-    ("lund", "has", "cathedral"): 0.2,
-    ("kiruna", "has", "mine"): 0.1,
-}
-
-
-def hand(integrator=(), reader=(), **fields):
-    """Ada and Kiruna for the question, Lund and Ada for anything else."""
-    found = {QUESTION: (ADA, OTHER), None: (LUND, ADA)}
-    triples = {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)}
-    texts = {"integrator": list(integrator), "reader": list(reader)}
-    return Hand(**{"found": found, "triples": triples, "texts": texts, "scores": SCORES, **fields})
-
-
-def run(hands, **settings):
-    return hands.drive(cirag(Question("q", QUESTION, ()), CiragConfig(**settings)))
-
+from cirag_jax.methods.cirag import top_k
+from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve, Score
+from cirag_jax.types import Triple
+from tests.methods.ada import (
+    ADA,
+    ANSWERS,
+    BORN,
+    CHURCH,
+    ENDS,
+    FACT_BORN,
+    GOES_ON,
+    LUND,
+    MINE,
+    NEXT,
+    NO_FACT,
+    OTHER,
+    PAINTS,
+    PLACE,
+    QUESTION,
+    REFUSES,
+    hand,
+    run,
+)
+from tests.methods.by_hand import decision, prompt
 
 # ---------------------------------------------------------------------------------------- the loop
 
@@ -121,11 +97,10 @@ def test_the_rule_keeps_the_best_three_and_asks_again():
     assert top_k(QUESTION, four).kept == four[:3]
     # It may also ask for what follows from what it kept.
     hands = hand(reader=[ANSWERS])
-    found = run(hands, integrator="top_k_chain", max_steps=2)
+    run(hands, integrator="top_k", next_query="chain", max_steps=2)
     first, second = (request.query for request in hands.asked(Retrieve))
-    assert first == QUESTION and second.startswith(QUESTION) and second == found.steps[0].next_query
+    assert first == QUESTION and second.startswith(QUESTION)
     assert all(part.lower() in second.lower() for t in (BORN, PAINTS, MINE) for part in t[:3])
-    assert (found.steps[1].next_query or "").startswith(second)
 
 
 def test_no_facts_but_a_question_goes_on():
@@ -598,213 +573,9 @@ def test_malformed_answers_are_counted(text, problem, granularity):
     assert (found.answer, found.granularity) == ("Skane", granularity)
 
 
-# -------------------------------------------------------- sentences, and an aligner that integrates
-
-SENTENCES = {
-    "Ada Moen: Ada Moen was born in Lund.": 0.9,
-    "Lund: Lund is in Skane.": 0.8,
-    "Lund: It has a cathedral.": 0.3,
-    "Ada Moen: She paints.": 0.2,
-}
-
-
-def test_an_aligner_keeps_the_best_new_sentence_and_searches_with_the_chain():
-    hands = hand(reader=[ANSWERS], scores=SENTENCES)
-    found = run(hands, units="sentence", integrator="aligner", max_steps=3)
-    chain = "\nknowledge sentences: Ada Moen: Ada Moen was born in Lund."
-    queries = [request.query for request in hands.asked(Retrieve)]
-    assert queries[:2] == [QUESTION, QUESTION + chain]
-    assert queries == [request.query for request in hands.asked(Rank)]
-    assert hands.kinds() == ["Retrieve", "Rank"] * 3 + ["reader"]
-    assert [step.kept for step in found.steps] == [
-        (Sentence("a", 0),), (Sentence("b", 0),), (Sentence("b", 1),)
-    ]  # fmt: skip
-    assert found.steps[0].candidates[0] == Sentence("a", 0) and found.steps[0].scores[0] == 0.9
-    assert [(a.granularity, a.evidence) for a in found.attempts] == [
-        (
-            "sentence",
-            (
-                "Ada Moen: Ada Moen was born in Lund.",
-                "Lund: Lund is in Skane.",
-                "Lund: It has a cathedral.",
-            ),
-        )
-    ]
-    assert (found.answer, found.triples) == ("Skane", ())
-    assert found.sentences[:3] == (("a", 0), ("b", 0), ("b", 1))
-    assert found.passages == ("a", "b", "c")
-
-
-def test_an_aligner_stops_below_its_threshold():
-    hands = hand(reader=[ANSWERS], scores=SENTENCES)
-    found = run(hands, units="sentence", integrator="aligner", stop_below=0.5)
-    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),), ()]
-    assert found.steps[-1].next_query is None
-
-
-def test_an_aligner_keeps_more_than_extends_its_chain():
-    hands = hand(reader=[ANSWERS], scores=SENTENCES)
-    found = run(hands, units="sentence", integrator="aligner", max_steps=3, keep=2)
-    assert [step.kept for step in found.steps] == [
-        (Sentence("a", 0), Sentence("a", 1)),
-        (Sentence("b", 0), Sentence("b", 1)),
-        (Sentence("b", 1),),  # the chain takes up what was kept beside it before
-    ]
-    chain = "\nknowledge sentences: Ada Moen: Ada Moen was born in Lund. Lund: Lund is in Skane."
-    assert found.steps[2].query == QUESTION + chain
-    assert len(found.attempts[0].evidence) == 4
-
-
-def test_links_bring_the_passages_that_kept_facts_name():
-    everywhere = {None: (ADA, OTHER)}  # retrieval alone never finds Lund
-    scores = {**SENTENCES, "Kiruna: Kiruna has a mine.": 0.85, "Lund: Lund is in Skane.": 0.6}
-    settings = {"units": "sentence", "integrator": "aligner", "max_steps": 2}
-    named = {"Lund": LUND, "Ada": ADA}
-    alone = run(hand(reader=[ANSWERS], found=everywhere, scores=scores, named=named), **settings)
-    assert [step.kept for step in alone.steps] == [(Sentence("a", 0),), (Sentence("c", 0),)]
-    hands = hand(reader=[ANSWERS], found=everywhere, scores=scores, named=named)
-    found = run(hands, link_bonus=0.3, **settings)
-    first, second = hands.asked(Follow)
-    assert first.texts == (QUESTION,) and first.k == 20
-    assert second.texts == (QUESTION, "Ada Moen: Ada Moen was born in Lund.")
-    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
-    # The bonus is not for Ada's passage, where the chain has been.
-    score = dict(zip(found.steps[1].candidates, found.steps[1].scores, strict=True))
-    assert (score[Sentence("b", 0)], score[Sentence("a", 0)]) == (pytest.approx(0.9), 0.9)
-    assert found.steps[1].passages == ("a", "c", "b") and found.passages[:2] == ("a", "b")
-
-
-def test_links_leave_n_candidates_of_all_that_were_ranked():
-    hands = hand(reader=[ANSWERS], scores=SENTENCES, named={"Lund": LUND})
-    settings = {"units": "sentence", "integrator": "aligner", "max_steps": 2, "num_candidates": 2}
-    found = run(hands, link_bonus=0.1, **settings)
-    assert {request.n for request in hands.asked(Rank)} == {0}
-    assert [len(step.candidates) for step in found.steps] == [2, 2]
-
-
-def test_an_aligner_extends_chains_of_triples():
-    found = run(hand(reader=[ANSWERS]), integrator="aligner", max_steps=2)
-    assert [step.kept for step in found.steps] == [(BORN,), (PLACE,)]
-    chain = "\nknowledge triples: <Ada Moen; born in; Lund>."
-    assert found.steps[1].query == QUESTION + chain
-    assert found.granularity == "triple"
-
-
-SAID = [f"Keep: 1\nNext: {NEXT}", "Keep: 2\nNext: done"]
-
-
-def test_a_language_model_keeps_sentences_by_number():
-    hands = hand(SAID, [ANSWERS], scores=SENTENCES)
-    found = run(hands, units="sentence", prompt_format="compact", few_shot=True)
-    assert hands.kinds() == [*("Retrieve", "Rank", "integrator") * 2, "reader"]
-    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
-    first, second = hands.asked(Generate, "integrator")
-    assert "each of them a sentence" in first.messages[0].text
-    # Sentences of the first round are shown again in the second, as the ranker read them.
-    shown = "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. Ada Moen: She paints.\n3. Kiruna"
-    assert first.messages[5].text == second.messages[5].text and shown in first.messages[5].text
-    assert second.messages[7].text.startswith(
-        "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. L"
-    )
-    assert [a.evidence for a in found.attempts] == [
-        ("Ada Moen: Ada Moen was born in Lund.", "Lund: Lund is in Skane.")
-    ]
-    # Where no prompt is written, sentences stay places.
-    plain = run(hand(reader=[ANSWERS], scores=SENTENCES), units="sentence", integrator="top_k")
-    assert {one.text for step in plain.steps for one in step.candidates} == {None}
-    assert found.steps[0].candidates[0].text == "Ada Moen: Ada Moen was born in Lund."
-
-
-def test_links_and_probabilities_serve_a_language_model_too():
-    settings = {"units": "sentence", "prompt_format": "compact", "max_steps": 2}
-    everywhere = {None: (ADA, OTHER)}  # retrieval alone never finds Lund
-    scores = {**SENTENCES, "Kiruna: Kiruna has a mine.": 0.85, "Lund: Lund is in Skane.": 0.6}
-    hands = hand(
-        [f"Keep: 1\nNext: {NEXT}", "Keep: 1\nNext: done"],
-        [ANSWERS], found=everywhere, scores=scores, named={"Lund": LUND},
-    )  # fmt: skip
-    found = run(hands, link_bonus=0.4, **settings)
-    assert hands.asked(Follow)[1].texts == (QUESTION, "Ada Moen: Ada Moen was born in Lund.")
-    assert [step.kept for step in found.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
-    chosen = [math.log(p) for p in (0.2, 0.6, 0.1, 0.1)]
-    hands = hand([chosen, " done"], [ANSWERS], scores=SENTENCES)
-    found = run(hands, keep_above=0.3, **settings)
-    assert found.steps[0].kept == (Sentence("a", 1),)
-    assert hands.asked(Score)[0].continuations == (" 1\n", " 2\n", " 3\n", " none\n")
-
-
-def test_sentences_escalate_to_passages_and_a_forced_answer_is_none_of_its_own():
-    hands = hand(reader=[REFUSES, REFUSES, ANSWERS], scores=SENTENCES)
-    found = run(hands, units="sentence", integrator="top_k", max_steps=1, force_answer=True)
-    assert [a.granularity for a in found.attempts] == ["sentence", "passage", "passage"]
-    assert (found.answer, found.granularity) == ("Skane", "default")
-
-
 def test_a_brief_reader_is_asked_for_the_answer_alone():
     hands = hand([ENDS_BORN], ["Answer: Skane"])
     found = run(hands, reader_format="brief")
     (asked,) = hands.asked(Generate, "reader")
     assert [message.role for message in asked.messages] == ["system", "user"]
     assert "Thought" not in prompt(asked) and found.answer == "Skane"
-
-
-# ---------------------------------------------------------------------------------------- rankings
-
-
-def test_evidence_is_ranked_by_round_then_score_then_the_rest():
-    first = decision(
-        "", '{"fact": [["kiruna", "has", "mine"], ["ada moen", "born in", "lund"]]}', NEXT
-    )
-    second = decision("", '{"fact": [["lund", "has", "cathedral"]]}', "<no question>")
-    found = run(hand([first, second], [ANSWERS]))
-    # The second round saw Lund's and Ada's triples: of the rest, the best score comes first.
-    assert found.triples == (BORN, MINE, CHURCH, PLACE, PAINTS)
-    assert found.sentences == (("a", 0), ("c", 0), ("b", 1), ("b", 0), ("a", 1))
-    assert found.passages == ("a", "c", "b")
-
-
-def test_the_rankings_themselves():
-    unknown = Triple("x", "y", "z")
-    steps = [
-        Step("q", ("c", "a"), (BORN, MINE), (0.5, 0.4), kept=(MINE,)),
-        Step("r", ("b", "d"), (PLACE, BORN, unknown), (0.3, 0.7, 0.6), kept=(PLACE,)),
-    ]
-    ranked = rank_facts(steps, "ascii")
-    assert ranked == (MINE, PLACE, BORN, unknown)
-    assert rank_sentences(ranked) == (("c", 0), ("b", 0), ("a", 0))
-    assert rank_passages(ranked, steps) == ("c", "b", "a", "d")
-
-
-# ---------------------------------------------------------------------------------------- settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"granularities": ()}, "granularities"),
-        ({"granularities": ("passage", "triple")}, "in this order"),
-        ({"granularities": ("triple", "page")}, "granularities"),
-        ({"prompt_format": "xml"}, "multi_turn, paper, compact"),
-        ({"normalization": "latin"}, "ascii or unicode"),
-        ({"integrator": "top"}, "one of model, aligner, top_k, top_k_chain"),
-        ({"units": "page"}, "units='page' must be triple or sentence"),
-        ({"units": "sentence"}, "units=sentence needs prompt_format=compact, not multi_turn, or"),
-        ({"units": "sentence", "prompt_format": "paper"}, "compact, not paper, or integrator="),
-        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
-        ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
-        (
-            {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
-            "no triples to read",
-        ),
-        ({"on_repeat": "ponder"}, "on_repeat='ponder' must be one of ask, stop, chain"),
-        ({"next_query": "none"}, "next_query='none' must be one of written, chain"),
-        ({"keep_above": 1.5}, "keep_above=1.5 must lie in"),
-        ({"keep_above": 0.5}, "keep_above needs prompt_format=compact"),
-        ({"max_steps": -1}, "max_steps"),
-        ({"num_passages": 0}, "num_passages"),
-        ({"num_candidates": 0}, "num_candidates"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, words):
-    with pytest.raises(UserError, match=words):
-        CiragConfig(**settings)

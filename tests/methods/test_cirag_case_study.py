@@ -1,6 +1,7 @@
 """CIRAG on the paper's own case study (Table 9), step by step."""
 
-from cirag_jax.methods.cirag import CiragConfig, cirag
+from cirag_jax.methods.cirag import cirag
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.runtime.requests import Extract, Generate, Retrieve
 from cirag_jax.types import Passage, Question, Triple
 from tests.methods.by_hand import Hand, decision

@@ -21,7 +21,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.types import Generate, Message
 from cirag_jax.methods import extraction
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter

@@ -14,7 +14,7 @@ from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.methods.cirag import PROMPT_FIELDS, CiragConfig
+from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
 from cirag_jax.prompts.compact import Units
 from cirag_jax.training import state as state_lib

@@ -9,7 +9,7 @@ import pytest
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cascade import cascade
-from cirag_jax.methods.cirag import CiragConfig
+from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.evidence import Evidence
 from cirag_jax.runtime.requests import Generated
 from cirag_jax.training.data.reading_examples import (
