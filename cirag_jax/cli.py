@@ -161,6 +161,8 @@ def _run(
 def _printable(result: Mapping[str, Any]) -> str:
     """The result as one line of JSON in which every character that drives a terminal is escaped."""
     text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+    if visible(text) == text:
+        return text
     return "".join(c if visible(c) == c else json.dumps(c)[1:-1] for c in text)
 
 

@@ -21,6 +21,22 @@ from cirag_jax.errors import UserError
 _HARMLESS = ("\u200c", "\u200d", "\n", "\t")
 
 
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object of a file; an empty one where it is ``optional`` and not there, or null.
+
+    Raises:
+      UserError: it cannot be read or holds anything else.
+    """
+    if optional and not path.is_file():
+        return {}
+    found = read_json(path)
+    if optional and found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: there is no JSON object.")
+    return found
+
+
 def read_json(path: Path) -> Any:
     """The JSON value of a file.
 

@@ -24,6 +24,7 @@ from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import write_lines
 from cirag_jax.methods.evidence import Evidence
 from cirag_jax.methods.kirag import KiragConfig, kirag
+from cirag_jax.models.io.encoder_adapter import base_of
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.workdir import open_encoder, trained_units
 from cirag_jax.reports.tables import write_report
@@ -206,6 +207,8 @@ class _Aligners:
         elif any("trained" in system for system in systems):
             raise UserError("config.checkpoint is required: a training workdir or a model folder")
         self.frozen = config.frozen or self.meta.get("model")
+        if config.checkpoint and not self.frozen:
+            self.frozen = base_of(config.checkpoint)
         if config.retriever == "frozen" or any("frozen" in system for system in systems):
             if not self.frozen:
                 silent = config.checkpoint or "config.checkpoint is null, which"

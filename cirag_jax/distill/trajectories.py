@@ -11,7 +11,7 @@ from typing import Any
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import AnyGold
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_json, write_lines
+from cirag_jax.io import read_object, write_lines
 from cirag_jax.prompts.compact import Units
 from cirag_jax.prompts.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
@@ -61,9 +61,7 @@ def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
       UserError: the sidecar is not there or is no JSON object.
     """
     file = trajectory_file(path).with_suffix(".json")
-    value = read_json(file)
-    if not isinstance(value, dict):
-        raise UserError(f"{file} must hold a JSON object.")
+    value = read_object(file)
     if "rendering" in value:
         raise UserError(
             f"{file} was written by an earlier version of this program, which described prompts by "

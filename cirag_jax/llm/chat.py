@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import cache_folder, read_json, replacing, write_json
+from cirag_jax.io import cache_folder, read_object, replacing, write_json
 from cirag_jax.llm.types import Message
 
 log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ def _tokenizer_class(folder: Path) -> Any:
     """AutoTokenizer imports torch (seconds of every command's start); often it is not needed."""
     file = folder / "tokenizer_config.json"
     if file.is_file() and (folder / "tokenizer.json").is_file():
-        name = read_json(file).get("tokenizer_class")
+        name = read_object(file).get("tokenizer_class")
         if str(name).removesuffix("Fast") in _WHOLE_IN_JSON:
             from transformers import PreTrainedTokenizerFast
 
@@ -298,12 +298,7 @@ def _tokenizer_class(folder: Path) -> Any:
 def _generation_eos_ids(folder: Path) -> list[int]:
     """Ends of turn that the model's own generation settings name."""
     path = folder / "generation_config.json"
-    if not path.is_file():
-        return []
-    settings = read_json(path)
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} is not a JSON object.")
-    value = settings.get("eos_token_id")
+    value = read_object(path, optional=True).get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in values):
         raise UserError(f"{path}: field 'eos_token_id' must be a token id or a list of them.")

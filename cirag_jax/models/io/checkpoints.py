@@ -166,6 +166,8 @@ class Checkpoints(Closing):
             # When to save is decided by the trainer, not by a policy in here.
             return self._manager.save(step, args=items, metrics=metrics, force=True)
         except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and "os_error_code" not in str(error):
+                raise  # no fault of the disk's, of which TensorStore makes a ValueError
             # The last words are the disk's; before them come long paths.
             reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
             raise UserError(self._failed(step, "written", reason)) from error

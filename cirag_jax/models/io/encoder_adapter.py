@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import local_path
+from cirag_jax.io import local_path, read_object
 from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io import peft_format, weights
 
@@ -42,7 +42,7 @@ def base_of(spec: str) -> str | None:
     folder = find_adapter(spec)
     if folder is None:
         return None
-    task = peft_format.read_config(folder / peft_format.CONFIG_FILE).get("task_type")
+    task = read_object(folder / peft_format.CONFIG_FILE).get("task_type")
     return read_base(folder)[0] if task == _TASK else None
 
 
@@ -92,7 +92,7 @@ def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
       UserError: a file cannot be read, names no base, or is not of an encoder.
     """
     file = folder / peft_format.CONFIG_FILE
-    raw = peft_format.read_config(file)
+    raw = read_object(file)
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
     if not isinstance(base, str) or not base:
         raise UserError(f"{file}: field base_model_name_or_path names no model.")
@@ -115,7 +115,7 @@ def add_adapter(
       UserError: the file cannot be read, or its tensors are not those of this encoder.
     """
     file = folder / peft_format.TENSOR_FILE
-    raw = peft_format.read_config(folder / peft_format.CONFIG_FILE)
+    raw = read_object(folder / peft_format.CONFIG_FILE)
     rank, alpha = raw.get("r"), raw.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise UserError(f"{folder / peft_format.CONFIG_FILE}: field r or lora_alpha is no number.")

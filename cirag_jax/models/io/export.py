@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_json, replacing, write_json
+from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
@@ -125,7 +125,7 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
     save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(model, folder)
     file = folder / "tokenizer_config.json"
-    described = read_json(file) if file.is_file() else {}
+    described = read_object(file, optional=True)
     # The library cuts pairs where the tokenizer says.
     write_json(file, described | {"model_max_length": model.max_length})
     write_json(

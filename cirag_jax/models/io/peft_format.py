@@ -19,7 +19,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_json, replacing, write_json
+from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
@@ -183,7 +183,7 @@ def load_adapter(
         or the tensors are not those of this base.
     """
     folder = Path(folder)
-    raw = read_config(folder / CONFIG_FILE)
+    raw = read_object(folder / CONFIG_FILE)
     named = raw.get("base_model_name_or_path")
     if base_model_name and named and Path(named).name != Path(base_model_name).name:
         log.warning("%s: made for the base %s, used with %s", folder, named, base_model_name)
@@ -207,16 +207,7 @@ def read_training(folder: Path) -> dict[str, Any]:
     Raises:
       UserError: the file cannot be read.
     """
-    file = folder / TRAINING_FILE
-    return read_config(file) if file.exists() else {}
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """A JSON object; `UserError` where there is none."""
-    raw = read_json(file)
-    if not isinstance(raw, dict):
-        raise UserError(f"{file}: there is no JSON object.")
-    return raw
+    return read_object(folder / TRAINING_FILE, optional=True)
 
 
 def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> LoraConfig:

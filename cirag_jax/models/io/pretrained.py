@@ -17,9 +17,9 @@ import msgspec
 import tokenizers
 from flax import nnx
 
-from cirag_jax import io
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.io import read_json, read_object
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
 from cirag_jax.models.io.tensor_files import weight_files
@@ -169,19 +169,6 @@ def _hub_folder(spec: str) -> Path:
     return folder
 
 
-def read_json(file: Path, default: Any = None) -> Any:
-    """Parsed ``file``, ``default`` if it is absent."""
-    return io.read_json(file) if file.is_file() else default
-
-
-def _read_fields(file: Path) -> dict[str, Any]:
-    """The fields of a file that need not be there."""
-    raw = read_json(file)
-    if not isinstance(raw, dict | None):
-        raise UserError(f"{file}: there is no JSON object.")
-    return raw or {}
-
-
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """Hyper-parameters in ``folder/config.json``, and that file parsed.
 
@@ -189,9 +176,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
       UserError: a field is missing, or the architecture is not a BERT-family encoder.
     """
     file = folder / "config.json"
-    raw = read_json(file)
-    if not isinstance(raw, dict):
-        raise UserError(f"{file}: there is no JSON object.")
+    raw = read_object(file)
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
         raise UserError(
@@ -256,7 +241,7 @@ def _pooling(folder: Path, name: str) -> Pooling:
     if "Pooling" not in kinds:
         return "mean"
     file = folder / modules[kinds.index("Pooling")].path / "config.json"
-    raw = _read_fields(file)
+    raw = read_object(file, optional=True)
     mode = raw.get("pooling_mode")  # newer folders name it; older ones have one flag per kind
     modes = {str(kind) for kind in (mode if isinstance(mode, list) else [mode]) if kind}
     flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
@@ -288,7 +273,7 @@ def _prefixes(folder: Path, name: str) -> tuple[str, str]:
         marker = convert(str(file), read_json(file), _Prefixes)
         return marker.query_prefix, marker.passage_prefix
     file = folder / "config_sentence_transformers.json"
-    prompts = convert(str(file), _read_fields(file), _Prompts).prompts or {}
+    prompts = convert(str(file), read_object(file, optional=True), _Prompts).prompts or {}
     query = prompts.get("query")
     passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
     if query or passage:
@@ -322,8 +307,8 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
     """Tokens of a text by the folder's own files, at most the encoder's positions."""
     limits = [
-        _read_fields(folder / "sentence_bert_config.json").get("max_seq_length"),
-        _read_fields(folder / "tokenizer_config.json").get("model_max_length"),
+        read_object(folder / "sentence_bert_config.json", optional=True).get("max_seq_length"),
+        read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
         config.max_length,
     ]
     return int(min(limit for limit in limits if isinstance(limit, int | float) and limit >= 1))

@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import read_object
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained
 from cirag_jax.models.io.tensor_files import copy_companions
@@ -279,9 +280,7 @@ def _read_config(
         raw = gguf_weights.hf_config(source)
         return parse_decoder_config(raw, folder), raw
     file = folder / "config.json"
-    raw = pretrained.read_json(file)
-    if not isinstance(raw, dict):
-        raise UserError(f"{file}: there is no JSON object.")
+    raw = read_object(file)
     return parse_decoder_config(raw, file), raw
 
 

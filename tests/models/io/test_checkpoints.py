@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from absl import logging as absl_logging
 from flax import nnx
@@ -270,6 +271,15 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path):
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.all_steps() == [1]
         np.testing.assert_array_equal(checkpoints.restore(1, state).state["a"], state["a"])
+
+
+def test_what_is_no_fault_of_the_disk_stays_what_it_is(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", fail)
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match="of ours"):
+        checkpoints.save(1, {"a": jnp.ones(2)}, None, {})
 
 
 def test_damaged_checkpoint(saved, tmp_path):
