@@ -20,12 +20,10 @@ ends. Of several processes the first holds it for all.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import fcntl
 import hashlib
 import inspect
-import itertools
 import json
 import logging
 import math
@@ -36,28 +34,24 @@ import subprocess
 import sys
 import tempfile
 import traceback
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TextIO
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
+from cirag_jax import config_files, processes
 from cirag_jax.errors import UserError
-from cirag_jax.io import say, visible, write_json
+from cirag_jax.io import one_line, say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
-T = TypeVar("T")
 
 LOCK = ".lock"  # in a workdir: locked while a command works there
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-_NULL_WORDS = ("null", "none", "None")
 # What the user can mend when a file cannot be written: no room, no right.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
-_A_YEAR_MS = 1000 * 3600 * 24 * 365
-_meetings = itertools.count()  # of `together`: the same number in every process
 
 
 class Shown(dict[str, Any]):
@@ -97,7 +91,7 @@ def run(
     try:
         code = _run(main, default_config, argv, default_workdir, several_processes)
     except UserError as error:
-        say(f"{program}: {_one_line(str(error))}")
+        say(f"{program}: {one_line(str(error))}")
         code = 2
     except KeyboardInterrupt:
         hint = "; what is recorded is kept, and the same command resumes from there"
@@ -129,21 +123,21 @@ def _run(
 ) -> int:
     own, overrides = _parse_own_flags(argv, default_config, default_workdir)
     if own.help:
-        print(_help_text(main, argv[0], own))
+        _tell(_help_text(main, argv[0], own), sys.stdout)
         return 0
-    config = load_config(own.config, overrides)
+    config = config_files.load_config(own.config, overrides)
     if own.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
     workdir = _make_workdir(own.workdir)
     with _stdout_to_stderr() as stdout, contextlib.ExitStack() as held:
-        process_index, process_count = setup_distributed(
+        process_index, process_count = processes.setup_distributed(
             own.coordinator_address, own.num_processes, own.process_id
         )
         if process_count > 1 and not several_processes:
             raise UserError(f"this command runs in one process, not in {process_count}")
         enable_compilation_cache()
         lock = _lock(workdir, pathlib.Path(argv[0]).name) if process_index == 0 else None
-        together(lambda: held.enter_context(lock) if lock else None)
+        processes.together(lambda: held.enter_context(lock) if lock else None)
         with _recorded(workdir, config, argv, process_index == 0) as take_back:
             found = main(config, workdir)
             if isinstance(found, Shown):
@@ -154,8 +148,18 @@ def _run(
         if process_index == 0:
             if not isinstance(found, Shown):
                 write_json(workdir / "result.json", result)
-            print(_printable(result), file=stdout, flush=True)
+            _tell(_printable(result), stdout)
     return 0
+
+
+def _tell(text: str, file: TextIO) -> None:
+    """Prints a line, unless nobody reads on, as behind ``| head``."""
+    try:
+        print(text, file=file, flush=True)
+    except BrokenPipeError:
+        # What is still in the file's buffer would fail once more when it is closed.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), file.fileno())
 
 
 def _printable(result: Mapping[str, Any]) -> str:
@@ -250,180 +254,8 @@ def _parse_own_flags(
         name = argument.lstrip("-").partition("=")[0]
         is_override = name.removeprefix("no").startswith("config.") or name.startswith("config.")
         if argument.startswith("-") and not is_override:
-            raise UserError(f"unknown flag --{name}{_did_you_mean(name, known, '--')}")
+            raise UserError(f"unknown flag --{name}{config_files.did_you_mean(name, known, '--')}")
     return own, rest[1:]
-
-
-def load_config(path_and_preset: str, overrides: Sequence[str] = ()) -> Any:
-    """Loads a config file, applies ``--config.field=value`` overrides and locks the result.
-
-    Args:
-      path_and_preset: ``path.py`` or ``path.py:preset``; the preset is passed to ``get_config``.
-      overrides: command-line arguments, each ``--config.field=value`` or ``--config.field value``.
-        ``null`` clears a field that may be unset.
-
-    Raises:
-      UserError: the file is missing or fails, a key is unknown, a value has the wrong type.
-    """
-    config = _execute_config_file(path_and_preset)
-    arguments, cleared = _check_overrides(config, overrides, path_and_preset)
-    parsed = flags.FlagValues()
-    try:
-        config_flags.DEFINE_config_dict(
-            "config", config, flag_values=parsed, sys_argv=["", *arguments]
-        )
-        rest = parsed(["", *arguments])
-    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
-        raise UserError(_override_message(config, arguments, error)) from None
-    if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}: values are given as --flag=value")
-    config = cast(ConfigDict, parsed["config"].value)
-    for key in cleared:
-        config.update_from_flattened_dict({key: None})
-    return config.lock()
-
-
-def _check_overrides(
-    config: ConfigDict, arguments: Sequence[str], source: str
-) -> tuple[list[str], list[str]]:
-    """Returns the overrides left to parse and the keys to clear; refuses unknown keys."""
-    left, cleared = [], []
-    for argument in arguments:
-        if not argument.startswith("-"):
-            left.append(argument)
-            continue
-        name, equals, value = argument.lstrip("-").partition("=")
-        key = name.partition("config.")[2]
-        if not has_key(config, key):
-            raise UserError(
-                f"unknown config key {key!r} (of {source})"
-                f"{_did_you_mean(key, _leaf_keys(config), '')}"
-            )
-        if equals and value in _NULL_WORDS and _is_optional(config, key):
-            cleared.append(key)
-        else:
-            left.append(argument)
-    return left, cleared
-
-
-def _override_message(config: ConfigDict, arguments: Sequence[str], error: Exception) -> str:
-    """One sentence for an override that ml_collections refused."""
-    text = _one_line(str(error))
-    for argument in arguments:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if f"{name}=" not in text and f"{name} " not in f"{text} " and len(arguments) > 1:
-            continue
-        key = name.partition("config.")[2]
-        with contextlib.suppress(KeyError, AttributeError, ValueError, TypeError):
-            expected = _type_of(config, key)
-            if equals:
-                return f"--{name}={value}: expected {expected}, got {value!r}"
-    return f"bad config override: {text}"
-
-
-def _type_of(config: ConfigDict, key: str) -> str:
-    holder, last = _holder(config, key)
-    kind = holder.get_type(last)
-    if issubclass(kind, ConfigDict):
-        return f"one of its fields (--config.{key}.field=value)"
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    return names.get(kind, kind.__name__)
-
-
-def _holder(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
-    *parents, last = key.split(".")
-    holder: Any = config
-    for parent in parents:
-        holder = holder[parent]
-    return holder, last
-
-
-def has_key(config: ConfigDict, key: str) -> bool:
-    """Whether ``--config.KEY=...`` names a field of ``config``."""
-    try:
-        holder, last = _holder(config, key.partition("[")[0])
-        return isinstance(holder, ConfigDict) and last in holder
-    except (KeyError, AttributeError, TypeError):
-        return False
-
-
-def _is_optional(config: ConfigDict, key: str) -> bool:
-    """Whether ``null`` clears the field: it is unset by default, or text or a list of things."""
-    holder, last = _holder(config, key)
-    return holder[last] is None or isinstance(holder[last], (str, tuple))
-
-
-def _leaf_keys(config: ConfigDict, prefix: str = "") -> list[str]:
-    keys = []
-    for name, value in config.items():
-        keys.append(prefix + name)
-        if isinstance(value, ConfigDict):
-            keys += _leaf_keys(value, f"{prefix}{name}.")
-    return keys
-
-
-def _did_you_mean(name: str, known: Sequence[str], dashes: str) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not close:
-        # A right field given without its section, or with a wrong one.
-        last = name.rpartition(".")[2]
-        close = [key for key in known if key.rpartition(".")[2] == last][:1]
-    return f"; did you mean {dashes}{close[0]}?" if close else ""
-
-
-# --------------------------------------------------------------------------------- config files
-
-
-def _execute_config_file(path_and_preset: str) -> ConfigDict:
-    """Runs the file's ``get_config`` and returns its unlocked result."""
-    path, preset = _find_config_file(path_and_preset)
-    module = types.ModuleType("config_file")
-    module.__file__ = str(path)
-    arguments = () if preset is None else (preset,)
-    try:
-        code = compile(path.read_bytes(), str(path), "exec")
-        exec(code, module.__dict__)
-        get_config = module.__dict__.get("get_config")
-        if not callable(get_config):
-            raise UserError(f"config file {path} defines no get_config() function")
-        try:
-            inspect.signature(get_config).bind(*arguments)
-        except TypeError:
-            needs = "takes no preset" if arguments else "needs a preset (file.py:preset)"
-            raise UserError(f"config file {path} {needs}") from None
-        config = get_config(*arguments)
-    except UserError:
-        raise
-    except Exception as error:
-        where = _line_in(path, error)
-        given = f" with preset {preset!r}" if preset is not None else ""
-        raise UserError(
-            f"config file {path}{where}{given} failed: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(config, ConfigDict):
-        raise UserError(
-            f"config file {path}: get_config() returned {type(config).__name__}, not a ConfigDict"
-        )
-    return config
-
-
-def _find_config_file(path_and_preset: str) -> tuple[pathlib.Path, str | None]:
-    path, colon, preset = path_and_preset.partition(":")
-    candidates = [pathlib.Path(path)]
-    if not candidates[0].is_absolute():
-        candidates.append(_ROOT / path)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate, preset if colon else None
-    raise UserError(f"--config={path_and_preset}: there is no config file {path!r}")
-
-
-def _line_in(path: pathlib.Path, error: Exception) -> str:
-    """``, line N`` of the config file where the error arose, or nothing."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f", line {error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""
 
 
 # ----------------------------------------------------------------------------------------- help
@@ -448,99 +280,16 @@ def _help_text(main: Main, program: str, own: flags.FlagValues) -> str:
         "",
     ]
     try:
-        config = load_config(own.config)
+        config = config_files.load_config(own.config)
     except UserError as error:
-        return "\n".join([*lines, f"The fields are not shown: {_one_line(str(error))}"])
+        return "\n".join([*lines, f"The fields are not shown: {one_line(str(error))}"])
     lines.append(f"Fields of {own.config}:")
-    for key in _leaf_keys(config):
-        holder, last = _holder(config, key)
-        if not isinstance(holder[last], ConfigDict):
-            lines.append(f"  --config.{key}={json.dumps(_jsonable(holder[last]))}")
+    for key, value in config_files.leaves(config):
+        lines.append(f"  --config.{key}={json.dumps(_jsonable(value))}")
     return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------- environment
-
-
-def setup_distributed(
-    coordinator_address: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-) -> tuple[int, int]:
-    """Joins the other processes of this run, if there are any; returns (index, count).
-
-    Values not given are taken from ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
-    ``JAX_PROCESS_ID``. Without them, a SLURM step or Open MPI job of several tasks is found by JAX
-    itself. A single process initialises nothing and does not import JAX.
-
-    Raises:
-      UserError: some but not all of the three values are given, or they do not fit together.
-    """
-    env = os.environ
-    coordinator_address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
-    num_processes = _int_or_env(num_processes, "JAX_NUM_PROCESSES")
-    process_id = _int_or_env(process_id, "JAX_PROCESS_ID")
-    given = [coordinator_address, num_processes, process_id]
-    if all(value is None for value in given):
-        tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("OMPI_COMM_WORLD_SIZE") or "1"
-        if int(tasks) <= 1:
-            return 0, 1
-    elif coordinator_address is None or num_processes is None or process_id is None:
-        raise UserError(
-            "--coordinator_address, --num_processes and --process_id (or JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID) must be given together"
-        )
-    elif process_id >= num_processes:
-        raise UserError(
-            f"--process_id={process_id} must be less than --num_processes={num_processes}"
-        )
-    import jax
-
-    jax.distributed.initialize(coordinator_address, num_processes, process_id)
-    return jax.process_index(), jax.process_count()
-
-
-def together(work: Callable[[], T]) -> T:
-    """Runs ``work`` in every process of this run and waits for all; an error in one is one in all.
-
-    Returns what this process's ``work`` returned.
-
-    Raises:
-      UserError: ``work`` failed in another process; the message says why.
-    """
-    import jax
-
-    if jax.process_count() == 1:
-        return work()
-    # JAX's coordination service: unlike a collective, it can wait for hours.
-    from jax._src import distributed
-
-    client: Any = distributed.global_state.client
-    place = f"cirag_jax/together/{next(_meetings)}"
-    result, error = None, None
-    try:
-        result = work()
-    except Exception as raised:
-        error = raised
-    text = "" if error is None else _one_line(str(error)) or type(error).__name__
-    client.key_value_set(f"{place}/{jax.process_index()}", f"={text}")
-    count = jax.process_count()
-    texts = [client.blocking_key_value_get(f"{place}/{i}", _A_YEAR_MS)[1:] for i in range(count)]
-    if error is not None:
-        raise error
-    for index, text in enumerate(texts):
-        if text:
-            raise UserError(f"process {index} of {count} failed: {text}")
-    return cast(T, result)
-
-
-def _int_or_env(value: int | None, name: str) -> int | None:
-    text = os.environ.get(name)
-    if value is not None or text is None:
-        return value
-    if not text.isdigit():
-        raise UserError(f"environment variable {name}={text} is not a number")
-    return int(text)
 
 
 def enable_compilation_cache() -> pathlib.Path | None:
@@ -694,7 +443,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"a result cannot hold {type(value).__name__}")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -134,6 +134,11 @@ def cache_folder(name: str) -> Path | None:
     return Path(setting or Path.home() / ".cache" / "cirag_jax") / name
 
 
+def one_line(text: str) -> str:
+    """``text`` with a space for every run of white space."""
+    return " ".join(text.split())
+
+
 def say(text: str) -> None:
     """Prints a line on standard error; a progress bar that is shown there goes on below it.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets import annotations, chains, load
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.significance import paired_interval
@@ -68,7 +68,7 @@ def metrics(ranker: BiEncoderRanker, group: Sequence[Problem]) -> dict[str, np.n
 
 def main(overrides: Sequence[str]) -> None:
     """Prints a table."""
-    config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), list(overrides))
+    config = load_config(str(_ROOT / "configs/methods/cirag.py"), list(overrides))
     dataset = load.load_dataset(config.data)
     groups = problems(dataset, load.select_questions(dataset, config.data))
     encoder = open_encoder_for(config.encoder)

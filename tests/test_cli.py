@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pytest
 
-from cirag_jax import cli
+from cirag_jax import cli, config_files
 from cirag_jax.errors import UserError
 
 CONFIG = """
@@ -111,7 +111,7 @@ def test_no_config_offers_a_word_that_means_null():
             _, _, comment = line.partition("#")
             offered = re.findall(r"(\w+) \||\| (\w+)", comment)
             words = {word for pair in offered for word in pair}
-            assert not words & set(cli._NULL_WORDS), f"{file}: {line}"
+            assert not words & set(config_files._NULL_WORDS), f"{file}: {line}"
 
 
 def test_numbers_that_json_lacks_become_null(run):
@@ -161,7 +161,7 @@ def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, c
     if not (inside / "aligner.py").exists():
         pytest.skip("configs/aligner.py is not there")
     monkeypatch.chdir(tmp_path)
-    assert cli.load_config("configs/aligner.py").is_locked
+    assert config_files.load_config("configs/aligner.py").is_locked
 
 
 # ---------------------------------------------------------------------------------- user faults
@@ -336,7 +336,7 @@ import os
 import sys
 
 sys.path.insert(0, {str(repository)!r})
-from cirag_jax import cli
+from cirag_jax import cli, config_files, processes
 
 
 def main(config, workdir):
@@ -472,6 +472,16 @@ def test_a_disk_without_room_is_one_sentence(run, number):
     assert refused(run(main=main), "responses.jsonl cannot be written", os.strerror(number))
 
 
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_a_reader_that_has_left_is_no_fault(run, monkeypatch, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as left, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", left)
+        done = run(*arguments)
+    assert done.code == 0 and "Traceback" not in done.err
+
+
 def test_an_argument_that_is_no_text_is_refused(run):
     assert refused(run("--config.data.dir=\udcff"), "not valid UTF-8")
 
@@ -512,8 +522,8 @@ def test_an_error_in_one_process_ends_all(script, tmp_path):
         several.replace(
             'print("noise of Python")',
             """import jax
-    assert cli.together(lambda: jax.process_index()) == jax.process_index()
-    cli.together(lambda: {}["no key"] if jax.process_index() else None)""",
+    assert processes.together(lambda: jax.process_index()) == jax.process_index()
+    processes.together(lambda: {}["no key"] if jax.process_index() else None)""",
         )
     )
     codes, outputs = together(script, tmp_path / "w")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cirag_jax import cli
+from cirag_jax import cli, config_files
 from cirag_jax.commands import alone, comparison, opening, task
 from cirag_jax.commands.answer import Plan, carry_out, plan
 from cirag_jax.commands.pool import Pool
@@ -145,7 +145,9 @@ def _values(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str
         if name is not None and name not in configs:
             known = ", ".join(configs)
             raise UserError(f"config.set: {text!r} names none of config.methods, {known}.")
-        chosen = [name] if name else [n for n, own in configs.items() if cli.has_key(own, key)]
+        chosen = (
+            [name] if name else [n for n, own in configs.items() if config_files.has_key(own, key)]
+        )
         if not chosen:
             raise UserError(f"config.set: none of config.methods has a key {key!r}.")
         for one in chosen:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import tqdm
 
-from cirag_jax import cli
+from cirag_jax import processes
 from cirag_jax.commands import backends, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
@@ -81,7 +81,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             store.note(_Run(config, settings, plan, store, book).run(started))
             book.add_seconds(time.monotonic() - started)
 
-    cli.together(work)
+    processes.together(work)
     if index:
         return {}
     if count > 1:

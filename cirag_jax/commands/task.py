@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from cirag_jax import cli
+from cirag_jax import config_files, processes
 from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus, build_corpus
@@ -47,7 +47,7 @@ def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> 
         known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
         raise UserError(f"method={method!r} is unknown; there are {known}.")
     overrides = [f"--config.{value}" for value in values]
-    return cli.load_config(f"{file}:{preset}" if preset else str(file), overrides)
+    return config_files.load_config(f"{file}:{preset}" if preset else str(file), overrides)
 
 
 def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
@@ -192,7 +192,7 @@ def run(
             clock.note()
         return ended
 
-    complete, load_seconds = cli.together(work)
+    complete, load_seconds = processes.together(work)
     if index:
         return None
     if count > 1:

@@ -57,7 +57,7 @@ SERIAL = ("transformers", "one at a time")
 
 def config_of(side: str, questions: int, split: str) -> Any:
     """The small preset on the built-in dataset's first questions."""
-    from cirag_jax import cli
+    from cirag_jax.config_files import load_config
 
     settings = dict(SIDES[side])
     overrides = [f"--config.in_flight={settings.pop('in_flight')}"]
@@ -66,7 +66,7 @@ def config_of(side: str, questions: int, split: str) -> Any:
         overrides.append(f"--config.{role}.dtype=float32")
     overrides += [f"--config.data.split={split}", f"--config.data.limit={questions}"]
     overrides.append("--config.data.corpus=ircot_full")  # the same passages for every side
-    return cli.load_config("configs/methods/cirag.py:llm", overrides)
+    return load_config("configs/methods/cirag.py:llm", overrides)
 
 
 def answer_in_process(side: str, questions: int, workdir: str) -> dict[str, Any]:

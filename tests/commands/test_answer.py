@@ -13,6 +13,7 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets import load
 from cirag_jax.runtime import codec
 from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
@@ -311,7 +312,7 @@ def test_what_is_not_answered_yet_says_so(folders, tmp_path, capsys):
     assert end.value.code == 0
     assert result["complete"] is False and result["answered"] == 0 and result["em"] is None
     with sqlite3.connect(tmp_path / "journal.sqlite") as db:
-        config = cli.load_config("configs/methods/cirag.py", arguments(folders, tmp_path)[1:-1])
+        config = load_config("configs/methods/cirag.py", arguments(folders, tmp_path)[1:-1])
         question = load.select_questions(load.load_dataset(config.data), config.data)[0]
         row = (question.id, 0, codec.dump(dataclasses.asdict(question)))
         db.execute("INSERT INTO programs (id, place, input) VALUES (?, ?, ?)", row)

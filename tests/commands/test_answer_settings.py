@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from cirag_jax import cli
 from cirag_jax.commands import opening, task
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import extraction
@@ -21,7 +21,7 @@ FACT = Triple("Lund", "is in", "Skane", "a", 0)
 
 
 def settings(method="cirag", *overrides, corpus=CORPUS, triples=(FACT,)):
-    config = cli.load_config(str(_ROOT / f"configs/methods/{method}.py"), overrides)
+    config = load_config(str(_ROOT / f"configs/methods/{method}.py"), overrides)
     passages = {passage.id: passage for passage in corpus.passages}
     dataset = Dataset("towns", (), passages, {"a": triples, "elsewhere": (FACT,)})
     entry = find_method(method)

@@ -7,6 +7,7 @@ import runpy
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.methods import registry
 from tests import tiny, tiny_decoder
 from tests.answering import lines
@@ -45,7 +46,7 @@ def folders(tmp_path_factory):
 
 
 def run(capsys, folders, workdir, method, settings, more=None):
-    config = cli.load_config(str(_ROOT / f"configs/methods/{method}.py"))
+    config = load_config(str(_ROOT / f"configs/methods/{method}.py"))
     needs = registry.find_method(method).config().needs
     values = {k: v for k, v in folders.items() if k == "data.dir" or k.partition(".")[0] in config}
     values |= {"data.split": "dev", "data.limit": 2}

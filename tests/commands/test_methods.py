@@ -10,6 +10,7 @@ import pytest
 
 from cirag_jax import cli
 from cirag_jax.commands import opening, pool, task
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
@@ -199,7 +200,7 @@ def test_a_method_finds_names_in_the_triples_of_the_corpus(folders, tmp_path, ca
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
     assert lines(tmp_path / "predictions.jsonl") == rows
     with pytest.raises(UserError, match="config.triples=online extracts passages when they are"):
-        online = cli.load_config(config.removeprefix("--config="), ["--config.triples=online"])
+        online = load_config(config.removeprefix("--config="), ["--config.triples=online"])
         opening.check(online, Anchors.needs)
 
 
@@ -224,7 +225,7 @@ def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_
 
 @pytest.mark.parametrize("preset", ["code", "code_defaults"])
 def test_c2rag_has_the_released_code_as_a_preset(preset):
-    config = cli.load_config(str(_ROOT / f"configs/methods/c2rag.py:{preset}"))
+    config = load_config(str(_ROOT / f"configs/methods/c2rag.py:{preset}"))
     settings = registry.find_method("c2rag").config(**task.plain(config.c2rag))
     opening.check(config, settings.needs)
     assert settings.needs.entities and settings.neff_unit == "variable"
@@ -235,7 +236,7 @@ def test_c2rag_has_the_released_code_as_a_preset(preset):
 @pytest.mark.parametrize("name", registry.METHODS)
 @pytest.mark.parametrize("preset", ["", "small", "medium", "paper"])
 def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
-    config = cli.load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
+    config = load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
     for block in config.get("rankers", {}).values():
         block.model = "given" if block.kind == "aligner" else block.model
     needs = registry.find_method(name).config(**task.plain(config[name])).needs
@@ -251,7 +252,7 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_a_preset_that_does_not_exist_is_refused(name):
     with pytest.raises(UserError, match="the presets are small, medium and paper"):
-        cli.load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
+        load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
 
 
 def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatch):
@@ -265,7 +266,7 @@ def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatc
 
 
 def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
-    config = cli.load_config(
+    config = load_config(
         str(_ROOT / "configs/methods/native_rag.py"), ["--config.retriever.kind=bm25"]
     )
     opening.check(config, Needs())
@@ -310,9 +311,7 @@ def test_prefilled_headers_need_a_backend_that_continues():
 
 
 def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_path):
-    config = cli.load_config(
-        str(_ROOT / "configs/methods/cirag.py"), ["--config.cirag.max_steps=0"]
-    )
+    config = load_config(str(_ROOT / "configs/methods/cirag.py"), ["--config.cirag.max_steps=0"])
     needs = registry.find_method("cirag").config(**task.plain(config.cirag)).needs
     assert needs == Needs(roles=("reader",))
     assert opening.needs_encoder(config, needs)
@@ -323,7 +322,7 @@ def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_
 def test_one_model_serves_every_role_that_names_none():
     overrides = ["--config.model=model.gguf", "--config.reader.model=another"]
     for order in (overrides, overrides[::-1]):
-        config = cli.load_config(str(_ROOT / "configs/methods/cirag.py:medium"), order)
+        config = load_config(str(_ROOT / "configs/methods/cirag.py:medium"), order)
         assert (config.integrator.model, config.reader.model) == ("model.gguf", "another")
         assert config.model == "model.gguf"
 
@@ -334,7 +333,7 @@ def test_one_model_serves_every_role_that_names_none():
 def test_an_aligner_of_other_units_is_refused_before_anything_opens(method, ranker, tmp_path):
     (tmp_path / "training.json").write_text('{"component": "aligner", "units": "sentence"}')
     for field in ("encoder.model", f"{ranker}.model"):
-        config = cli.load_config(
+        config = load_config(
             str(_ROOT / f"configs/methods/{method}.py"), [f"--config.{field}={tmp_path}"]
         )
         needs = registry.find_method(method).config(**task.plain(config[method])).needs

@@ -1,6 +1,6 @@
 import pytest
 
-from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from tests import tiny
@@ -8,7 +8,7 @@ from tests import tiny
 
 def _data(folder, **changes):
     flags = [f"--config.data.{k}={v}" for k, v in {"dir": folder, **changes}.items()]
-    return cli.load_config("configs/aligner.py", flags).data
+    return load_config("configs/aligner.py", flags).data
 
 
 @pytest.fixture(scope="module")

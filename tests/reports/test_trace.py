@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import trace
@@ -104,17 +104,15 @@ def test_a_journal_becomes_a_page(tmp_path):
 
 def test_the_command(tmp_path):
     made_up.write_journal(tmp_path / journal.FILE, made_up.many(3))
-    config = cli.load_config("configs/report.py", [f"--config.run={tmp_path}"])
+    config = load_config("configs/report.py", [f"--config.run={tmp_path}"])
     (tmp_path / "out").mkdir()
     result = trace.report(config, tmp_path / "out")
     page = tmp_path / "out" / "trace.html"
     assert result["page"] == str(page) and result["bytes"] == page.stat().st_size
     assert (result["num_questions"], result["right"], result["wrong"]) == (3, 2, 1)
     with pytest.raises(UserError, match="config.run=WORKDIR is required"):
-        trace.report(cli.load_config("configs/report.py"), tmp_path)
-    config = cli.load_config(
-        "configs/report.py", [f"--config.run={tmp_path}", "--config.profile=x"]
-    )
+        trace.report(load_config("configs/report.py"), tmp_path)
+    config = load_config("configs/report.py", [f"--config.run={tmp_path}", "--config.profile=x"])
     with pytest.raises(UserError, match="config.profile='x' is no profile; there are musique"):
         trace.report(config, tmp_path)
 

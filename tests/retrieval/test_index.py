@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from cirag_jax import cli, sharding
+from cirag_jax import sharding
 from cirag_jax.commands import index as command
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import index as index_lib
@@ -278,13 +279,13 @@ def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path):
         f"--config.encoder.model={tiny_encoder.identity['model']}",
         "--config.shard_rows=9",
     ]
-    config = cli.load_config("configs/index.py", arguments)
+    config = load_config("configs/index.py", arguments)
     first = command.index_dataset(config, tmp_path)
     assert first["num_passages"] == 24 and first["resumed"] == 0 and first["bytes"] > 24 * 32 * 4
     assert command.index_dataset(config, tmp_path)["resumed"] == 24
     index = PassageIndex.open(tmp_path / "index", tiny_encoder)
     index.check_corpus(_PASSAGES)
-    config = cli.load_config("configs/index.py", [*arguments, "--config.retriever.kind=bm25"])
+    config = load_config("configs/index.py", [*arguments, "--config.retriever.kind=bm25"])
     with pytest.raises(UserError, match="was started with kind="):
         command.index_dataset(config, tmp_path)
     json.dumps(first)
@@ -294,7 +295,7 @@ def test_a_broken_corpus_line_is_named(tmp_path):
     data = tiny.dataset_folder(tmp_path / "data")
     with (data / "corpus.jsonl").open("a") as file:
         file.write('{"id": "x", "title": 3, "text": ""}\n')
-    config = cli.load_config("configs/index.py", [f"--config.data.dir={data}"])
+    config = load_config("configs/index.py", [f"--config.data.dir={data}"])
     with pytest.raises(UserError, match=r"corpus\.jsonl:25: field 'title'"):
         command.index_dataset(config, tmp_path)
     assert not (tmp_path / "index").exists()

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import safetensors
 
-from cirag_jax import cli, sharding
+from cirag_jax import sharding
 from cirag_jax.commands import backends, opening, side_by_side
+from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
@@ -101,7 +102,7 @@ def config_of(folders, preset="quick", script="integrator", **changes):
         "decode.max_tokens": 24, **changes,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in values.items() if value is not ...]
-    return cli.load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
+    return load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
 
 
 def lines_of(workdir):
@@ -375,7 +376,7 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
 
 
 def test_a_student_of_other_prompts_is_refused(trained):
-    config = cli.load_config(
+    config = load_config(
         str(_ROOT / "configs/methods/cirag.py"), [f"--config.integrator.adapter={trained[0]}"]
     )
     opening.check_adapters(config, ("integrator",))
@@ -396,7 +397,7 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
     def check(role, **changes):
         values = {f"{role}.adapter": workdir, "cirag.num_candidates": 2, **changes}
         overrides = [f"--config.{key}={value}" for key, value in values.items()]
-        config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
+        config = load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
         opening.check_adapters(config, (role,))
 
     check("integrator")
@@ -444,13 +445,13 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
 )
 def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
     command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
-    loaded = cli.load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=critic"])
+    loaded = load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=critic"])
     with pytest.raises(UserError, match=message):
         command(loaded, tmp_path)
 
 
 def test_a_workdir_says_what_it_was_trained_on(trained):
-    config = cli.load_config(str(_ROOT / "configs/integrator_eval.py"), [])
+    config = load_config(str(_ROOT / "configs/integrator_eval.py"), [])
     config.checkpoint = str(trained[0])
     seen = side_by_side.models_of(config, "integrator")["student"].trained_on
     assert seen is not None and len(seen) == 10
@@ -460,7 +461,7 @@ def test_a_workdir_says_what_it_was_trained_on(trained):
 def test_the_export_command(trained, tmp_path):
     command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
     overrides = [f"--config.checkpoint={trained[0]}"]
-    result = command(cli.load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
+    result = command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
     files = {path.name for path in (tmp_path / "model").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors", "training.json"}
     assert result["rank"] == 4 and result["folder"] == str(tmp_path / "model")

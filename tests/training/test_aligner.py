@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from cirag_jax import cli, sharding
+from cirag_jax import sharding
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
@@ -51,7 +52,7 @@ def _overrides(folders, **changes):
 
 
 def _config(folders, **changes):
-    return cli.load_config(str(_ROOT / "configs/aligner.py"), _overrides(folders, **changes))
+    return load_config(str(_ROOT / "configs/aligner.py"), _overrides(folders, **changes))
 
 
 def _final_state(workdir, step=None):
@@ -121,7 +122,7 @@ def test_training_learns_the_tiny_chains(folders, tmp_path, one_device):
 def test_the_papers_presets_train(folders, tmp_path, preset, batch_size):
     """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
-    config = cli.load_config(
+    config = load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(folders, **changes)
     )
     result = aligner.train_and_evaluate(config, tmp_path)
@@ -131,7 +132,7 @@ def test_the_papers_presets_train(folders, tmp_path, preset, batch_size):
 def test_the_presets_are_what_paper_and_code_say():
     """Spec, section 2, "Aligner training"; what differs between the two is listed whole."""
     paper, code = (
-        cli.load_config(str(_ROOT / f"configs/aligner.py:{name}")) for name in ("paper", "code")
+        load_config(str(_ROOT / f"configs/aligner.py:{name}")) for name in ("paper", "code")
     )
     shared = {
         "temperature": 0.01, "batch_size": 64, "chain_negatives": True,
@@ -184,7 +185,7 @@ def test_several_folders_train_together_and_resume(folders, tmp_path, one_device
     several = _overrides(
         folders, **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2}
     )
-    config = cli.load_config(str(_ROOT / "configs/aligner.py"), [*several, "--config.num_steps=2"])
+    config = load_config(str(_ROOT / "configs/aligner.py"), [*several, "--config.num_steps=2"])
     config.eval_every = 1
     result = aligner.train_and_evaluate(config, tmp_path / "w")
     assert (result["num_chains"], result["num_dev_questions"]) == (6 + 4, 4)
@@ -213,7 +214,7 @@ def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
     changes = {"num_steps": 1, "eval_every": 0, "dev.questions": 0, "data.units": units}
     aligner.train_and_evaluate(_config(folders, **changes), tmp_path)
     overrides = [f"--config.rankers.triples.model={tmp_path}"]
-    config = cli.load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
+    config = load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
     assert triple_text_of(config, "triples") == (TripleText(form), False)
     text = {"angle": "<ÅS; IS; ost>", "tuple": "('s', 'is', 'ost')"}[form]
     (scores,) = open_ranker(config, "triples").score(["q"], [[Triple("ÅS", "IS", "ost"), text]])

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from cirag_jax import cli, sharding
+from cirag_jax import sharding
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import reranking
@@ -51,7 +52,7 @@ def _overrides(folders, **changes):
 
 
 def _config(folders, **changes):
-    return cli.load_config(str(_ROOT / "configs/cross_encoder.py"), _overrides(folders, **changes))
+    return load_config(str(_ROOT / "configs/cross_encoder.py"), _overrides(folders, **changes))
 
 
 def _step(folders, mesh, repeats=1, **changes):

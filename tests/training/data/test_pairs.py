@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import open_encoder_for
@@ -41,7 +41,7 @@ def _musique():
 
 
 def _data_config():
-    return cli.load_config("configs/cross_encoder.py", []).data
+    return load_config("configs/cross_encoder.py", []).data
 
 
 def test_folds_that_are_reserved_are_never_trained_on():

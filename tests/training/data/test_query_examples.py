@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from cirag_jax import cli
+from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.prompts import compact
 from cirag_jax.training.data import conversations
@@ -92,7 +92,7 @@ def data(tmp_path):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     made = [by_hand.trajectory(number) for number in range(2)]
     trajectories_lib.write_trajectories(tmp_path / "t.jsonl", made)
-    config = cli.load_config(
+    config = load_config(
         str(_ROOT / "configs/integrator.py"),
         [
             f"--config.trajectories={tmp_path / 't.jsonl'}",

@@ -1,0 +1,198 @@
+"""Config files: which one is meant, its preset, the overrides of the command line."""
+
+import contextlib
+import difflib
+import inspect
+import pathlib
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import one_line
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_NULL_WORDS = ("null", "none", "None")
+
+
+def load_config(path_and_preset: str, overrides: Sequence[str] = ()) -> Any:
+    """Loads a config file, applies ``--config.field=value`` overrides and locks the result.
+
+    Args:
+      path_and_preset: ``path.py`` or ``path.py:preset``; the preset is passed to ``get_config``.
+      overrides: command-line arguments, each ``--config.field=value`` or ``--config.field value``.
+        ``null`` clears a field that may be unset.
+
+    Raises:
+      UserError: the file is missing or fails, a key is unknown, a value has the wrong type.
+    """
+    config = _execute_config_file(path_and_preset)
+    arguments, cleared = _check_overrides(config, overrides, path_and_preset)
+    parsed = flags.FlagValues()
+    try:
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=parsed, sys_argv=["", *arguments]
+        )
+        rest = parsed(["", *arguments])
+    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(_override_message(config, arguments, error)) from None
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}: values are given as --flag=value")
+    config = cast(ConfigDict, parsed["config"].value)
+    for key in cleared:
+        config.update_from_flattened_dict({key: None})
+    return config.lock()
+
+
+def _check_overrides(
+    config: ConfigDict, arguments: Sequence[str], source: str
+) -> tuple[list[str], list[str]]:
+    """Returns the overrides left to parse and the keys to clear; refuses unknown keys."""
+    left, cleared = [], []
+    for argument in arguments:
+        if not argument.startswith("-"):
+            left.append(argument)
+            continue
+        name, equals, value = argument.lstrip("-").partition("=")
+        key = name.partition("config.")[2]
+        if not has_key(config, key):
+            raise UserError(
+                f"unknown config key {key!r} (of {source}){did_you_mean(key, _keys(config), '')}"
+            )
+        if equals and value in _NULL_WORDS and _is_optional(config, key):
+            cleared.append(key)
+        else:
+            left.append(argument)
+    return left, cleared
+
+
+def _override_message(config: ConfigDict, arguments: Sequence[str], error: Exception) -> str:
+    """One sentence for an override that ml_collections refused."""
+    text = one_line(str(error))
+    for argument in arguments:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if f"{name}=" not in text and f"{name} " not in f"{text} " and len(arguments) > 1:
+            continue
+        key = name.partition("config.")[2]
+        with contextlib.suppress(KeyError, AttributeError, ValueError, TypeError):
+            expected = _type_of(config, key)
+            if equals:
+                return f"--{name}={value}: expected {expected}, got {value!r}"
+    return f"bad config override: {text}"
+
+
+def _type_of(config: ConfigDict, key: str) -> str:
+    holder, last = _holder(config, key)
+    kind = holder.get_type(last)
+    if issubclass(kind, ConfigDict):
+        return f"one of its fields (--config.{key}.field=value)"
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    return names.get(kind, kind.__name__)
+
+
+def _holder(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
+    *parents, last = key.split(".")
+    holder: Any = config
+    for parent in parents:
+        holder = holder[parent]
+    return holder, last
+
+
+def has_key(config: ConfigDict, key: str) -> bool:
+    """Whether ``--config.KEY=...`` names a field of ``config``."""
+    try:
+        holder, last = _holder(config, key.partition("[")[0])
+        return isinstance(holder, ConfigDict) and last in holder
+    except (KeyError, AttributeError, TypeError):
+        return False
+
+
+def _is_optional(config: ConfigDict, key: str) -> bool:
+    """Whether ``null`` clears the field: it is unset by default, or text or a list of things."""
+    holder, last = _holder(config, key)
+    return holder[last] is None or isinstance(holder[last], (str, tuple))
+
+
+def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field and its value, those of blocks by their dotted names."""
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _keys(config: ConfigDict, prefix: str = "") -> list[str]:
+    """Fields and blocks."""
+    found = []
+    for name, value in config.items():
+        found.append(prefix + name)
+        if isinstance(value, ConfigDict):
+            found += _keys(value, f"{prefix}{name}.")
+    return found
+
+
+def did_you_mean(name: str, known: Sequence[str], dashes: str) -> str:
+    """``; did you mean NAME?``, or nothing where no known name is like it."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not close:
+        # A right field given without its section, or with a wrong one.
+        last = name.rpartition(".")[2]
+        close = [key for key in known if key.rpartition(".")[2] == last][:1]
+    return f"; did you mean {dashes}{close[0]}?" if close else ""
+
+
+def _execute_config_file(path_and_preset: str) -> ConfigDict:
+    """Runs the file's ``get_config`` and returns its unlocked result."""
+    path, preset = _find_config_file(path_and_preset)
+    module = types.ModuleType("config_file")
+    module.__file__ = str(path)
+    arguments = () if preset is None else (preset,)
+    try:
+        code = compile(path.read_bytes(), str(path), "exec")
+        exec(code, module.__dict__)
+        get_config = module.__dict__.get("get_config")
+        if not callable(get_config):
+            raise UserError(f"config file {path} defines no get_config() function")
+        try:
+            inspect.signature(get_config).bind(*arguments)
+        except TypeError:
+            needs = "takes no preset" if arguments else "needs a preset (file.py:preset)"
+            raise UserError(f"config file {path} {needs}") from None
+        config = get_config(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        where = _line_in(path, error)
+        given = f" with preset {preset!r}" if preset is not None else ""
+        raise UserError(
+            f"config file {path}{where}{given} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"config file {path}: get_config() returned {type(config).__name__}, not a ConfigDict"
+        )
+    return config
+
+
+def _find_config_file(path_and_preset: str) -> tuple[pathlib.Path, str | None]:
+    path, colon, preset = path_and_preset.partition(":")
+    candidates = [pathlib.Path(path)]
+    if not candidates[0].is_absolute():
+        candidates.append(_ROOT / path)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate, preset if colon else None
+    raise UserError(f"--config={path_and_preset}: there is no config file {path!r}")
+
+
+def _line_in(path: pathlib.Path, error: Exception) -> str:
+    """``, line N`` of the config file where the error arose, or nothing."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f", line {error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""

@@ -1,0 +1,95 @@
+"""Several processes of one run: how they find each other, and act together."""
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import one_line
+
+T = TypeVar("T")
+
+_A_YEAR_MS = 1000 * 3600 * 24 * 365
+_meetings = itertools.count()  # of `together`: the same number in every process
+
+
+def setup_distributed(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> tuple[int, int]:
+    """Joins the other processes of this run, if there are any; returns (index, count).
+
+    Values not given are taken from ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
+    ``JAX_PROCESS_ID``. Without them, a SLURM step or Open MPI job of several tasks is found by JAX
+    itself. A single process initialises nothing and does not import JAX.
+
+    Raises:
+      UserError: some but not all of the three values are given, or they do not fit together.
+    """
+    env = os.environ
+    coordinator_address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
+    num_processes = _int_or_env(num_processes, "JAX_NUM_PROCESSES")
+    process_id = _int_or_env(process_id, "JAX_PROCESS_ID")
+    given = [coordinator_address, num_processes, process_id]
+    if all(value is None for value in given):
+        tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("OMPI_COMM_WORLD_SIZE") or "1"
+        if int(tasks) <= 1:
+            return 0, 1
+    elif coordinator_address is None or num_processes is None or process_id is None:
+        raise UserError(
+            "--coordinator_address, --num_processes and --process_id (or JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID) must be given together"
+        )
+    elif process_id >= num_processes:
+        raise UserError(
+            f"--process_id={process_id} must be less than --num_processes={num_processes}"
+        )
+    import jax
+
+    jax.distributed.initialize(coordinator_address, num_processes, process_id)
+    return jax.process_index(), jax.process_count()
+
+
+def together(work: Callable[[], T]) -> T:
+    """Runs ``work`` in every process of this run and waits for all; an error in one is one in all.
+
+    Returns what this process's ``work`` returned.
+
+    Raises:
+      UserError: ``work`` failed in another process; the message says why.
+    """
+    import jax
+
+    if jax.process_count() == 1:
+        return work()
+    # JAX's coordination service: unlike a collective, it can wait for hours.
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client
+    place = f"cirag_jax/together/{next(_meetings)}"
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    text = "" if error is None else one_line(str(error)) or type(error).__name__
+    client.key_value_set(f"{place}/{jax.process_index()}", f"={text}")
+    count = jax.process_count()
+    texts = [client.blocking_key_value_get(f"{place}/{i}", _A_YEAR_MS)[1:] for i in range(count)]
+    if error is not None:
+        raise error
+    for index, text in enumerate(texts):
+        if text:
+            raise UserError(f"process {index} of {count} failed: {text}")
+    return cast(T, result)
+
+
+def _int_or_env(value: int | None, name: str) -> int | None:
+    text = os.environ.get(name)
+    if value is not None or text is None:
+        return value
+    if not text.isdigit():
+        raise UserError(f"environment variable {name}={text} is not a number")
+    return int(text)
