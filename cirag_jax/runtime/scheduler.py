@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import tqdm
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line, visible
 from cirag_jax.runtime.journal import Journal, Key, Record
 from cirag_jax.runtime.requests import (
     Generate,
@@ -285,8 +286,7 @@ def _resume(running: _Running, responses: list[Response | RequestError] | None) 
 
 
 def _cause(error: Exception) -> str:
-    # A journal holds no halves of surrogate pairs.
-    text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
+    text = visible(one_line(str(error)))
     if isinstance(error, RequestError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

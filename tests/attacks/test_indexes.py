@@ -11,6 +11,7 @@ import pytest
 from cirag_jax.commands.index import build_index
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
+from cirag_jax.retrieval.faiss_index import FaissIndex, IndexOptions
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.rankers import BiEncoderRanker
 from cirag_jax.retrieval.search import ExactIndex
@@ -110,6 +111,14 @@ def test_another_number_of_texts_is_refused(folders, tmp_path, count):
         PassageIndex.open(tmp_path / "index", None)
 
 
+def test_scores_that_are_no_numbers_are_refused(folders, tmp_path):
+    shutil.copytree(folders / "bm25", tmp_path / "index")
+    file = tmp_path / "index" / "bm25" / "data.csc.index.npy"
+    np.save(file, np.full_like(np.load(file), np.nan))
+    with pytest.raises(UserError, match="a score is not finite"):
+        PassageIndex.open(tmp_path / "index", None)
+
+
 _ARRAYS = {
     "no number": np.full((24, 32), np.nan, np.float32),
     "no end": np.full((24, 32), np.inf, np.float32),
@@ -155,6 +164,19 @@ def test_a_disk_with_room_for_all_but_a_byte(folders, encoder, tmp_path, kind, n
         assert (tmp_path / "index" / path.relative_to(folders / kind)).read_bytes() == (
             path.read_bytes()
         )
+
+
+def test_faiss_says_that_its_last_byte_found_no_room(tmp_path):
+    index = FaissIndex.build(np.eye(8, dtype=np.float32), "faiss_flat", IndexOptions())
+    index.save(tmp_path / "whole")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "whole").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            index.save(tmp_path / "cut")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 # --------------------------------------------------------------------------------- NaN in weights

@@ -54,6 +54,13 @@ def test_an_answer_with_any_text(text):
     _read_and_keep(json.dumps(completion(text)).encode(), PLAIN)
 
 
+@pytest.mark.parametrize("logprob", [math.nan, math.inf])
+def test_a_log_probability_that_is_no_number_is_no_answer(logprob):
+    whole = completion("a", logprobs={"content": [{**_TOKEN, "logprob": logprob}]})
+    with pytest.raises(wire.BadAnswer):
+        wire.read_answer(json.dumps(whole).encode(), dataclasses.replace(PLAIN, logprobs=True))
+
+
 _DATES = ("Mon, 01 Jan {} 00:00:00 GMT", "{} Jan 1 0:0:0", "Sun, 0{}", "{}", "-{}", "1e{}", "+{}:0")
 
 

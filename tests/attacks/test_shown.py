@@ -8,7 +8,7 @@ import unicodedata
 
 from cirag_jax import cli
 from cirag_jax.commands.session import own_question
-from cirag_jax.io import say, visible
+from cirag_jax.io import say, visible, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import console, trace
 from cirag_jax.runtime import codec
@@ -92,3 +92,10 @@ def test_a_question_of_ones_own(text):
     if question is not None:
         question.question.encode()
         assert question.question.strip() and "\n" not in question.question
+
+
+def test_halves_of_pairs_are_written_as_json_escapes_them(tmp_path):
+    record = {"text": "half \ud800 a pair"}
+    write_lines(tmp_path / "x.jsonl", [record])
+    assert (tmp_path / "x.jsonl").read_text("utf-8") == '{"text": "half \\ud800 a pair"}\n'
+    assert json.loads((tmp_path / "x.jsonl").read_text("utf-8")) == record

@@ -185,6 +185,12 @@ def test_a_request_that_fails_ends_its_own_program(book):
     assert set(book.outcomes()) == {"a", "b"}
 
 
+def test_a_reason_that_no_file_can_hold_is_spelt_out(book):
+    model = Recording(is_slow=True, refuse=lambda call: "half \ud800 a pair")
+    scheduler(book, Recording(), model).run([job("a")])
+    assert next(book.records()).error == "half \\ud800 a pair"
+
+
 def test_a_failure_without_words_has_a_cause_all_the_same(book):
     model = Recording(is_slow=True, refuse=lambda call: "")
     scheduler(book, Recording(), model).run([job("a")])

@@ -69,6 +69,7 @@ def test_resume_leaves_no_trace_of_the_interruption(tmp_path):
             clock.now += 1
             writer.write(step, {"loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "seconds": NaN, "loss": 2.0}\n')  # damaged
         file.write('{"step": 2, "sec')  # died in the midst of a line
     with MetricWriter(tmp_path, 6, 2, stream=io.StringIO(), clock=clock) as writer:
         for step in range(3, 7):

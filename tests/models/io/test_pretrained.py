@@ -44,6 +44,7 @@ def test_a_folder_without_config_is_refused(tmp_path):
         ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_size": None}, "wrong value"),
+        ({"num_hidden_layers": 0}, "num_layers=0 must be at least 1"),
     ],
 )
 def test_an_unsupported_config_names_its_field(tmp_path, change, message):
