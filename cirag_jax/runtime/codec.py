@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import visible
 from cirag_jax.runtime import requests
 from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
 from cirag_jax.types import Passage, Prediction
@@ -77,7 +76,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
       TypeError: it does not answer ``request``.
     """
     if isinstance(response, RequestError):
-        return {"error": visible(str(response))}  # a journal holds no halves of pairs
+        return {"error": str(response)}
     if type(response) is not _ANSWERS[type(request)]:
         names = type(response).__name__, type(request).__name__
         raise TypeError("a {} does not answer a {}".format(*names))

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from cirag_jax.datasets.chains import UnitKind
+from cirag_jax.io import visible
 from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
 from cirag_jax.triples.entity_index import Match
 from cirag_jax.triples.normalization import Normalization
@@ -186,7 +187,13 @@ class Needs:
 
 
 class RequestError(Exception):
-    """A request that could not be answered; ends its own question, never another's."""
+    """A request that could not be answered; ends its own question, never another's.
+
+    Its text is `visible`: a journal keeps it, a terminal shows it.
+    """
+
+    def __init__(self, text: str = ""):
+        super().__init__(visible(text))
 
 
 def addressee(request: Request) -> type | str:
