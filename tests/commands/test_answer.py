@@ -204,8 +204,8 @@ def fails(capsys, argv) -> str:
     [
         ("method=crag", "config.method='crag' is no method; there are beam_retrieval, c2rag,"),
         ("profile=squad", "config.profile='squad' is no profile"),
-        ("cirag.max_steps=-1", "max_steps must be >= 0"),
-        ("cirag.num_candidates=0", "num_candidates >= 1"),
+        ("cirag.max_steps=-1", "max_steps=-1 must not be negative"),
+        ("cirag.num_candidates=0", "num_candidates=0 must be at least 1"),
         (
             "cirag.granularities=('page',)",
             "granularities=('page',) must be some of triple, sentence, passage",
