@@ -327,6 +327,11 @@ class Shards:
         self.shape = (int(self._starts[-1]), manifest["dimension"])
         if any(array.shape[1:] != self.shape[1:] for array in self._arrays):
             raise UserError(f"{folder}: its vectors differ in length; build it anew.")
+        if len(self) != manifest["rows"]:
+            raise UserError(
+                f"{folder} is damaged: it has {len(self)} vectors for {manifest['rows']} passages; "
+                "remove it and build it anew."
+            )
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -111,6 +111,14 @@ def test_another_number_of_texts_is_refused(folders, tmp_path, count):
         PassageIndex.open(tmp_path / "index", None)
 
 
+def test_vectors_of_another_number_are_refused(folders, tmp_path):  # of `make attack`
+    shutil.copytree(folders / "exact", tmp_path / "index")
+    file = tmp_path / "index" / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "shards": 0}))
+    with pytest.raises(UserError, match="it has 0 vectors for 24 passages"):
+        PassageIndex.open(tmp_path / "index", _whole(folders))
+
+
 def test_scores_that_are_no_numbers_are_refused(folders, tmp_path):
     shutil.copytree(folders / "bm25", tmp_path / "index")
     file = tmp_path / "index" / "bm25" / "data.csc.index.npy"
