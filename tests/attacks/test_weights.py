@@ -6,6 +6,7 @@ import pathlib
 import gguf
 import numpy as np
 import pytest
+from hypothesis import example
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
@@ -56,6 +57,7 @@ def test_a_whole_file_is_read(gguf_file):
     assert gguf_weights.tokenizer_from_gguf(source)("the town").input_ids
 
 
+@example([("over", 255, b"\xff\xff\xff\x7f")])  # the number of heads
 @attack(40, DAMAGES)
 def test_a_gguf_file_with_other_bytes(gguf_file, damages):
     file = gguf_file.with_name("damaged.gguf")

@@ -66,7 +66,8 @@ class GgufFile:
         """The slice of a tensor, fp32 and in transformers' layout; only its rows are dequantised.
 
         Raises:
-          UserError: its quantisation is unknown to the ``gguf`` library.
+          UserError: its quantisation is unknown to the ``gguf`` library, or the file's fields do
+            not fit it.
         """
         import gguf
 
@@ -89,6 +90,11 @@ class GgufFile:
             return rows
         key = "attention.head_count" if match[1] == "q" else "attention.head_count_kv"
         heads = self.number(key, self.number("attention.head_count"))
+        if type(heads) is not int or heads < 1 or count % (2 * heads):
+            raise UserError(
+                f"{self.file}: metadata field {self.architecture}.{key} is {heads}, which does not "
+                f"fit the {count} rows of tensor {name}."
+            )
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def number(self, key: str, default: Any = None) -> Any:
