@@ -177,6 +177,14 @@ def test_other_values(folder, name, changes):
     _attack(folder, name, garbled(whole, changes), READS[name])
 
 
+@pytest.mark.parametrize("shard", ["[" * 1000, "\0", "../model.safetensors", "/etc/passwd", ""])
+def test_a_shard_of_any_name(tmp_path, shard):  # of `make attack`
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": shard}}))
+    with pytest.raises(UserError, match="is not in the folder"):
+        tensor_files.weight_files(tmp_path)
+
+
 @pytest.mark.parametrize("name", READS)
 @attack(3, DAMAGES)
 def test_other_bytes(folder, name, damages):

@@ -36,9 +36,10 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
         return [single]
     if index.is_file():
         names = sorted(set(convert(str(index), read_json(index), _Index).weight_map.values()))
+        there = {path.name for path in folder.iterdir() if path.is_file()}
         for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
-                raise UserError(f"{index}: shard {name!r} is not in the folder.")
+            if name not in there:  # a path, or anything else that is no name, is not
+                raise UserError(f"{index}: shard {name[:80]!r} is not in the folder.")
         return [folder / name for name in names]
     for name in (*PICKLES, "pytorch_model.bin.index.json"):
         if (folder / name).exists():
