@@ -303,6 +303,12 @@ def _read_tensors(
         raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
     places = _places(config, lora_config)
     shapes = decoder.layer_parameters(config)
+    widest = max(max(shapes[name][0]) for name in lora_config.names)
+    if lora_config.rank > widest:  # what is read would be larger than the base
+        raise UserError(
+            f"{folder / CONFIG_FILE}: field r is {lora_config.rank}, and no layer of the base is "
+            f"wider than {widest}."
+        )
     host: dict[str, dict[str, np.ndarray]] = {}
     for name in lora_config.names:
         (rows, columns), _ = shapes[name]

@@ -192,6 +192,7 @@ def test_a_failed_save_leaves_the_earlier_adapter(written, tmp_path, monkeypatch
         ("target_modules", ["layers.1.self_attn.q_proj"]),
         ("r", "8"),
         ("r", 0),
+        ("r", 1 << 31),
         ("lora_alpha", None),
         ("lora_dropout", 1.5),
     ],
