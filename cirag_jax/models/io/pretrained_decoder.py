@@ -177,7 +177,8 @@ def _windows(fields: _Fields, model_type: str, layers: int) -> tuple[int, ...]:
         sliding = [i >= first for i in range(layers)]
     else:
         kinds = ("full_attention", "sliding_attention")
-        if len(types) != layers or any(kind not in kinds for kind in types):
+        is_list = isinstance(types, list) and len(types) == layers
+        if not is_list or any(kind not in kinds for kind in types):
             raise fields.refuse("layer_types", types, f"{layers} times one of {', '.join(kinds)}")
         sliding = [kind == "sliding_attention" for kind in types]
     return tuple(size if slides else 0 for slides in sliding) if any(sliding) else ()
@@ -227,7 +228,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         raise fields.refuse("model_type", model_type, ", ".join(MODEL_TYPES))
     key = "hidden_activation" if model_type == "gemma2" else "hidden_act"
     act = raw.get(key) or ("gelu_pytorch_tanh" if model_type == "gemma2" else "silu")
-    if act not in _ACTIVATIONS:
+    if not isinstance(act, str) or act not in _ACTIVATIONS:
         raise fields.refuse(key, act, ", ".join(_ACTIVATIONS))
     if raw.get("quantization_config") is not None:
         raise fields.refuse("quantization_config", "present", "unquantised weights only")

@@ -206,6 +206,7 @@ def test_unreadable_weights(tmp_path):
     [
         ("llama", {"model_type": "gpt_neox"}, "field model_type is 'gpt_neox'"),
         ("llama", {"hidden_act": "relu"}, "field hidden_act is 'relu'"),
+        ("llama", {"hidden_act": ["silu"]}, "field hidden_act is"),
         ("gemma2", {"hidden_activation": "relu"}, "field hidden_activation is 'relu'"),
         (
             "llama",
@@ -230,6 +231,7 @@ def test_unreadable_weights(tmp_path):
         ("llama", {"partial_rotary_factor": 0.5}, "field partial_rotary_factor"),
         ("llama", {"quantization_config": {"bits": 4}}, "field quantization_config"),
         ("gemma2", {"layer_types": ["full_attention"]}, "field layer_types"),
+        ("gemma2", {"layer_types": 2}, "field layer_types"),
         ("gemma2", {"use_bidirectional_attention": True}, "field use_bidirectional_attention"),
     ],
 )
