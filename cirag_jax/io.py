@@ -27,7 +27,7 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     Raises:
       UserError: it cannot be read or holds anything else.
     """
-    if optional and not path.is_file():
+    if optional and not os.path.isfile(path):  # False of what can be no path, too
         return {}
     found = read_json(path)
     if optional and found is None:

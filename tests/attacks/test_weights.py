@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example
 
+from cirag_jax import io
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models.io import gguf_weights, peft_format, pretrained, tensor_files
@@ -183,6 +184,11 @@ def test_a_shard_of_any_name(tmp_path, shard):  # of `make attack`
     index.write_text(json.dumps({"weight_map": {"w": shard}}))
     with pytest.raises(UserError, match="is not in the folder"):
         tensor_files.weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 1000, "\0", "absent"])
+def test_an_optional_file_of_any_name(tmp_path, name):  # of `make attack`
+    assert io.read_object(tmp_path / name, optional=True) == {}
 
 
 @pytest.mark.parametrize("name", READS)
