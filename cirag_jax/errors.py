@@ -1,7 +1,8 @@
 """The one exception that means "the user can fix this", and what is checked of many fields."""
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -11,6 +12,23 @@ class UserError(Exception):
     The message is one sentence that names the file, line and field where there are such. The
     command line prints it on stderr and exits with code 2, without a traceback.
     """
+
+
+@contextlib.contextmanager
+def parsing(told: str, hint: str = "") -> Iterator[None]:
+    """Around a library's parser: whatever that runs into becomes a `UserError`.
+
+    Args:
+      told: what cannot be read; the reason follows in parentheses.
+      hint: what the user can do, after that.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust code is no Exception
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{told} ({reason}){hint}.") from error
 
 
 def check_at_least(least: float, config: Any, *fields: str, prefix: str = "config.") -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, parsing
 from cirag_jax.io import cache_folder, read_object, replacing, write_json
 from cirag_jax.llm.types import Message
 
@@ -78,13 +78,8 @@ class ChatTokenizer:
             return _load_gguf(path)
         if not path.is_dir():
             raise UserError(f"{path} is neither a model folder nor a .gguf file.")
-        try:
+        with parsing(f"{path} has no tokenizer that can be read"):
             return cls(_open_tokenizer(path), _generation_eos_ids(path))
-        except UserError:
-            raise
-        except Exception as error:  # the library lets through what its parsers run into
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{path} has no tokenizer that can be read: {reason}") from error
 
     # ------------------------------------------------------------------------------------ encoding
 

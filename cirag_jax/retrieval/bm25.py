@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import Stemmer
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, parsing
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # It reports every index at DEBUG.
 
@@ -39,14 +39,9 @@ class BM25:
           UserError: a file is missing or damaged.
         """
         index = cls(None)
-        try:
+        with parsing(f"{os.fspath(folder)} is damaged", "; remove the index and build it anew"):
             found = _bm25s().BM25.load(os.fspath(folder), mmap=True)
             _check(found, index._index, size)
-        except Exception as error:  # the library lets through what its parsers raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(
-                f"{os.fspath(folder)} is damaged ({reason}); remove the index and build it anew."
-            ) from None
         index._index, index._size = found, size
         return index
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from cirag_jax.datasets.chains import UNIT_KINDS, passage_text, sentence_texts, triple_text
 from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
@@ -316,13 +316,8 @@ class Shards:
         self._arrays = []
         for number in range(manifest["shards"]):
             file = folder / shard_name(number)
-            try:
+            with parsing(f"{file} cannot be read", "; remove the folder and build it anew"):
                 self._arrays.append(open_shard(file, manifest["dtype"]))
-            except Exception as error:  # NumPy lets through what its parsers of headers raise
-                reason = " ".join(str(error).split())
-                raise UserError(
-                    f"{file} cannot be read ({reason}); remove the folder and build it anew."
-                ) from None
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self.shape = (int(self._starts[-1]), manifest["dimension"])
         if any(array.shape[1:] != self.shape[1:] for array in self._arrays):

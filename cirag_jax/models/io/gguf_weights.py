@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
@@ -134,16 +134,13 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     import gguf
 
     file = Path(file)
-    try:
+    with parsing(f"{file}: not a readable GGUF file"):
         reader = _reader(file)
         metadata = {
             key: field.contents()
             for key, field in reader.fields.items()
             if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
         }
-    except Exception as error:  # the library lets through what its parser runs into
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{file}: not a readable GGUF file: {reason[:200]}.") from error
     architecture = str(metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UserError(
@@ -313,13 +310,8 @@ def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
       UserError: there is none in the file, it is damaged, or it is of an unknown kind.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
-    try:
+    with parsing(f"{source.file}: its tokenizer cannot be read"):
         return _tokenizer(source)
-    except UserError:
-        raise
-    except Exception as error:  # tokenizers' Rust raises nothing more special
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{source.file}: its tokenizer cannot be read: {reason[:200]}.") from error
 
 
 def _tokenizer(source: GgufFile) -> Any:

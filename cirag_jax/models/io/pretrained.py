@@ -18,7 +18,7 @@ import tokenizers
 from flax import nnx
 
 from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, parsing
 from cirag_jax.io import read_json, read_object
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
@@ -288,7 +288,7 @@ def _prefixes(folder: Path, name: str) -> tuple[str, str]:
 def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
     """The folder's Rust tokenizer with padding off; a slow one is converted by transformers."""
     file = folder / "tokenizer.json"
-    try:
+    with parsing(f"{folder}: its tokenizer cannot be read"):
         if file.is_file():
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         else:
@@ -297,8 +297,6 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             ).backend_tokenizer
-    except Exception as error:  # the Rust binding raises bare Exception
-        raise UserError(f"{folder}: its tokenizer cannot be read: {error}.") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
