@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cirag_jax.datasets.annotations import words
+from cirag_jax.datasets.annotations import fact_of, fill, hops_of, words
+from cirag_jax.datasets.chains import chain_of, sentence_texts
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
@@ -39,7 +40,8 @@ class ReadingSettings:
 
     Attributes:
       granularities: one is drawn for each question, as often as it is listed; where a question has
-        no annotation of it, sentences or else passages take its place.
+        no annotation of it, sentences or else passages take its place. Of a decomposed question
+        (MuSiQue) the sentences are those that state its steps, if one states the answer.
       distractors: most distractors of a triple's or a sentence's pool; passages have half as many.
       missing: share of the examples without one gold passage's evidence.
       forced: share of the others that are asked without the permission to refuse.
@@ -107,7 +109,8 @@ def make_readings(
         for granularity in (wanted, "sentence", "passage"):
             gold, others = _pools(dataset, question, granularity, facts, rng)
             if gold:
-                found.append(_draw(question, granularity, gold, others, settings, rng))
+                chain = _facts(dataset, question)
+                found.append(_draw(question, granularity, gold, others, chain, settings, rng))
                 break
     return found, len(questions) - len(found)
 
@@ -196,7 +199,7 @@ def _pools(
         return own, _nearest(question, [triple_line(triple, "ascii") for triple in stated])
     if granularity == "sentence":
         places: dict[str, list[int]] = {}
-        for passage_id, index in question.supporting_sentences or ():
+        for passage_id, index in _gold_sentences(dataset, question):
             if passage_id in corpus:
                 places.setdefault(passage_id, []).append(index)
         own = [[sentence_line(corpus[i], s) for s in found] for i, found in places.items()]
@@ -211,6 +214,39 @@ def _pools(
     return own, _nearest(question, [passage_line(passage) for passage in context])
 
 
+def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str, int]]:
+    """Those annotated; of a decomposition, those that state its steps, if one has the answer."""
+    if question.supporting_sentences is not None or not question.decomposition:
+        return question.supporting_sentences or ()
+    chain = chain_of(dataset, question, "sentence")
+    steps = chain.steps if chain else ()
+    if not any(
+        answer.lower() in step.text.lower() for answer in question.answers for step in steps
+    ):
+        return ()
+    places = (
+        (step.passage_id, sentence_texts(dataset.corpus[step.passage_id]).get(step.text))
+        for step in steps
+    )
+    return [(passage_id, index) for passage_id, index in places if index is not None]
+
+
+def _facts(dataset: Dataset, question: Question) -> tuple[tuple[str, str, str], ...]:
+    """What leads to the answer, as annotated.
+
+    A step in free words is a fact, too: what it asks, and its answer.
+    """
+    if question.evidences or not question.decomposition:
+        return tuple(question.evidences or ())
+    hops = hops_of(question, dataset.corpus)
+    known = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
+    return tuple(
+        fact_of(hop, known) or (fill(hop.asks, known).rstrip("?"), "answer", hop.answers[0])
+        for hop in hops
+        if hop.answers
+    )
+
+
 def _nearest(question: Question, lines: Sequence[str]) -> list[str]:
     """Lines by falling share of the question's words, each once."""
     asked = words(question.question)
@@ -222,6 +258,7 @@ def _draw(
     granularity: str,
     gold: _Groups,
     others: Sequence[str],
+    chain: tuple[tuple[str, str, str], ...],
     settings: ReadingSettings,
     rng: np.random.Generator,
 ) -> Reading:
@@ -238,7 +275,6 @@ def _draw(
     for i in drawn:  # Gold keeps its order.
         lines.insert(int(rng.integers(len(lines) + 1)), near[i])
     may_refuse = bool(not sufficient or rng.random() >= settings.forced)
-    chain = tuple(question.evidences or ())
     chain = (*chain, *conclusion(question)) if sufficient else _stated(chain, kept)
     return Reading(question, granularity, tuple(lines), sufficient, may_refuse, chain)
 

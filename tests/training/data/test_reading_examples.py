@@ -18,7 +18,7 @@ from cirag_jax.training.data.reading_examples import (
     messages_of,
     reading_examples,
 )
-from cirag_jax.types import Dataset, Passage, Question, Triple
+from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
 from tests.distill import by_hand
 
 CORPUS = {
@@ -106,6 +106,39 @@ def test_questions_without_an_annotation_are_read_in_passages_or_left_out():
         DATA, [Question("q4", "?", ("x",))], ReadingSettings(granularities=("sentence",))
     )
     assert (made, without) == ([], 1)
+
+
+DECOMPOSED = Question(
+    "q5",
+    "Who rules the county whose port wrote to Ada's father?",
+    ("Bess",),
+    supporting=("a", "e"),
+    context=("a", "b", "c", "d", "e"),
+    decomposition=(
+        SubQuestion("Ada >> father", "Byron", "a"),
+        SubQuestion("who rules where #1 lived ?", "Bess", "e"),
+    ),
+)
+RULES = Passage("e", "Essex", "", ("Essex has ports.", "Bess rules Essex."))
+
+
+def test_the_sentences_and_facts_of_a_decomposition():
+    data = Dataset("d", (DECOMPOSED,), {**CORPUS, "e": RULES}, {})
+    settings = ReadingSettings(granularities=("sentence",), distractors=0, missing=0.0)
+    (made,), _ = make_readings(data, [DECOMPOSED], settings)
+    assert made.granularity == "sentence"
+    assert made.evidence == ("Ada: Her father was Byron.", "Essex: Bess rules Essex.")
+    assert made.chain == (
+        ("Ada", "father", "Byron"),
+        ("Who rules where Byron lived", "answer", "Bess"),
+    )
+
+
+def test_a_decomposition_whose_sentences_lack_the_answer_is_read_in_passages():
+    question = dataclasses.replace(DECOMPOSED, answers=("Elizabeth I",))
+    data = Dataset("d", (question,), {**CORPUS, "e": RULES}, {})
+    made, _ = make_readings(data, [question], ReadingSettings(granularities=("sentence",)))
+    assert [one.granularity for one in made] == ["passage"]
 
 
 @pytest.mark.parametrize("how", ["brief", "chain"])
