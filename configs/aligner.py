@@ -88,6 +88,7 @@ def base() -> Any:
     config.keep_checkpoints = 2
     config.best_metric = "dev/mrr"
     config.stop_after_minutes = 0.0
+    config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
 
 

@@ -25,6 +25,7 @@ triples do not teach it to rank triples: the bi-encoder stays the default there.
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from configs import common, retrievers
 
@@ -88,6 +89,7 @@ def base() -> Any:
     config.keep_checkpoints = 2
     config.best_metric = "dev/recall@3"
     config.stop_after_minutes = 0.0
+    config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
 
 

@@ -100,6 +100,7 @@ def trainer(component: str) -> Any:
     config.keep_checkpoints = 2
     config.best_metric = "dev/loss"  # Or dev/core_f1, ..., with config.decode.
     config.stop_after_minutes = 0.0
+    config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
 
 

@@ -33,6 +33,7 @@ from cirag_jax.training.data import conversations, packing
 from cirag_jax.training.data.examples import Example, Part
 from cirag_jax.training.data.packing import Layout, MicroBatch
 from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.training.profile import StepProfile
 from cirag_jax.types import Config, Trajectory
 
 
@@ -126,11 +127,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         checkpoints,
         jax.set_mesh(mesh),
         state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
+        StepProfile(config.get("profile_steps"), workdir) as profile,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # The base: where training starts.
-        report = state_lib.Report(writer, "Lower config.optimizer.learning_rate", describe)
+        report = state_lib.Report(writer, profile, "Lower config.optimizer.learning_rate", describe)
         for step in range(first_step + 1, total_steps + 1):
             rows = plan.steps[step - 1]
             pieces = packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)

@@ -25,6 +25,7 @@ from cirag_jax.training import gradient_cache, optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.training.profile import StepProfile
 from cirag_jax.types import Config, Dataset, Question
 
 HELD_OUT = ("tune", "test")  # folds of a training split
@@ -97,11 +98,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         checkpoints,
         jax.set_mesh(mesh),
         state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
+        StepProfile(config.get("profile_steps"), workdir) as profile,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # The frozen encoder: where training starts.
-        report = state_lib.Report(writer, _ADVICE, _describe)
+        report = state_lib.Report(writer, profile, _ADVICE, _describe)
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
             sent = time.monotonic()

@@ -31,6 +31,7 @@ from cirag_jax.training import optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.training.profile import StepProfile
 from cirag_jax.types import Config, Dataset, Question
 
 
@@ -103,11 +104,14 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     with (
         checkpoints,
         state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
+        StepProfile(config.get("profile_steps"), workdir) as profile,
         PreemptionGuard() as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # A head that has learned nothing.
-        report = state_lib.Report(writer, "Lower config.optimizer.learning_rate", _describe)
+        report = state_lib.Report(
+            writer, profile, "Lower config.optimizer.learning_rate", _describe
+        )
         for step in range(first_step + 1, total_steps + 1):
             pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
             batch = make_batch(config, model, pairs, mesh)
@@ -356,6 +360,9 @@ def _scorer(
 
 
 # ------------------------------------------------------------------------------------ bookkeeping
+
+
+_ADVICE = "Lower config.optimizer.learning_rate"
 
 
 def _describe(values: dict[str, float], batch: data_lib.Batch, seconds: float) -> None:

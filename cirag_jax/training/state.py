@@ -17,11 +17,21 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.fingerprint import check_same, of_model, of_packages
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
+from cirag_jax.training.profile import StepProfile
 from cirag_jax.types import Config, Question
 
 EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
 # Settings that may change between a run and its continuation.
-_FREE = frozenset({"stop_after_minutes", "save_every", "eval_every", "keep_checkpoints", "mesh"})
+_FREE = frozenset(
+    {
+        "stop_after_minutes",
+        "save_every",
+        "eval_every",
+        "keep_checkpoints",
+        "mesh",
+        "profile_steps",
+    }
+)
 
 
 class TrainState(NamedTuple):
@@ -158,16 +168,19 @@ class Report:
     """Writes a step's metrics once the next one is under way, and stops on one that is not finite.
 
     ``advice`` says what to do against such values. ``describe``, given a step's values, its batch
-    and its seconds, changes the values and adds more.
+    and its seconds, changes the values and adds more. ``profile`` learns what was sent and what has
+    ended.
     """
 
     def __init__(
         self,
         writer: MetricWriter,
+        profile: StepProfile,
         advice: str,
         describe: Callable[[dict[str, float], Any, float], None],
     ):
-        self._writer, self._advice, self._describe = writer, advice, describe
+        self._writer, self._profile = writer, profile
+        self._advice, self._describe = advice, describe
         self._clock = StepClock()
         self._pending: tuple[int, dict[str, jax.Array], Any, float] | None = None
 
@@ -175,6 +188,7 @@ class Report:
         """Takes the device metrics of a step that was sent at ``sent``; ends the one before."""
         self.finish()
         self._pending = (step, metrics, batch, sent)
+        self._profile.sent(step)
 
     def finish(self) -> None:
         """Waits for the step under way, if there is one, and writes its metrics.
@@ -186,6 +200,7 @@ class Report:
             return
         (step, metrics, batch, sent), self._pending = self._pending, None
         values = fetch(step, metrics, self._advice)
+        self._profile.ended(step)
         self._describe(values, batch, self._clock.seconds(sent))
         self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
         self._writer.progress(step, values["loss"])

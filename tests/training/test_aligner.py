@@ -19,6 +19,8 @@ from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, optimizers
 from cirag_jax.training.data import pools as pools_lib
+from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.profile import StepProfile
 from cirag_jax.training.state import make_state
 from cirag_jax.types import Triple
 from tests import tiny
@@ -205,6 +207,28 @@ def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path):
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
         aligner.train_and_evaluate(config, tmp_path)
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+
+
+def test_steps_are_profiled(folders, tmp_path, monkeypatch, one_device):
+    """The trace begins before the first of them is sent, and ends when the last has ended."""
+    start, stop = jax.profiler.start_trace, jax.profiler.stop_trace
+    ended, traced = [], []
+    monkeypatch.setattr(MetricWriter, "progress", lambda _, step, loss: ended.append(step))
+    monkeypatch.setattr(
+        jax.profiler, "start_trace", lambda *a, **k: (traced.append(len(ended)), start(*a, **k))
+    )
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: (traced.append(len(ended)), stop()))
+    config = _config(folders, profile_steps="3:4", eval_every=0)
+    aligner.train_and_evaluate(config, tmp_path)
+    assert traced == [1, 3] and ended == [1, 2, 3, 4, 5, 6]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
+
+
+@pytest.mark.parametrize("steps", ["10", "1:3", "5:4", "a:b", "2:"])
+def test_steps_that_cannot_be_profiled(tmp_path, steps):
+    with pytest.raises(UserError, match=r"profile_steps='.*' must be FIRST:LAST with 2 <= FIRST"):
+        StepProfile(steps, tmp_path)
 
 
 @pytest.mark.parametrize(("units", "form"), [("triple", "angle"), ("sentence", "tuple")])
