@@ -58,7 +58,7 @@ def evidence() -> Any:
     config.granularities = (*("sentence",) * 4, *("triple",) * 3, "passage")
     config.distractors = 4  # At most, triples and sentences; half as many passages.
     config.missing = 0.25  # Share without one gold passage's evidence: to be refused.
-    config.forced = 0.25  # Share of the others that may not refuse.
+    config.forced = 0.25  # Share that may not refuse, of those whose evidence has the answer.
     # chain (facts, then the answer) | brief (the answer alone) | thought; it must be asked alike.
     config.reader_format = "chain"
     return config

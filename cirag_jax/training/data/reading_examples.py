@@ -4,8 +4,8 @@ A question's gold evidence stands among distractors of its own context, those ne
 words, at places drawn by the seed; what leads to the answer keeps its order, as a chain that was
 collected hop by hop has it. In a share of the examples one gold passage's evidence is
 missing, and the right output is the refusal: so the cascade learns when to escalate (CIRAG, section
-3.4). Messages and chat template are those of inference; the loss is on the answer and the token
-that ends it.
+3.4). A share is asked without leave to refuse, as the cascade's last reading is. Messages and chat
+template are those of inference; the loss is on the answer and the token that ends it.
 """
 
 import collections
@@ -44,7 +44,8 @@ class ReadingSettings:
         (MuSiQue) the sentences are those that state its steps, if one states the answer.
       distractors: most distractors of a triple's or a sentence's pool; passages have half as many.
       missing: share of the examples without one gold passage's evidence.
-      forced: share of the others that are asked without the permission to refuse.
+      forced: share of the examples whose evidence has the answer, be it whole or not, that are
+        asked without the permission to refuse, and answered.
       reader_format: as in `prompts.reading.answer_messages`.
       seed: of everything that is drawn.
     """
@@ -78,7 +79,7 @@ class Reading(NamedTuple):
       granularity: of the evidence.
       evidence: as the reader sees it.
       sufficient: whether no gold evidence is missing.
-      may_refuse: whether the reader is told that it may.
+      may_refuse: whether the reader is told that it may; if not, it is to answer.
       chain: annotated facts that lead to the answer, as far as the evidence states them, and what
         a comparison concludes from them.
     """
@@ -138,7 +139,8 @@ def reading_examples(
     """
     examples, reasons = [], collections.Counter[str]()
     for made in readings:
-        answer = made.question.answers[0] if made.sufficient else None
+        refused = not made.sufficient and made.may_refuse
+        answer = None if refused else made.question.answers[0]
         turns = [
             *messages_of(made, reader_format),
             Message(
@@ -274,9 +276,17 @@ def _draw(
     lines = list(kept)
     for i in drawn:  # Gold keeps its order.
         lines.insert(int(rng.integers(len(lines) + 1)), near[i])
-    may_refuse = bool(not sufficient or rng.random() >= settings.forced)
+    # Without the permission it answers as well as it can: from insufficient evidence, too.
+    can_answer = sufficient or _states_answer(question, lines)
+    may_refuse = bool(not can_answer or rng.random() >= settings.forced)
     chain = (*chain, *conclusion(question)) if sufficient else _stated(chain, kept)
     return Reading(question, granularity, tuple(lines), sufficient, may_refuse, chain)
+
+
+def _states_answer(question: Question, lines: Sequence[str]) -> bool:
+    """Whether a line has the answer; of a yes or a no, anything lets it be guessed."""
+    answer = question.answers[0].casefold()
+    return answer in ("yes", "no") or any(answer in line.casefold() for line in lines)
 
 
 def _stated(

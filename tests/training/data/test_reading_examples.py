@@ -89,13 +89,38 @@ def test_one_passage_or_fact_is_missing(granularity):
     gone = set()
     for seed in range(12):
         whole = readings(granularities=(granularity,), missing=0.0, seed=seed)
-        cut = readings(granularities=(granularity,), missing=0.999, seed=seed)
+        cut = readings(granularities=(granularity,), missing=0.999, forced=0.0, seed=seed)
         assert whole.sufficient and not cut.sufficient and cut.may_refuse
         first = set(readings(granularities=(granularity,), missing=0.0, distractors=0).evidence)
         assert len(first) == 2 and first <= set(whole.evidence)
         assert len(first - set(cut.evidence)) == 1
         gone |= first - set(cut.evidence)
     assert gone == first  # now the one, now the other
+
+
+def test_without_leave_to_refuse_what_has_the_answer_is_answered(tmp_path):
+    """From a part of the evidence, too; without the answer in sight the refusal may be said."""
+    tokenizer = by_hand.tiny_tokenizer(tmp_path)
+    options: Any = {"granularities": ("sentence",), "distractors": 0, "missing": 0.999}
+    kinds = set()
+    for seed in range(12):
+        made = readings(**options, forced=1.0, seed=seed)
+        (example,), _ = reading_examples(tokenizer, [made], "brief", max_length=10_000)
+        prompt = tokenizer.encode_prompt(messages_of(made, "brief"))
+        said = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
+        assert not made.sufficient
+        kinds.add((made.evidence, made.may_refuse, said))
+    assert kinds == {
+        (("Byron: Byron was born in London.",), False, "Answer: London"),
+        (("Ada: Her father was Byron.",), True, "Answer: Unanswerable"),
+    }
+
+
+def test_a_yes_or_no_can_always_be_guessed():
+    question = dataclasses.replace(QUESTION, answers=("no",))
+    settings = ReadingSettings(granularities=("sentence",), missing=0.999, forced=1.0)
+    (made,), _ = make_readings(DATA, [question], settings)
+    assert not made.sufficient and not made.may_refuse
 
 
 def test_questions_without_an_annotation_are_read_in_passages_or_left_out():
