@@ -12,7 +12,8 @@ from cirag_jax.commands import online
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.overlap import Ratio, mean_of
-from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.evaluation.recall import recall_by_step
+from cirag_jax.evaluation.scoring import Answered, Scoring, over
 from cirag_jax.evaluation.significance import interval, intervals, pairwise
 from cirag_jax.methods.registry import METHODS
 from cirag_jax.models.io import fingerprint
@@ -83,8 +84,8 @@ def compare_runs(
     """Scores every run, and the difference of every pair.
 
     Leaves ``table.md``, ``table.html``, ``granularities.png``, the share of questions answered at
-    each one (CIRAG's Figures 3 and 5), and, of runs that were timed alone, ``latency.png``; both
-    as SVG, too.
+    each one (CIRAG's Figures 3 and 5), of runs of several steps ``recall_by_step.png`` and, of runs
+    that were timed alone, ``latency.png``; all as SVG, too.
 
     Args:
       config: with ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
@@ -93,12 +94,28 @@ def compare_runs(
       allow_different: whether settings may differ.
 
     Returns:
-      ``systems``: of each run the scores of `metrics.measure` with intervals (questions
-      resampled), ``repeats``, ``granularities``, ``failures``, means a question of ``calls``,
-      ``generated_tokens``, ``seconds`` and by role (``roles``) and stage (``stages``),
-      ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of each pair and
-      score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages), ``settings``,
-      ``different``.
+      As `measure_runs`.
+
+    Raises:
+      UserError: see `compare`.
+    """
+    _, result = measure_runs(config, folders, allow_different)
+    report.write(result, workdir)
+    return result
+
+
+def measure_runs(
+    config: Config, folders: Sequence[tuple[str, pathlib.Path]], allow_different: bool
+) -> tuple[list[Run], dict[str, Any]]:
+    """The runs and all that `compare_runs` says of them; writes nothing.
+
+    Returns:
+      The runs, and ``systems``: of each the scores of `metrics.measure` with intervals (questions
+      resampled), ``repeats``, ``granularities``, ``recall_by_step``, ``failures``, means a question
+      of ``calls``, ``generated_tokens``, ``seconds`` and by role (``roles``) and stage
+      (``stages``), ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of
+      each pair and score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages),
+      ``settings``, ``different``.
 
     Raises:
       UserError: see `compare`.
@@ -144,8 +161,7 @@ def compare_runs(
         },
         "different": different,
     }
-    report.write(result, workdir)
-    return result
+    return runs, result
 
 
 # --------------------------------------------------------------------------------------- the runs
@@ -177,6 +193,10 @@ def read_runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
     Raises:
       UserError: one cannot be read, has not ended, or is of other questions or passages.
     """
+    places = [folder.resolve() for _, folder in folders]
+    for folder in places:
+        if places.count(folder) > 1:
+            raise UserError(f"config.runs names {folder} twice.")
     runs = [_run(name, folder) for name, folder in folders]
     first = runs[0]
     for run in runs[1:]:
@@ -305,7 +325,8 @@ def _differences(
 def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict[str, Any]:
     """What is counted and not tested; of several seeds, over all of them."""
     records = [records[i] for records in run.repeats for i in ids]
-    found = [codec.decode_prediction(r.outcome) for r in records if r.outcome is not None]
+    of_seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
+    found = [a.prediction for seed in of_seeds for a in seed if a.prediction is not None]
     extractions = pathlib.Path(run.folder).glob(f"{online.NAME}*.sqlite")
     spent = cost.by_role([*records, *(r for file in extractions for r in _records(file).values())])
     alone = None
@@ -317,6 +338,7 @@ def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict
             granularity: sum(p.granularity == granularity for p in found)
             for granularity in GRANULARITIES
         },
+        "recall_by_step": _recall_by_step(of_seeds, how_often),
         "failures": len(records) - len(found),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
         "generated_tokens": sum(r.usage.generated_tokens for r in records) / len(records),
@@ -325,3 +347,31 @@ def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict
         "seconds_alone": alone,
         "sees_gold": run.needs.gold,
     }
+
+
+def _recall_by_step(
+    of_seeds: Sequence[Sequence[Answered]], how_often: tuple[int, int]
+) -> list[dict[str, float]]:
+    """Of every step `recall_by_step` with its interval; none of a run that retrieved nothing, or
+    whose questions have no gold passages.
+    """
+    everything = [answered for seed in of_seeds for answered in seed]
+    count = max(len(_found(answered)) for answered in everything)
+    if not any(any(_found(a)) for a in everything) or not any(q.supporting for q, _ in everything):
+        return []
+
+    def measure(seed: Sequence[Answered]) -> dict[str, Ratio]:
+        rows = [
+            recall_by_step(_found(a), a.question.supporting, count)
+            if a.question.supporting
+            else [None] * count
+            for a in seed
+        ]
+        return {str(step): over(column) for step, column in enumerate(zip(*rows, strict=True))}
+
+    return list(intervals(_pooled([measure(seed) for seed in of_seeds]), *how_often).values())
+
+
+def _found(answered: Answered) -> list[tuple[str, ...]]:
+    """The passages of every step."""
+    return [step.passages for step in answered.prediction.steps] if answered.prediction else []

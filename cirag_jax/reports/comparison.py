@@ -1,36 +1,22 @@
 """Methods side by side: tables in Markdown and as a self-contained page, and figures."""
 
-import base64
-import html
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from cirag_jax.evaluation import metrics
 from cirag_jax.io import write_text
-from cirag_jax.reports import figures
-from cirag_jax.reports.tables import figure, lead, markdown, write_table
+from cirag_jax.reports import figures, pages
+from cirag_jax.reports.tables import Table, figure, lead, markdown, write_table
 from cirag_jax.types import GRANULARITIES
 
 PAGE = "table.html"
-GRANULARITIES_FIGURE, LATENCY_FIGURE = "granularities", "latency"
+STYLE = ("page.css", "results.css")
+GRANULARITIES_FIGURE, STEPS_FIGURE, LATENCY_FIGURE = "granularities", "recall_by_step", "latency"
 _FIRST = ("f1", "em", "acc")  # The order of columns; the others follow as they are measured.
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#111;background:#fff}"
-    "table{border-collapse:collapse;margin:.5rem 0 2rem}"
-    "th,td{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}"
-    "th:first-child,td:first-child{text-align:left}figure{margin:1rem 0}img{max-width:100%}"
-)
-
-
-class Table(NamedTuple):
-    """Rows of cells under a caption; the first row is the header."""
-
-    caption: str
-    rows: Sequence[Sequence[str]]
 
 
 def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
@@ -40,21 +26,53 @@ def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
       result: of `commands.comparison.compare`.
       workdir: an existing folder.
     """
-    found = tables(result)
+    found = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
+    write_table("\n\n".join([*found, *_notes(result)]), workdir)
+    pictures = {}
+    for name, drawn in draw(result):
+        figures.save(drawn, workdir, name)
+        pictures[name] = (workdir / f"{name}.svg").read_bytes()
+    shown = pages.sections(sections(result, pictures))
+    page = pages.template("table.html", "Comparison", STYLE, images=True, sections=shown)
+    write_text(workdir / PAGE, page)
+
+
+def tables(result: Mapping[str, Any]) -> dict[str, Table]:
+    """Scores, differences, recall by step, what language models were asked, and time, by heading;
+    those that have any row.
+    """
+    found = {
+        "Scores": _scores(result),
+        "Differences": _differences(result),
+        "Recall by step": _by_step(result),
+        "Language models": _cost(result),
+        "Time": _time(result),
+    }
+    return {heading: table for heading, table in found.items() if len(table.rows) > 1}
+
+
+def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The figures by name; whoever takes one closes it."""
+    yield GRANULARITIES_FIGURE, _draw_granularities(result)
+    if "Recall by step" in tables(result):
+        yield STEPS_FIGURE, _draw_steps(result)
+    if any(_timed(result)):
+        yield LATENCY_FIGURE, _draw_latency(result)
+
+
+def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[pages.Section]:
+    """The tables as parts of a page, with their ``pictures`` by the names of `draw`."""
+    beside = {
+        "Scores": GRANULARITIES_FIGURE,
+        "Recall by step": STEPS_FIGURE,
+        "Time": LATENCY_FIGURE,
+    }
+    found = []
+    for heading, table in tables(result).items():
+        own = {name: svg for name, svg in pictures.items() if name == beside.get(heading)}
+        found.append(pages.Section(heading, [table], own))
     notes = _notes(result)
-    text = "\n\n".join(f"{table.caption}\n\n{markdown(table.rows)}" for table in found)
-    write_table("\n\n".join([text, *notes]), workdir)
-    _draw_granularities(result, workdir)
-    drawn = [GRANULARITIES_FIGURE]
-    if _draw_latency(result, workdir):
-        drawn.append(LATENCY_FIGURE)
-    write_text(workdir / PAGE, [_page(found, notes, [workdir / f"{name}.svg" for name in drawn])])
-
-
-def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Scores, differences, what language models were asked, and time; those that have any row."""
-    found = [_scores(result), _differences(result), _cost(result), _time(result)]
-    return [table for table in found if len(table.rows) > 1]
+    return [*found, pages.Section("Settings that differ", notes=notes)] if notes else found
 
 
 # ------------------------------------------------------------------------------------ the tables
@@ -127,6 +145,27 @@ def _tested(difference: Mapping[str, float] | None) -> str:
     return f"{text} p<0.001" if p < 0.001 else f"{text} p={p:.3f}"
 
 
+def _stepwise(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Name and recalls of the runs that retrieve; none where no run takes a second step."""
+    found = [(name, s["recall_by_step"]) for name, s in result["systems"].items()]
+    several = any(len(recalls) > 1 for _, recalls in found)
+    return [(name, recalls) for name, recalls in found if recalls and several]
+
+
+def _by_step(result: Mapping[str, Any]) -> Table:
+    found = _stepwise(result)
+    most = max((len(recalls) for _, recalls in found), default=0)
+    rows = [["run", *(f"step {step}" for step in range(1, most + 1))]]
+    for name, recalls in found:
+        cells = [figure(recall, bounds=True) for recall in recalls]
+        rows.append([_shown(name, result["systems"][name]), *cells, *[""] * (most - len(cells))])
+    return Table(
+        "Gold passages among all that were found up to a step, in per cent with 95 % intervals; a "
+        "question that took fewer steps stays where it was",
+        rows,
+    )
+
+
 def _cost(result: Mapping[str, Any]) -> Table:
     rows = [["run", "role", "stage", "calls", "prompt tokens", "of these reused", "written tokens"]]
     for name, system in result["systems"].items():
@@ -161,40 +200,10 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-# -------------------------------------------------------------------------------------- the page
-
-
-def _page(found: Sequence[Table], notes: Sequence[str], drawn: Sequence[pathlib.Path]) -> str:
-    """HTML that fetches nothing; names of runs and settings are text in it, whatever they hold."""
-    parts = [_html(table) for table in found]
-    for path in drawn:
-        image = base64.b64encode(path.read_bytes()).decode()
-        source = f"data:image/svg+xml;base64,{image}"
-        parts.append(f'<figure><img alt="{path.stem}" src="{source}"></figure>')
-    parts += [f"<p>{html.escape(note)}</p>" for note in notes]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'; img-src data:\">"
-        f"<title>Comparison</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
-
-
-def _html(table: Table) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    header, *rows = table.rows
-    body = "\n".join(row(cells, "td") for cells in rows)
-    return f"<p>{html.escape(table.caption)}</p>\n<table>{row(header, 'th')}\n{body}</table>"
-
-
 # ----------------------------------------------------------------------------------- the figures
 
 
-def _draw_granularities(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
+def _draw_granularities(result: Mapping[str, Any]) -> Any:
     """One stacked bar a run (CIRAG's Figures 3 and 5)."""
     systems = result["systems"]
     drawn, axes = figures.pyplot().subplots(
@@ -215,20 +224,33 @@ def _draw_granularities(result: Mapping[str, Any], workdir: pathlib.Path) -> Non
     axes.legend(
         ncols=len(GRANULARITIES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
     )
-    figures.save(drawn, workdir, GRANULARITIES_FIGURE)
+    return drawn
 
 
-def _draw_latency(result: Mapping[str, Any], workdir: pathlib.Path) -> bool:
-    """F1 against seconds alone, one point a run (the papers' Figures 6 and 12); False for none."""
-    points = [
-        (name, system["seconds_alone"], system["f1"])
-        for name, system in result["systems"].items()
-        if system["seconds_alone"] and figure(system.get("f1"))
-    ]
-    if not points:
-        return False
+def _draw_steps(result: Mapping[str, Any]) -> Any:
+    """Recall after every step, one line a run."""
+    drawn, axes = figures.pyplot().subplots(figsize=(7, 4), layout="constrained")
+    for index, (name, recalls) in enumerate(_stepwise(result)):
+        axes.plot(
+            range(1, len(recalls) + 1),
+            [100 * recall["value"] for recall in recalls],
+            marker=figures.MARKERS[index % len(figures.MARKERS)],
+            color=figures.COLOURS[index % len(figures.COLOURS)],
+            label=figures.plain(_shown(name, result["systems"][name])),
+        )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(0, 103)  # A marker on 100 is whole.
+    axes.set_xlabel("step")
+    axes.set_ylabel("gold passages found so far, %")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return drawn
+
+
+def _draw_latency(result: Mapping[str, Any]) -> Any:
+    """F1 against seconds alone, one point a run (the papers' Figures 6 and 12)."""
     drawn, axes = figures.pyplot().subplots(figsize=(7, 4.5), layout="constrained")
-    for index, (name, alone, f1) in enumerate(points):
+    for index, (name, alone, f1) in enumerate(_timed(result)):
         x, y = alone["value"], 100 * f1["value"]
         axes.errorbar(
             [x],
@@ -249,5 +271,11 @@ def _draw_latency(result: Mapping[str, Any], workdir: pathlib.Path) -> bool:
     axes.set_ylabel("F1, %")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figures.save(drawn, workdir, LATENCY_FIGURE)
-    return True
+    return drawn
+
+
+def _timed(result: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, seconds and F1 of the runs that were asked alone."""
+    for name, system in result["systems"].items():
+        if system["seconds_alone"] and figure(system.get("f1")):
+            yield name, system["seconds_alone"], system["f1"]

@@ -9,9 +9,8 @@ import numpy as np
 from cirag_jax.evaluation.difficulty import AGGREGATES, NUM_BINS, WHOSE
 from cirag_jax.evaluation.metrics import title
 from cirag_jax.io import say
-from cirag_jax.reports import figures
-from cirag_jax.reports.comparison import Table
-from cirag_jax.reports.tables import markdown, write_table
+from cirag_jax.reports import figures, pages
+from cirag_jax.reports.tables import Table, markdown, write_table
 
 MATRIX, DIFFERENCE = "matrix", "difference"
 QUARTILES = ("Q1, low", "Q2", "Q3", "Q4, high")
@@ -30,18 +29,29 @@ def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
     """
     text = [f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result)]
     write_table("\n\n".join([*text, *notes(result)]), workdir)
-    systems, differences = result["systems"], result["differences"]
-    drawn = draw({name: system["matrix"] for name, system in systems.items()}, _error_label(result))
-    figures.save(drawn, workdir, MATRIX)
-    if differences:
-        panels = {name: found["matrix"] for name, found in differences.items()}
-        drawn = draw(panels, _error_label(result), signed=True)
-        figures.save(drawn, workdir, DIFFERENCE)
-    for name, system in systems.items():
-        say(sentence(name, system, result["settings"]["aggregate"]))
+    for name, drawn in heat_maps(result):
+        figures.save(drawn, workdir, name)
+    for line in sentences(result):
+        say(line)
+
+
+def sections(result: Mapping[str, Any]) -> list[pages.Section]:
+    """The same as parts of a page, of a ``result.json`` too."""
+    pictures = {name: figures.svg(drawn) for name, drawn in heat_maps(result)}
+    told = [*sentences(result), *notes(result)]
+    return [
+        pages.Section("Difficulty", pictures=pictures, notes=told),
+        pages.Section("Difficulty in tables", tables(result)),
+    ]
 
 
 # -------------------------------------------------------------------------------------- in words
+
+
+def sentences(result: Mapping[str, Any]) -> list[str]:
+    """`sentence` of every run."""
+    aggregate = result["settings"]["aggregate"]
+    return [sentence(name, system, aggregate) for name, system in result["systems"].items()]
 
 
 def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
@@ -201,6 +211,14 @@ def _r(values: Mapping[str, Any]) -> str:
 
 
 # ------------------------------------------------------------------------------------ as pictures
+
+
+def heat_maps(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The figures by name; whoever takes one closes it."""
+    label = _error_label(result)
+    yield MATRIX, draw({name: one["matrix"] for name, one in result["systems"].items()}, label)
+    if pairs := {name: one["matrix"] for name, one in result["differences"].items()}:
+        yield DIFFERENCE, draw(pairs, label, signed=True)
 
 
 def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = False) -> Any:

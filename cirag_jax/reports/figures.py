@@ -1,7 +1,10 @@
 """What figures share: colours and markers that everyone can tell apart, and the files."""
 
+import io
 import pathlib
 from typing import Any
+
+from cirag_jax.io import visible
 
 # Okabe and Ito (2008), without the yellow that vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -20,8 +23,8 @@ def pyplot() -> Any:
 
 
 def plain(name: str) -> str:
-    """A name that Matplotlib does not take for mathematics."""
-    return name.replace("$", r"\$")
+    """A name that Matplotlib does not take for mathematics, and that XML can hold."""
+    return visible(name).replace("$", r"\$")
 
 
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:
@@ -29,3 +32,11 @@ def save(figure: Any, folder: pathlib.Path, name: str) -> None:
     figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     pyplot().close(figure)
+
+
+def svg(figure: Any) -> bytes:
+    """The figure as an SVG file; closes it."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    pyplot().close(figure)
+    return file.getvalue()

@@ -3,7 +3,7 @@
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 # Key in the result -> what people read.
 NAMES = {
@@ -17,6 +17,13 @@ NAMES = {
     "links_trained": "links from iterative, trained",
     "fused_trained": "both of the last two, fused",
 }
+
+
+class Table(NamedTuple):
+    """Rows of cells under a caption; the first row is the header."""
+
+    caption: str
+    rows: Sequence[Sequence[str]]
 
 
 def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:

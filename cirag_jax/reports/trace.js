@@ -1,38 +1,8 @@
+// The trace viewer: a list of questions, one of them step by step, and its passages.
 
-"use strict";
-// Draws the page from its data blocks. Text of questions, passages and models only ever becomes a
-// text node: nothing here writes markup, an attribute or a link made of it.
-
-const $ = (id) => document.getElementById(id);
 const VERDICTS = ["right", "wrong", "unscored", "failed", "unfinished"];
 const GRANULARITIES = ["triple", "sentence", "passage", "default"];
 const BATCH = 60; // list entries drawn at a time
-
-// Characters that would hide, reorder or fake text are spelt out; halves of surrogate pairs too.
-const UNSEEN = /[\p{Cc}\p{Cs}\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
-const visible = (value) => String(value ?? "").replace(/\r\n/g, "\n").replace(UNSEEN,
-  (c) => c === "\n" || c === "\t" ? c : "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
-
-function el(tag, className, ...children) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  for (const child of children.flat()) {
-    if (child === null || child === undefined || child === false) continue;
-    node.append(child instanceof Node ? child : document.createTextNode(visible(child)));
-  }
-  return node;
-}
-const text = (value, className = "") => el("span", ("text " + className).trim(), value);
-const data = (name) => JSON.parse($(name).textContent);
-const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-const cut = (value, length = 60) => value.length > length ? value.slice(0, length - 1) + "…" : value;
-
-function button(className, onClick, ...children) {
-  const node = el("button", className, ...children);
-  node.type = "button";
-  node.addEventListener("click", () => onClick(node));
-  return node;
-}
 
 function folded(label, draw) { // drawn when first opened
   const node = el("details", "", el("summary", "", label));
@@ -273,12 +243,9 @@ let matching = [];
 let current = null;
 let haystacks = null;
 
-const plain = (value) => value.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
-
 function search() {
-  const wanted = plain($("search").value).split(/\s+/).filter(Boolean);
   haystacks ??= questions.map((q) => plain([q.question, q.answer, ...q.answers, q.id].join("\n")));
-  state.words = wanted;
+  state.words = words();
   filter();
 }
 
@@ -325,15 +292,10 @@ function drawChips(holder, key, names) {
   const count = (name) => questions.filter((q) => q[key] === name).length;
   const present = names.filter((name) => count(name) > 0);
   if (present.length < 2) return;
-  holder.append(...[null, ...present].map((name) => {
-    const chip = button("", () => {
-      state[key] = name;
-      for (const other of holder.children) other.setAttribute("aria-pressed", String(other === chip));
-      filter();
-    }, name === null ? "all" : `${name} ${count(name)}`);
-    chip.setAttribute("aria-pressed", String(name === null));
-    return chip;
-  }));
+  chips(holder, [[null, "all"], ...present.map((name) => [name, `${name} ${count(name)}`])], (name) => {
+    state[key] = name;
+    filter();
+  });
 }
 
 // ---------------------------------------------------------------------------------- navigation
@@ -378,34 +340,12 @@ function moveFact(by) { // through the core facts of the question, showing where
   facts[next].click();
 }
 
-function toggleTheme() {
-  const root = document.documentElement;
-  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-}
-
 const KEYS = {
   j: () => move(1), k: () => move(-1), n: () => moveFact(1), p: () => moveFact(-1),
-  d: toggleTheme, "/": () => { $("search").focus(); $("search").select(); }, Escape: goBack,
+  Escape: goBack,
 };
 
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target === $("search")) {
-    if (event.key === "Escape") { $("search").value = ""; search(); $("search").blur(); }
-    if (event.key === "Enter") { $("search").blur(); if (!matching.includes(current)) move(0); }
-    return;
-  }
-  if (!Object.hasOwn(KEYS, event.key)) return;
-  event.preventDefault();
-  KEYS[event.key]();
-});
-
-const media = matchMedia("(prefers-color-scheme: dark)");
-const followSystem = () => { document.documentElement.dataset.theme = media.matches ? "dark" : "light"; };
-media.addEventListener("change", followSystem);
-followSystem();
-$("theme").addEventListener("click", toggleTheme);
-$("search").addEventListener("input", search);
+listen(KEYS, search, () => { if (!matching.includes(current)) move(0); });
 $("list").addEventListener("scroll", () => {
   const list = $("list");
   if (list.scrollTop + 2 * list.clientHeight > list.scrollHeight && list.childElementCount < matching.length) more();

@@ -8,15 +8,10 @@ which no ``<`` stands, and the document only as text nodes; a Content-Security-P
 run but the page's own, known by its hash, and lets nothing be fetched or sent.
 """
 
-import base64
 import dataclasses
-import hashlib
-import html
-import importlib.resources
-import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from cirag_jax import sqlite
@@ -25,9 +20,10 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
 from cirag_jax.io import replacing
+from cirag_jax.reports import pages
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
-from cirag_jax.types import Config, Passage, Sentence, Step, Triple, Unit
+from cirag_jax.types import Config, Passage, Prediction, Sentence, Step, Triple, Unit
 
 PAGE = "trace.html"
 VERDICTS = ("right", "wrong", "unscored", "failed", "unfinished")
@@ -44,7 +40,8 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     if config.run is None:
         raise UserError(
-            "--config.run=WORKDIR is required: a folder of launch/answer.py or launch/distill.py."
+            "--config.run=WORKDIR is required: a folder of launch/answer.py, launch/distill.py or "
+            "launch/compare.py; or --config.runs, several of launch/answer.py."
         )
     answers.check_profile(config.profile)
     page = workdir / PAGE
@@ -95,16 +92,18 @@ def write_page(
 ) -> dict[str, int]:
     """Writes the page of ``records``, as `write_trace` does; ``passages`` by id."""
     number = {passage_id: index for index, passage_id in enumerate(passages)}
-    before, after = _template(title)
+    before, after = pages.template(
+        "trace.html", title, ["page.css", "trace.css"], ["page.js", "trace.js"]
+    )
     file.write(before)
     rows = []
     for index, record in enumerate(records):
         question = _question(record, number, profile)
-        file.write(_data_block(f"q{index}", question))
+        file.write(pages.data_block(f"q{index}", question))
         rows.append({key: question[key] for key in _LISTED})
     for passage in passages.values():
-        file.write(_data_block(f"p{number[passage.id]}", _passage(passage)))
-    file.write(_data_block("index", {"title": title, "questions": rows}))
+        file.write(pages.data_block(f"p{number[passage.id]}", _passage(passage)))
+    file.write(pages.data_block("index", {"title": title, "questions": rows}))
     file.write(after)
     verdicts = [row["verdict"] for row in rows]
     return {"num_questions": len(rows), **{name: verdicts.count(name) for name in VERDICTS}}
@@ -119,13 +118,10 @@ _LISTED = ("id", "question", "verdict", "granularity", "answer", "answers", "f1"
 def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
     """Everything about a question; passages as their numbers in the page."""
     given: Mapping[str, Any] = record.input
-    golds = [str(gold) for gold in given.get("answers") or ()]
     outcome = None if record.outcome is None else codec.decode_prediction(record.outcome)
     evidences = [tuple(map(str, fact)) for fact in given.get("evidences") or ()]
     pairs = {endpoints(head, tail) for head, _, tail in evidences}
     supporting = [str(passage_id) for passage_id in given.get("supporting") or ()]
-    # A run that only collects evidence for distillation reads nothing, which is no wrong answer.
-    scored = outcome is not None and bool(golds) and bool(outcome.attempts)
     steps = outcome.steps if outcome else ()
     facts = [unit for step in steps for unit in step.kept if isinstance(unit, Triple)]
     kept = {endpoints(triple.head, triple.tail) for triple in facts}
@@ -143,18 +139,9 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
                 return [number.get(unit.passage_id), unit.index] in gold_sentences
         return unit in supporting
 
-    em = answers.exact_match(outcome.answer, golds, profile) if outcome and scored else None
     return {
-        "id": record.id,
-        "question": str(given["question"]),
-        "type": given.get("type"),
-        "hops": given.get("hops"),
-        "answers": golds,
-        "answer": outcome.answer if outcome else "",
-        "granularity": outcome.granularity if outcome else None,
-        "verdict": _verdict(record, em),
-        "em": em,
-        "f1": answers.f1(outcome.answer, golds, profile) if outcome and scored else None,
+        **asked(record),
+        **judged(record, outcome, profile),
         "error": record.error,
         "gold_passages": [number[i] for i in supporting if i in number],
         "gold_missing": [i for i in supporting if i not in number],
@@ -167,6 +154,35 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
         "calls": {kind: count for kind, count in record.calls.items() if count},
         "usage": dataclasses.asdict(record.usage),
         "seconds": record.seconds,
+    }
+
+
+def asked(record: Record) -> dict[str, Any]:
+    """What a question is, as the pages show it; of every run on it the same."""
+    given: Mapping[str, Any] = record.input
+    return {
+        "id": record.id,
+        "question": str(given["question"]),
+        "type": given.get("type"),
+        "hops": given.get("hops"),
+        "answers": [str(gold) for gold in given.get("answers") or ()],
+    }
+
+
+def judged(record: Record, outcome: Prediction | None, profile: str) -> dict[str, Any]:
+    """Its answer and one of `VERDICTS`, by exact match of ``profile``."""
+    golds = asked(record)["answers"]
+    em = f1 = None
+    # A run that only collects evidence for distillation reads nothing, which is no wrong answer.
+    if outcome is not None and golds and outcome.attempts:
+        em = answers.exact_match(outcome.answer, golds, profile)
+        f1 = answers.f1(outcome.answer, golds, profile)
+    return {
+        "answer": outcome.answer if outcome else "",
+        "granularity": outcome.granularity if outcome else None,
+        "verdict": _verdict(record, em),
+        "em": em,
+        "f1": f1,
     }
 
 
@@ -210,52 +226,3 @@ def _passage(passage: Passage) -> dict[str, Any]:
     # The sentences to which triples point, which need not be the benchmark's.
     sentences = list(sentences_of(passage)) or [passage.text]
     return {"id": passage.id, "title": passage.title, "sentences": sentences}
-
-
-# ------------------------------------------------------------------------------------- the page
-
-
-def _data_block(name: str, value: Any) -> str:
-    """JSON that no HTML parser takes for anything but text: ASCII, and without ``<``."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{name}">{text}</script>\n'
-
-
-def _template(title: str) -> tuple[str, str]:
-    """The page before and after the data."""
-    style, script = _file("trace.css"), _file("trace.js")
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        ]
-    )
-    # Half of a surrogate pair has no place in a UTF-8 file.
-    safe_title = html.escape(title.encode("utf-8", "backslashreplace").decode("utf-8"))
-    parts = {"policy": policy, "title": safe_title, "style": style, "script": script}
-    before, _, after = _file("trace.html").partition("{{data}}\n")
-    return _fill(before, parts), _fill(after, parts)
-
-
-def _fill(text: str, parts: Mapping[str, str]) -> str:
-    return "".join(_pieces(text, parts))
-
-
-def _pieces(text: str, parts: Mapping[str, str]) -> Iterator[str]:
-    # In one pass, so that nothing that is put in is searched for a place itself.
-    for piece in text.split("{{"):
-        name, found, rest = piece.partition("}}")
-        yield parts[name] + rest if found else piece
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _file(name: str) -> str:
-    return importlib.resources.files("cirag_jax.reports").joinpath(name).read_text("utf-8")

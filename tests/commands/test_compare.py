@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import alone, compare, comparison, task
+from cirag_jax.commands import alone, compare, comparison, results, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
@@ -110,6 +110,10 @@ def test_each_folder_is_a_workdir_of_answering(whole, folders, tmp_path):
     page = report_config.get_config()
     page.run = str(workdir / "narrow")
     assert trace.report(page, tmp_path)["num_questions"] == 3
+    page.run = str(workdir)  # all of them
+    page.bootstrap_samples = 50
+    assert list(results.report(page, tmp_path)["systems"]) == ["direct", "narrow", "native_rag"]
+    assert '<figure><img alt="latency"' in (tmp_path / "index.html").read_text("utf-8")
     # launch/answer.py goes on there: it has nothing left to ask.
     own = task.method_config("native_rag", "", settings(folders))
     with own.unlocked():

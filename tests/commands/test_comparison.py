@@ -72,6 +72,27 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     assert (tmp_path / "c" / "granularities.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_recall_by_step(tmp_path):
+    """Steps find two of four gold passages, then the third; a question that failed finds none."""
+    pairs = many(3)
+    short = answered(pairs, lambda i, p: dataclasses.replace(p, steps=p.steps[: i or None]))
+    lost = answered(pairs, lambda i, p: None if i == 2 else p)
+    folders = [
+        workdir(tmp_path, "a", short),
+        workdir(tmp_path, "b", lost, failed=[pairs[2][0]]),
+        workdir(tmp_path, "c", answered(pairs, lambda i, p: dataclasses.replace(p, steps=()))),
+    ]
+    systems = compare(tmp_path, *folders)["systems"]
+    values = {n: [step["value"] for step in s["recall_by_step"]] for n, s in systems.items()}
+    assert values["a"] == pytest.approx([1 / 4, (2 + 1 + 2) / 12, (3 + 1 + 2) / 12])
+    assert values["b"] == pytest.approx([1 / 6, 2 / 6, 3 / 6]) and values["c"] == []
+    table = (tmp_path / "c" / "table.md").read_text()
+    header = next(line for line in table.splitlines() if "step 1" in line)
+    assert "step 3" in header and "| a   | 25.0 [" in table
+    assert "Recall by step" in (tmp_path / "c" / "table.html").read_text()
+    assert (tmp_path / "c" / "recall_by_step.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_no_difference_is_said_to_be_impossible_by_chance(tmp_path):
     pairs = many(30)
     wrong = answered(pairs, lambda i, p: dataclasses.replace(p, answer="Bergen"))
@@ -117,6 +138,8 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
     first, second = (workdir(tmp_path, name, many(2)) for name in "ab")
     with pytest.raises(UserError, match="two runs of the name x"):
         compare(tmp_path, f"x={first}", f"x={second}")
+    with pytest.raises(UserError, match="config.runs names .*/a twice"):
+        compare(tmp_path, f"x={first}", f"y={second}", f"z={tmp_path / 'b' / '..' / 'a'}")
     read = command.journal.read_settings
     monkeypatch.setattr(
         command.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}

@@ -1,6 +1,6 @@
 import pytest
 
-from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.recall import recall_at, recall_by_step
 
 
 def test_recall_is_the_share_of_gold_in_the_first_k():
@@ -10,3 +10,10 @@ def test_recall_is_the_share_of_gold_in_the_first_k():
     assert recall_at(ranked, ["a", "a"], 1) == 1.0
     with pytest.raises(ValueError, match="at least one gold"):
         recall_at(ranked, [], 1)
+
+
+def test_recall_by_step_counts_all_that_was_found_so_far():
+    steps = [("x", "a"), ("a", "y"), ("b", "x")]
+    assert recall_by_step(steps, {"a", "b"}, 5) == [0.5, 0.5, 1.0, 1.0, 1.0]
+    assert recall_by_step(steps, {"a", "b"}, 2) == [0.5, 0.5]
+    assert recall_by_step([], {"a"}, 2) == [0.0, 0.0]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 
 from cirag_jax.llm.types import Usage
 from cirag_jax.runtime import codec, journal
@@ -130,12 +131,12 @@ PREDICTION = Prediction(
 )
 
 
-def write_journal(path, pairs, passages=PASSAGES, failed=()):
+def write_journal(path, pairs, passages=PASSAGES, failed=(), **settings):
     """A journal as a run leaves it: ``pairs`` of question and prediction, None if unfinished.
 
-    ``failed`` are questions that end with an error.
+    ``failed`` are questions that end with an error, ``settings`` what the run was begun with.
     """
-    with journal.Journal(path, {"method": "cirag"}) as book:
+    with journal.Journal(path, {"method": "cirag", **settings}) as book:
         for place, (question, prediction) in enumerate(pairs):
             book.open_program(question.id, place, json.loads(_json(question)))
             found = Retrieved(tuple(passages.values()), tuple(0.5 for _ in passages))
@@ -192,3 +193,37 @@ def hostile(text):
         evidences=((text, text, text),),
     )
     return question, prediction, passage
+
+
+OWN = "document.title='owned';window.owned=1"
+# What hostile text tries, and how the page must show it.
+HOSTILE = {
+    f"<script>{OWN}</script>": None,
+    f"</script><script>{OWN}</script>": None,
+    f"</title></textarea></style></noscript><script>{OWN}</script>": None,
+    f'<img src=x onerror="{OWN}">': None,
+    f'"><svg onload={OWN}>': None,
+    f"' onmouseover='{OWN}' autofocus onfocus='{OWN}": None,
+    "<!--<script>": None,
+    f"]}}]}};{OWN};//": None,
+    f"javascript:{OWN}": None,
+    f'<a href="javascript:{OWN}">x</a>': None,
+    f'<iframe srcdoc="<script>parent.{OWN}</script>">': None,
+    '<meta http-equiv="refresh" content="0;url=https://example.org">': None,
+    '<link rel=stylesheet href="https://example.org/x.css">': None,
+    "&lt;b&gt; &amp;": None,
+    "{{script}} {{data}}": None,
+    "__proto__": None,
+    f"a\u2028{OWN}\u2029b": f"a\\u2028{OWN}\\u2029b",
+    "half \ud800 pair \udc00": "half \\ud800 pair \\udc00",
+    "nul \x00 escape \x1b[31m": "nul \\u0000 escape \\u001b[31m",
+    "reversed \u202egnp.exe": "reversed \\u202egnp.exe",
+}
+
+
+def blocks(path):
+    """The data blocks of a page, read as a browser delimits them."""
+    found = re.findall(
+        r'<script type="application/json" id="(\w+)">(.*?)</script>', path.read_text("utf-8"), re.S
+    )
+    return {name: json.loads(text) for name, text in found}

@@ -13,36 +13,12 @@ from hypothesis import strategies as st
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
-from cirag_jax.reports import trace
+from cirag_jax.reports import pages, trace
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.types import Sentence, Step
 from tests.reports import made_up
-
-OWN = "document.title='owned';window.owned=1"
-# What hostile text tries, and how the page must show it.
-HOSTILE = {
-    f"<script>{OWN}</script>": None,
-    f"</script><script>{OWN}</script>": None,
-    f"</title></textarea></style></noscript><script>{OWN}</script>": None,
-    f'<img src=x onerror="{OWN}">': None,
-    f'"><svg onload={OWN}>': None,
-    f"' onmouseover='{OWN}' autofocus onfocus='{OWN}": None,
-    "<!--<script>": None,
-    f"]}}]}};{OWN};//": None,
-    f"javascript:{OWN}": None,
-    f'<a href="javascript:{OWN}">x</a>': None,
-    f'<iframe srcdoc="<script>parent.{OWN}</script>">': None,
-    '<meta http-equiv="refresh" content="0;url=https://example.org">': None,
-    '<link rel=stylesheet href="https://example.org/x.css">': None,
-    "&lt;b&gt; &amp;": None,
-    "{{script}} {{data}}": None,
-    "__proto__": None,
-    f"a\u2028{OWN}\u2029b": f"a\\u2028{OWN}\\u2029b",
-    "half \ud800 pair \udc00": "half \\ud800 pair \\udc00",
-    "nul \x00 escape \x1b[31m": "nul \\u0000 escape \\u001b[31m",
-    "reversed \u202egnp.exe": "reversed \\u202egnp.exe",
-}
+from tests.reports.made_up import HOSTILE, blocks
 
 
 def record(question, prediction, error=None):
@@ -56,14 +32,6 @@ def write(path, records, passages=made_up.PASSAGES, title="A run"):
     with path.open("w", encoding="utf-8", newline="\n") as file:
         counts = trace.write_page(file, title, records, passages)
     return path, counts
-
-
-def blocks(path):
-    """The data blocks of a page, read as a browser delimits them."""
-    found = re.findall(
-        r'<script type="application/json" id="(\w+)">(.*?)</script>', path.read_text("utf-8"), re.S
-    )
-    return {name: json.loads(text) for name, text in found}
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +138,7 @@ def test_passages_without_own_sentences_are_split_as_extraction_splits_them(made
 @settings(max_examples=100, deadline=None)
 @given(st.recursive(st.text(st.characters()) | st.floats(allow_nan=False), st.lists, max_leaves=5))
 def test_a_data_block_holds_any_value_and_no_markup(value):
-    block = trace._data_block("name", value)
+    block = pages.data_block("name", value)
     start, end = '<script type="application/json" id="name">', "</script>\n"
     assert block.startswith(start) and block.endswith(end)
     text = block.removeprefix(start).removesuffix(end)
@@ -187,8 +155,8 @@ def test_only_the_page_s_own_script_and_style_may_run():
     (style,) = re.findall("<style>(.*?)</style>", text, re.S)
     (script,) = re.findall("<script>(.*?)</script>", text, re.S)
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
-    assert rules["style-src"] == f"'{trace._hash(style)}'"
-    assert rules["script-src"] == f"'{trace._hash(script)}'"
+    assert rules["style-src"] == f"'{pages._hash(style)}'"
+    assert rules["script-src"] == f"'{pages._hash(script)}'"
     assert "<title>{{script}} &lt;b&gt;</title>" in text
     assert "innerHTML" not in script and "insertAdjacent" not in script
 

@@ -1,0 +1,315 @@
+"""The result page of several runs: what stands in it, what a browser shows, and what is refused."""
+
+import dataclasses
+import errno
+import shutil
+
+import numpy as np
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.commands import difficulty, results
+from cirag_jax.config_files import load_config
+from cirag_jax.datasets import jsonl
+from cirag_jax.errors import UserError
+from cirag_jax.io import write_json, write_lines
+from cirag_jax.reports import trace
+from cirag_jax.runtime import journal
+from cirag_jax.types import Dataset
+from configs import difficulty as difficulty_config
+from tests.reports import made_up
+from tests.reports.made_up import HOSTILE, OWN, PREDICTION, blocks
+
+TEXTS = "[...document.querySelectorAll('{}')].map(n => n.textContent)"
+
+
+def workdir(root, name, pairs, **more):
+    (root / name).mkdir(parents=True)
+    made_up.write_journal(root / name / journal.FILE, pairs, **more)
+    return root / name
+
+
+def worse(pairs):
+    """Other answers, in another order: of four questions only the first and the last are right."""
+    answers = ["Orlin", "Ferry County", "Tarnow Bay", "Orlin County"]
+    found = [
+        (q, dataclasses.replace(PREDICTION, answer=answer))
+        for (q, _), answer in zip(pairs, answers, strict=True)
+    ]
+    return found[::-1]
+
+
+def report(out, **fields):
+    config = load_config("configs/report.py")
+    config.update({"bootstrap_samples": 50, **fields})
+    out.mkdir(exist_ok=True)
+    return results.report(config.lock(), out)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Three runs, as launch/compare.py leaves them, of four questions; a setting differs."""
+    root = tmp_path_factory.mktemp("runs")
+    pairs = made_up.many(4)
+    workdir(root, "cirag", pairs, seed=1)
+    workdir(root, "kirag", worse(pairs))
+    lost = [(q, None if i == 1 else p) for i, (q, p) in enumerate(pairs)]
+    workdir(root, "late", lost, failed=[pairs[1][0]], seed=2)
+    return root
+
+
+@pytest.fixture(scope="module")
+def shown(made, tmp_path_factory):
+    out = tmp_path_factory.mktemp("page")
+    return out, report(out, run=str(made), title="Three runs")
+
+
+def cells(page):
+    """Marks and answers of the rows."""
+    return page.evaluate(
+        "[...document.querySelectorAll('#answers tbody tr')].map("
+        "r => [...r.querySelectorAll('.said')].map(n => n.textContent))"
+    )
+
+
+# --------------------------------------------------------------------------------- what is written
+
+
+def test_the_runs_of_a_comparison_become_one_page(shown, made):
+    out, result = shown
+    assert {path.name for path in out.iterdir()} == {
+        "index.html", "trace-1.html", "trace-2.html", "trace-3.html",
+    }  # fmt: skip
+    assert result["page"] == str(out / "index.html")
+    assert list(result["traces"].items())[1] == ("kirag", str(out / "trace-2.html"))
+    assert result["systems"]["late"]["failures"] == 1 and result["num_questions"] == 4
+    index = blocks(out / "index.html")["index"]
+    assert [run["name"] for run in index["runs"]] == ["cirag", "kirag", "late"]
+    first, _, third, _ = index["questions"]
+    assert first["answers"] == ["Orlin County", "Orlin"] and first["hops"] == 3
+    assert first["runs"] == [["right", "Orlin County", 1], ["right", "Orlin", 4],
+                             ["right", "Orlin County", 1]]  # fmt: skip
+    assert third["runs"] == [["wrong", "Ferry County", 3], ["wrong", "Tarnow Bay", 2],
+                             ["wrong", "Ferry County", 3]]  # fmt: skip
+    text = (out / "index.html").read_text("utf-8")
+    for heading in ("Scores", "Differences", "Recall by step", "Time", "Questions"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "Settings of cirag / late: seed 1 / 2" in text
+    assert "<title>Three runs</title>" in text and text.count("data:image/svg+xml") == 2
+    assert blocks(out / "trace-3.html")["index"]["title"] == "late"
+
+
+def test_one_run_has_its_trace_as_before(made, tmp_path):
+    result = report(tmp_path / "a", run=str(made / "kirag"))
+    assert result["num_questions"] == 4 and result["right"] == 2
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["trace.html"]
+    alone = report(tmp_path / "b", runs=str(made / "kirag"))
+    assert list(alone["traces"]) == ["kirag"] and alone["differences"] == {}
+    assert "of the first seed" not in (tmp_path / "b" / "index.html").read_text("utf-8")
+    # Further seeds lie in a run's folder, and are no runs of their own.
+    again = shutil.copytree(made / "kirag", tmp_path / "again")
+    workdir(again, "repeat-2", made_up.many(4))
+    assert report(tmp_path / "c", run=str(again))["num_questions"] == 4
+    assert (tmp_path / "c" / "trace.html").is_file()
+    seeds = report(tmp_path / "d", runs=(str(again),))
+    assert seeds["systems"]["again"]["em"]["value"] == (2 + 3) / 8
+    assert "of the first seed" in (tmp_path / "d" / "index.html").read_text("utf-8")
+
+
+def test_difficulty_is_shown_where_it_was_measured(made, tmp_path, monkeypatch):
+    questions = [
+        dataclasses.replace(q, supporting=("p-bay",), supporting_sentences=None, hops=3)
+        for q, _ in made_up.many(4)
+    ]
+    jsonl.write_dataset(Dataset("made", tuple(questions), made_up.PASSAGES, {}), tmp_path / "data")
+    runs = []
+    for name in ("cirag", "kirag"):
+        runs.append(f"{name}={shutil.copytree(made / name, tmp_path / name)}")
+        rows = [{"id": q.id, "answer": "Orlin", "passages": ["p-bay"]} for q in questions]
+        write_lines(tmp_path / name / "predictions.jsonl", rows)
+    config = difficulty_config.get_config()
+    config.update({"runs": tuple(runs), "bootstrap_samples": 50})
+    config.data.dir = str(tmp_path / "data")
+
+    class Encoder:
+        identity, dim = {"model": "made"}, 2
+
+        def encode(self, texts, kind="passage", progress=None):
+            return np.array([[1.0, 0.0]] * len(texts), np.float32)
+
+    monkeypatch.setattr(difficulty, "open_encoder_for", lambda block: Encoder())
+    (tmp_path / "d").mkdir()
+    result = difficulty.evaluate(config, tmp_path / "d")
+    write_json(tmp_path / "d" / "result.json", cli._jsonable(result))
+    fields = {"runs": runs, "difficulty": str(tmp_path / "d")}
+    report(tmp_path / "out", **fields)
+    text = (tmp_path / "out" / "index.html").read_text("utf-8")
+    assert text.count("data:image/svg+xml") == 4  # two more: of each run, of their difference
+    assert '<a href="#difficulty">' in text and "cirag: error 0.0 % of 4 questions" in text
+
+    def refused(message):
+        with pytest.raises(UserError, match=message):
+            report(tmp_path / "no", **fields)
+        assert not list((tmp_path / "no").iterdir())
+
+    fields["runs"] = [runs[0], f"other={tmp_path / 'kirag'}"]
+    refused("is about a run that is not on the page: kirag")
+    fields["runs"] = runs
+    write_lines(tmp_path / "d" / "difficulty.jsonl", [{"id": "made-up-1"}, {"id": "q9"}])
+    refused("is about a question that is not on the page: q9")
+    for value in ({}, {"systems": {}}, {**result, "systems": [1]}):
+        write_json(tmp_path / "d" / "result.json", cli._jsonable(value))
+        refused(r"result\.json is no result of configs/difficulty\.py")
+    fields["difficulty"] = str(tmp_path / "none")
+    refused(r"none/result\.json cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ("", "config.run=WORKDIR is required"),
+        ("cirag cirag", "config.runs names .*cirag twice"),
+        ("x=cirag x=kirag", "two runs of the name x"),
+        ("cirag nowhere", "nowhere is no workdir of launch/answer.py"),
+        ("cirag late", "late has seed=2 where .*cirag has 1"),
+        ("cirag other", "other is a run of other questions than"),
+        ("cirag open", "open has not ended: 1 of 4 questions are left"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(made, tmp_path, specs, message):
+    pairs = made_up.many(4)
+    workdir(tmp_path, "other", pairs[:2])
+    workdir(tmp_path, "open", [(q, None if i == 1 else p) for i, (q, p) in enumerate(pairs)])
+    folders = {name: tmp_path / name for name in ("other", "open")}
+    runs = []
+    for spec in specs.split():
+        name, equals, folder = spec.rpartition("=")
+        runs.append(f"{name}{equals}{folders.get(folder, made / folder)}")
+    with pytest.raises(UserError, match=message):
+        report(tmp_path / "out", runs=tuple(runs) or None)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_two_ways_to_name_runs_are_refused(made, tmp_path):
+    with pytest.raises(UserError, match="give one of them"):
+        report(tmp_path / "out", run=str(made), runs=(str(made / "cirag"),))
+
+
+def test_a_full_disk_leaves_the_pages_before(shown, made, tmp_path, monkeypatch):
+    shutil.copytree(shown[0], tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    write_page, written = trace.write_page, []
+
+    def fill_the_disk(file, title, *rest):
+        if written:
+            file.write("half a page")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(title)
+        return write_page(file, title, *rest)
+
+    monkeypatch.setattr(trace, "write_page", fill_the_disk)
+    runs = (f"b={made / 'kirag'}", f"a={made / 'cirag'}")
+    with pytest.raises(UserError, match="cannot be written: No space left"):
+        report(tmp_path / "out", runs=runs)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+# ------------------------------------------------------------------------------ what a browser does
+
+
+def test_every_answer_leads_to_its_question_in_its_run_s_trace(page, shown):
+    out, _ = shown
+    page.open(out / "index.html")
+    assert page.text("h1") == page.evaluate("document.title") == "Three runs"
+    assert cells(page) == [
+        ["✓Orlin County", "✓Orlin", "✓Orlin County"],
+        ["✓Orlin County", "✗Ferry County", "!failed"],
+        ["✗Ferry County", "✗Tarnow Bay", "✗Ferry County"],
+        ["✓Orlin County", "✓Orlin County", "✓Orlin County"],
+    ]
+    shares = page.evaluate(TEXTS.format("#answers .share"))
+    assert shares == ["75.0 % right", "50.0 % right", "50.0 % right"]
+    pictures = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"
+    assert page.evaluate(pictures) == [True, True]
+    assert page.requests() == [(out / "index.html").resolve().as_uri(), *pictures_of(page)]
+    assert page.complaints() == []
+    row = "#answers tbody tr:nth-child(2)"
+    asked = page.text(f"{row} .text")
+    address = page.evaluate(f"document.querySelectorAll('{row} .said')[1].href")
+    name, _, number = address.rpartition("/")[2].partition("#")
+    page.open(out / name, f"#{number}")
+    assert page.text(".ask") == asked and page.text(".answer") == "Ferry County"
+
+
+def pictures_of(page):
+    """Addresses of pictures that stand in the page itself."""
+    return [url for url in page.requests() if url.startswith("data:image/svg+xml;base64,")]
+
+
+def test_questions_are_filtered(page, shown):
+    def choose(label):
+        page.evaluate(
+            "[...document.querySelectorAll('.chips button')].find("
+            f"n => n.textContent === '{label}').click()"
+        )
+
+    page.open(shown[0] / "index.html")
+    choose("runs differ 1")
+    assert [row[1] for row in cells(page)] == ["✗Ferry County"]
+    assert page.text("#summary") == "1 of 4 questions" and page.text(".share") == "100.0 % right"
+    choose("none right 1")
+    assert [row[1] for row in cells(page)] == ["✗Tarnow Bay"]
+    choose("all right 2")
+    assert len(cells(page)) == 2
+    choose("all 4")
+    select = "document.querySelectorAll('#answers select')[1]"
+    page.after("change", select, f"const s = {select}; s.value = 'wrong'; "
+               "s.dispatchEvent(new Event('change'))")  # fmt: skip
+    assert [row[1] for row in cells(page)] == ["✗Ferry County", "✗Tarnow Bay"]
+    page.press("/")
+    page.call("Input.insertText", text="TÁRNOW bay")
+    assert [row[1] for row in cells(page)] == ["✗Tarnow Bay"]
+    page.press("Escape")
+    assert len(cells(page)) == 2
+
+
+def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
+    texts = [text for text in HOSTILE if "\ud800" not in text]  # which no journal can hold
+    cases = [made_up.hostile(text) for text in texts]
+    pairs = [(question, prediction) for question, prediction, _ in cases]
+    passages = {passage.id: passage for *_, passage in cases}
+    names = [f"<img src=x onerror={OWN}>$x_1", "</script><script>alert(1)</script>\u202e\x1b"]
+    first, second = (
+        workdir(tmp_path, folder, pairs, passages=passages) for folder in (names[0], "b")
+    )
+    runs = (str(first), f"{names[1]}={second}")
+    report(tmp_path / "out", runs=runs, title=f"</title><script>{OWN}</script>")
+    page.open(tmp_path / "out" / "index.html")
+    for row, text in zip(cells(page), texts, strict=True):
+        assert row == [f"✓{HOSTILE[text] or text}"] * 2
+    heads = page.evaluate(TEXTS.format("#answers th .text"))
+    assert heads == [names[0], names[1].replace("\u202e\x1b", "\\u202e\\u001b")]
+    assert page.text("#scores tbody tr:nth-child(2) td") == names[1].replace(
+        "\u202e\x1b", "\\u202e\\x1b"
+    )
+    pictures = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"
+    assert page.evaluate(pictures) == [True, True]
+    assert page.count("#page :is(script, svg, iframe, meta, link, object)") == 0
+    assert page.evaluate("[document.title, typeof window.owned]") == [
+        f"</title><script>{OWN}</script>", "undefined",
+    ]  # fmt: skip
+    here = (tmp_path / "out" / "index.html").resolve().as_uri()
+    assert page.requests() == [here, *pictures_of(page)] and page.complaints() == []
+    hrefs = page.evaluate("[...new Set([...document.links].map(n => n.href.split('#')[0]))]")
+    assert sorted(hrefs) == [here, *(here.replace("index", f"trace-{n}") for n in (1, 2))]
+
+
+def test_only_rows_that_are_seen_are_drawn(page, tmp_path):
+    runs = tuple(str(workdir(tmp_path, name, made_up.many(1000))) for name in "ab")
+    report(tmp_path / "out", runs=runs)
+    page.open(tmp_path / "out" / "index.html")
+    rows = "#answers tbody tr"
+    assert page.text("#summary") == "1,000 questions" and page.count(rows) == 100
+    page.after("scroll", "window", "scrollTo(0, document.documentElement.scrollHeight)")
+    assert 100 < page.count(rows) < 1000
+    assert page.complaints() == []
