@@ -6,7 +6,7 @@ import msgspec
 
 from cirag_jax.datasets.benchmarks.base import ARTICLES, Converted, OfficialBuilder
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile
-from cirag_jax.datasets.records import field_error
+from cirag_jax.datasets.records import convert, field_error
 from cirag_jax.types import Filled, Passage, Question
 
 _SITE = "https://huggingface.co/datasets/yixuantt/MultiHopRAG/resolve/main"
@@ -64,7 +64,8 @@ class MultiHopRAG(OfficialBuilder):
 
     def _generate_examples(self, found: Mapping[str, FoundFile], split: str):
         if split != ARTICLES and ARTICLES in found:
-            self._urls = frozenset(article.get("url") for _, article in found[ARTICLES].records())
+            articles = found[ARTICLES].records()
+            self._urls = frozenset(convert(*article, News).url for article in articles)
         yield from super()._generate_examples(found, split)
 
     def check(self, place: str, record: MultiHopRAGRecord | News) -> None:

@@ -48,7 +48,7 @@ class Bamboogle(OfficialBuilder):
 # ------------------------------------------------------------------------------------- WebQuestions
 
 # A text in quotes, in which a backslash escapes, or bare where it needs none.
-_DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()"\s][^()]*))\)'
+_DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"\s][^()]*))\)'
 _DESCRIPTIONS = re.compile(rf"\(list(?: {_DESCRIPTION})*\)")
 
 
