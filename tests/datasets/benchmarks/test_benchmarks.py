@@ -490,6 +490,35 @@ def test_a_damaged_file_is_named(tmp_path, content, problem):
     assert problem in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", " is empty."),
+        (b"Question,Answer\n\n", " is empty."),
+        (b"\xef\xbb\xbfQuestion\nWho?\ncaf\xe9\n", " is not valid UTF-8."),
+        (
+            b"a\n" + b"x" * 140_000,
+            ":2: is no row of a table (field larger than field limit (131072)).",
+        ),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, content, problem):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read(path, "x.csv")
+    assert str(error.value) == f"{path}{problem}"
+
+
+def test_a_table_may_begin_with_a_mark_and_have_lines_in_its_cells(tmp_path):
+    (tmp_path / "x.tsv").write_bytes(b'\xef\xbb\xbfa\tb\r\n1\t"x\r\ny"\r\n\r\n2\tz')
+    rows = read(tmp_path / "x.tsv", "x.tsv")
+    assert [(place[-2:], row) for place, row in rows] == [
+        (":3", {"a": "1", "b": "x\ny"}),
+        (":5", {"a": "2", "b": "z"}),
+    ]
+
+
 def test_a_record_may_be_longer_than_what_is_read_at_once(tmp_path):
     rows = [{"_id": str(i), "text": "é" * size} for i, size in enumerate((5, 3 << 20, 1 << 20, 7))]
     (tmp_path / "dev.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
