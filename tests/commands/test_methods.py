@@ -18,7 +18,8 @@ from cirag_jax.methods import registry
 from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Anchor, Demonstrate, Fetch, Needs, Rank, Retrieve
-from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step
+from cirag_jax.types import Dataset, Feedback, Passage, Prediction, Question, Sentence, Step
+from configs import common
 from configs.methods import cirag as cirag_config
 from tests import tiny
 from tests.answering import arguments, lines, tiny_folders
@@ -98,6 +99,19 @@ def test_a_question_of_ones_own_needs_no_questions(folders, tmp_path, capsys):
     argv = arguments({**folders, "data": data}, tmp_path / "w", method="native_rag")
     result = run(capsys, [*argv, "--config.question=who is the patron of balum?"])
     assert (result["answered"], result["calls"]["retrieve"]) == (1, 1)
+
+
+def test_the_seed_of_the_data_draws_the_sampled_passages():
+    passages = {f"p{i}": Passage(f"p{i}", "", "") for i in range(40)}
+    dataset = Dataset("d", (Question("q", "?", (), supporting=("p3",)),), passages, {})
+    data = common.data(split="")
+    data.corpus = "supporting_and_sampled"
+
+    def drawn(seed):
+        data.seed = seed
+        return task.select(dataset, data, "", Needs()).corpus.passages
+
+    assert len(drawn(0)) == 11 and drawn(0) == drawn(0) != drawn(1)
 
 
 GOLD = tiny.dataset().questions[0]

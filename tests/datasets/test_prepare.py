@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cirag_jax.datasets import prepare
+from cirag_jax.datasets import corpus, prepare
 from cirag_jax.datasets.jsonl import read_dataset
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -78,6 +78,21 @@ def test_limit_draws_questions_and_leaves_the_full_corpus(tmp_path):
     assert drawn == {"h1", "h2"}
     selected = draw(1, 0, "selected_questions")
     assert {p for q in selected.questions for p in q.context or ()} == set(selected.corpus)
+
+
+def test_the_seed_draws_the_sampled_passages(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SAMPLED", 1)
+    drawn = [
+        prepare.prepare(
+            "hotpotqa",
+            tmp_path / str(seed),
+            manual_dir=FIXTURES / "hotpotqa",
+            corpus="supporting_and_sampled",
+            seed=seed,
+        )
+        for seed in (0, 1)
+    ]
+    assert [len(dataset.corpus) for dataset in drawn] == [5, 6]
 
 
 def test_bad_input_exits_with_2_and_one_sentence(tmp_path, capsys):
