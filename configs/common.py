@@ -17,9 +17,12 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     config.only_with_triples = False  # Keep questions whose every context passage has triples.
     config.limit = 0  # The first N questions after filtering; 0 is all.
     config.random = False  # N drawn by the seed instead of the first N.
-    config.seed = 0  # Of that draw, and of the order of training questions that dev is taken from.
+    # Of that draw, of supporting_and_sampled, and of the order of training questions that dev is
+    # taken from.
+    config.seed = 0
     config.units = units or placeholder(str)  # triple | sentence | passage
-    config.corpus = "ircot_full"  # ircot_full | selected_questions | supporting_only | per_question
+    # ircot_full | selected_questions | supporting_only | supporting_and_sampled | per_question
+    config.corpus = "ircot_full"
     return config
 
 

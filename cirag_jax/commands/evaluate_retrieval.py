@@ -145,7 +145,7 @@ def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
             f"none of the {len(selected)} selected questions of {dataset.name} has gold passages "
             "(`supporting`), without which there is no recall"
         )
-    corpus = build_corpus(dataset, questions, config.data.corpus)
+    corpus = build_corpus(dataset, questions, config.data.corpus, config.data.seed)
     allowed = None
     if corpus.allowed is not None:
         allowed = tuple(corpus.allowed[q.id] for q in questions)

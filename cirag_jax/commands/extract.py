@@ -121,7 +121,8 @@ def _selected(config: Config) -> Collection[str] | None:
             )
         return None
     dataset = load_dataset(data)
-    passages = build_corpus(dataset, select_questions(dataset, data), data.corpus).passages
+    selected = select_questions(dataset, data)
+    passages = build_corpus(dataset, selected, data.corpus, data.seed).passages
     return frozenset(passage.id for passage in passages)
 
 

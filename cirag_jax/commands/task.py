@@ -65,7 +65,9 @@ def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> 
     questions = load.select_questions(dataset, data)
     if not needs.corpus:
         return opening.Task(needs, dataset, questions, Corpus("none", ()))
-    return opening.Task(needs, dataset, questions, build_corpus(dataset, questions, data.corpus))
+    return opening.Task(
+        needs, dataset, questions, build_corpus(dataset, questions, data.corpus, data.seed)
+    )
 
 
 def job(

@@ -5,6 +5,7 @@ The papers differ in what they search, and recall differs with it, so the choice
 """
 
 import dataclasses
+import random
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,14 @@ from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Passage, Question
 
 WHOLE = "ircot_full"  # The policy that leaves nothing out.
-POLICIES = (WHOLE, "selected_questions", "supporting_only", "per_question")
+POLICIES = (
+    WHOLE,
+    "selected_questions",
+    "supporting_only",
+    "supporting_and_sampled",
+    "per_question",
+)
+SAMPLED = 10  # What supporting_and_sampled adds to a question's gold passages (CIRAG, B.1).
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,18 +41,23 @@ class Corpus:
     allowed: Mapping[str, np.ndarray] | None = None
 
 
-def build_corpus(dataset: Dataset, questions: Sequence[Question], policy: str) -> Corpus:
+def build_corpus(
+    dataset: Dataset, questions: Sequence[Question], policy: str, seed: int = 0
+) -> Corpus:
     """Chooses the passages to search.
 
     Args:
         dataset: Questions and passages.
-        questions: The selected questions; what `selected_questions` and `per_question` look at.
+        questions: The selected questions; ``ircot_full`` and ``supporting_only`` look at all.
         policy: One of `POLICIES`:
             ``ircot_full``: every passage of the dataset, that is all contexts of train, dev and
             test for a converted benchmark and the whole ``corpus.jsonl`` of any other folder;
             ``selected_questions``: the union of the contexts of ``questions``;
             ``supporting_only``: gold passages of all questions of the dataset outside ``test``;
+            ``supporting_and_sampled``: gold passages of ``questions``, and for each of them
+            `SAMPLED` others of the dataset, or as many as there are, drawn at random;
             ``per_question``: each of ``questions`` searches its own context and nothing else.
+        seed: Of that draw. A question's share is the same whichever others are selected.
 
     Raises:
         UserError: The policy is unknown, or needs a field that a question does not have.
@@ -56,6 +69,12 @@ def build_corpus(dataset: Dataset, questions: Sequence[Question], policy: str) -
         annotated = (q for q in dataset.questions if q.split != "test")
         ids = [pid for q in annotated for pid in _ids(dataset, q, "supporting", policy)]
         return Corpus(policy, _passages(dataset, ids))
+    if policy == "supporting_and_sampled":
+        everything, chosen = list(dataset.corpus), set[str]()
+        for question in questions:
+            gold = _ids(dataset, question, "supporting", policy)
+            chosen |= {*gold, *_others(everything, gold, f"{seed} {question.id}")}
+        return Corpus(policy, tuple(p for pid, p in dataset.corpus.items() if pid in chosen))
     contexts = [_ids(dataset, q, "context", policy) for q in questions]
     passages = _passages(dataset, (pid for ids in contexts for pid in ids))
     if policy == "selected_questions":
@@ -73,11 +92,18 @@ def _passages(dataset: Dataset, ids: Iterable[str]) -> tuple[Passage, ...]:
     return tuple(dataset.corpus[passage_id] for passage_id in dict.fromkeys(ids))
 
 
+def _others(everything: Sequence[str], gold: Sequence[str], seed: str) -> list[str]:
+    """`SAMPLED` ids that are not among ``gold``, or as many as there are."""
+    size = min(SAMPLED + len(gold), len(everything))
+    drawn = random.Random(seed).sample(everything, size)
+    return [pid for pid in drawn if pid not in gold][:SAMPLED]
+
+
 def _ids(dataset: Dataset, question: Question, field: str, policy: str) -> tuple[str, ...]:
     ids = getattr(question, field)
     if ids is None:
         raise UserError(
             f"corpus policy {policy!r} needs '{field}', which question {question.id!r} of "
-            f"{dataset.name} (questions.jsonl) does not have."
+            f"{dataset.name} (questions.jsonl) does not have; {WHOLE} needs nothing."
         )
     return ids

@@ -25,6 +25,7 @@ CORPUS = "corpus.jsonl"
 OPENIE = "openie.jsonl"
 
 _CONTENTS = f"a dataset folder holds {QUESTIONS} and {CORPUS}"
+_NO_PASSAGES = "put passages of your own there, or take the method direct, which needs none"
 
 # ------------------------------------------------------------------------------- public functions
 
@@ -52,9 +53,12 @@ def read_dataset(
         raise UserError(f"{folder} is not a folder; {_CONTENTS}.")
     # One that is there is read: it decides which annotations of the questions stand.
     has_corpus = corpus or (folder / CORPUS).is_file()
-    for name, wanted in ((QUESTIONS, questions), (CORPUS, has_corpus)):
+    for name, wanted, told in (
+        (QUESTIONS, questions, _CONTENTS),
+        (CORPUS, has_corpus, _NO_PASSAGES),
+    ):
         if wanted and not (folder / name).is_file():
-            raise UserError(f"{folder / name} does not exist; {_CONTENTS}.")
+            raise UserError(f"{folder / name} does not exist; {told}.")
     passages = read_corpus(folder) if has_corpus else None
     asked = _read_questions(folder / QUESTIONS, passages) if questions else ()
     openie, triples = folder / OPENIE, {}
@@ -82,17 +86,24 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
 
     Every file is written aside and renamed, ``questions.jsonl`` last: a folder left by a killed run
     has no ``questions.jsonl`` and is refused by `read_dataset`. An older dataset is replaced; other
-    files in the folder stay.
+    files in the folder stay. Without passages there is no ``corpus.jsonl``.
 
     Raises:
-        UserError: The folder cannot be created or written.
+        UserError: The folder cannot be created or written; or it has passages and ``dataset`` none,
+            and these would be taken for those of its questions.
     """
     folder = Path(folder)
+    if not dataset.corpus and (folder / CORPUS).exists():
+        raise UserError(
+            f"{folder / CORPUS} is there already and {dataset.name} has no passages; move it away, "
+            "or write to another folder."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (QUESTIONS, OPENIE):
             (folder / name).unlink(missing_ok=True)
-        write_lines(folder / CORPUS, map(dataclasses.asdict, dataset.corpus.values()))
+        if dataset.corpus:
+            write_lines(folder / CORPUS, map(dataclasses.asdict, dataset.corpus.values()))
         if dataset.triples:
             rows = (_openie_record(key, value) for key, value in dataset.triples.items())
             write_lines(folder / OPENIE, rows)

@@ -38,7 +38,7 @@ def prepare(
     and ArrayRecord files in ``data_dir``, by default ``out/tfds``. ``config`` is by default the
     first one. ``corpus`` is a policy; ``per_question`` writes the same passages as
     ``selected_questions``, since it restricts the search and not the corpus. ``limit`` questions
-    are drawn at random from each split; 0 keeps all.
+    are drawn at random from each split; 0 keeps all. ``seed`` is of that draw and the policy's.
 
     Raises:
         UserError: See `prepare_builder` and `build_corpus`.
@@ -48,7 +48,7 @@ def prepare(
     builder = prepare_builder(builder_class, config, data_dir or out / "tfds", manual_dir)
     dataset = to_dataset(builder)
     questions = _draw(dataset.questions, limit, seed)
-    passages = build_corpus(dataset, questions, corpus).passages
+    passages = build_corpus(dataset, questions, corpus, seed).passages
     dataset = _restrict(dataset, questions, passages)
     write_dataset(dataset, out)
     return dataset
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.prepare")
     parser.add_argument("--benchmark", required=True, choices=BENCHMARKS)
-    parser.add_argument("--config", help="distractor, fullwiki; ans, full (default: the first)")
+    parser.add_argument("--config", help="docs/data.md lists them (default: the first)")
     parser.add_argument("--out", required=True, type=Path, help="the dataset folder to write")
     parser.add_argument("--manual_dir", type=Path, help="official files placed by hand")
     parser.add_argument("--data_dir", type=Path, help="TFDS files (default: OUT/tfds)")

@@ -167,6 +167,13 @@ def test_a_benchmark_with_other_values(folder, changes):
     held(lambda: _records(path, archived=False))
 
 
+@attack(40, DAMAGES)
+def test_a_table_with_other_bytes(folder, damages):
+    path = folder.parent / "x.csv"
+    path.write_bytes(damaged(b'question,answer\n"who, then?",Ada\nwhere?,"in ""Tarn"""\n', damages))
+    held(lambda: list(FoundFile(OfficialFile("x.csv", "-"), path, False).records()))
+
+
 @pytest.mark.parametrize("number", [b"9" * 5000, b"[" * 100_000])
 def test_a_number_and_a_depth_that_python_refuses(folder, number):
     path = folder.parent / "dev.json"

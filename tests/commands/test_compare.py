@@ -287,6 +287,20 @@ def test_a_method_that_cannot_run_on_the_data_is_refused_before_anything_starts(
     assert list((tmp_path / "w").iterdir()) == []
 
 
+def test_questions_without_passages_are_for_direct_alone(folders, tmp_path):
+    data = tiny.dataset_folder(tmp_path / "data")
+    for name in ("openie.jsonl", "corpus.jsonl"):
+        (data / name).unlink()
+    alone = {**folders, "data": data}
+    with pytest.raises(
+        UserError, match=r"corpus\.jsonl does not exist; .* direct, which needs none"
+    ):
+        run(alone, tmp_path / "w", methods="direct,native_rag", set=settings(folders))
+    assert list((tmp_path / "w").iterdir()) == []
+    result = run(alone, tmp_path / "w", methods="direct", set=settings(folders)[1:5])
+    assert (list(result["systems"]), result["methods"]["direct"]["answered"]) == (["direct"], 3)
+
+
 def test_other_settings_on_the_same_workdir_are_refused_before_anything_starts(
     whole, folders, tmp_path
 ):

@@ -11,18 +11,21 @@ import pytest
 from cirag_jax import cli
 from cirag_jax.commands import opening, pool, task
 from cirag_jax.config_files import load_config
+from cirag_jax.datasets import prepare
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
 from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Anchor, Demonstrate, Fetch, Needs, Rank, Retrieve
-from cirag_jax.types import Dataset, Feedback, Prediction, Question, Sentence, Step
+from cirag_jax.types import Dataset, Feedback, Passage, Prediction, Question, Sentence, Step
+from configs import common
 from configs.methods import cirag as cirag_config
 from tests import tiny
 from tests.answering import arguments, lines, tiny_folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+_FIXTURES = _ROOT / "tests" / "datasets" / "fixtures"
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
 
@@ -32,11 +35,15 @@ def folders(tmp_path_factory):
 
 
 def run(capsys, argv):
+    code, captured = end_of(capsys, argv)
+    assert code == 0, captured.err
+    return json.loads(captured.out)
+
+
+def end_of(capsys, argv):
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
-    captured = capsys.readouterr()
-    assert end.value.code == 0, captured.err
-    return json.loads(captured.out)
+    return end.value.code, capsys.readouterr()
 
 
 def refuse_to_open(*_, **__):
@@ -57,12 +64,54 @@ def test_questions_alone_are_enough_for_a_method_without_a_corpus(
     assert [row["id"] for row in lines(tmp_path / "w" / "predictions.jsonl")] == ["q0", "q1"]
 
 
+def test_a_benchmark_without_passages_is_answered_directly_or_from_ones_own(
+    folders, tmp_path, capsys
+):
+    data = tmp_path / "bamboogle"
+    prepare.prepare("bamboogle", data, manual_dir=_FIXTURES / "bamboogle")
+
+    def asked(method, *more):
+        given = {**folders, "data": data}
+        values = ("--config.data.split=test", *more)
+        return arguments(given, tmp_path / "w" / method, *values, method=method)
+
+    result = run(capsys, asked("direct"))
+    assert (result["answered"], result["recall"], "hit@3" in result) == (2, None, False)
+    code, captured = end_of(capsys, asked("native_rag"))
+    assert (code, captured.out) == (2, "")
+    assert captured.err.endswith(
+        f"{data / 'corpus.jsonl'} does not exist; put passages of your own there, or take the "
+        "method direct, which needs none.\n"
+    )
+    (data / "corpus.jsonl").write_text(
+        json.dumps({"id": "p", "title": "Ada Moen", "text": "A mayor of Tarn."}) + "\n"
+    )
+    code, captured = end_of(capsys, asked("native_rag"))
+    assert code == 2 and "question 'test_0' of bamboogle" in captured.err
+    assert captured.err.endswith("does not have; ircot_full needs nothing.\n")
+    result = run(capsys, asked("native_rag", "--config.data.corpus=ircot_full"))
+    assert (result["answered"], result["recall"]["passage"], result["hit@3"]) == (2, None, 0.5)
+
+
 def test_a_question_of_ones_own_needs_no_questions(folders, tmp_path, capsys):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "questions.jsonl").unlink()
     argv = arguments({**folders, "data": data}, tmp_path / "w", method="native_rag")
     result = run(capsys, [*argv, "--config.question=who is the patron of balum?"])
     assert (result["answered"], result["calls"]["retrieve"]) == (1, 1)
+
+
+def test_the_seed_of_the_data_draws_the_sampled_passages():
+    passages = {f"p{i}": Passage(f"p{i}", "", "") for i in range(40)}
+    dataset = Dataset("d", (Question("q", "?", (), supporting=("p3",)),), passages, {})
+    data = common.data(split="")
+    data.corpus = "supporting_and_sampled"
+
+    def drawn(seed):
+        data.seed = seed
+        return task.select(dataset, data, "", Needs()).corpus.passages
+
+    assert len(drawn(0)) == 11 and drawn(0) == drawn(0) != drawn(1)
 
 
 GOLD = tiny.dataset().questions[0]

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cirag_jax.datasets.corpus import POLICIES, build_corpus
+from cirag_jax.datasets.corpus import POLICIES, SAMPLED, build_corpus
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question
 
@@ -44,6 +44,40 @@ def test_per_question_gives_each_its_own_context_with_repeats():
     assert corpus.allowed["q2"].dtype == np.int32
 
 
+def many(count):
+    corpus = {f"p{i}": Passage(f"p{i}", "", "") for i in range(count)}
+    questions = (
+        Question("a", "?", (), supporting=("p7", "p2")),
+        Question("b", "?", (), supporting=("p9",)),
+    )
+    return Dataset("many", questions, corpus, {})
+
+
+def sampled(dataset, questions, seed=0):
+    corpus = build_corpus(dataset, questions, "supporting_and_sampled", seed)
+    assert corpus.allowed is None
+    return [passage.id for passage in corpus.passages]
+
+
+def test_ten_others_are_sampled_beside_the_gold_of_each_question():
+    dataset = many(1000)
+    first, second = (sampled(dataset, [question]) for question in dataset.questions)
+    assert (len(first), len(second)) == (2 + SAMPLED, 1 + SAMPLED)
+    assert {"p7", "p2"} < set(first) and "p9" in second
+    both = sampled(dataset, dataset.questions)
+    assert set(both) == {*first, *second}  # each draws its own, whoever else is there
+    assert both == sorted(both, key=lambda pid: int(pid[1:]))  # in the corpus's order
+    assert both == sampled(dataset, dataset.questions[::-1])
+    assert both != sampled(dataset, dataset.questions, seed=1)
+    drawn = "p2 p7 p14 p100 p248 p340 p439 p447 p601 p785 p877 p981"
+    assert first == drawn.split()  # as it was yesterday
+
+
+def test_a_small_corpus_is_taken_whole():
+    assert len(sampled(many(12), many(12).questions[:1])) == 12
+    assert len(sampled(many(10), many(10).questions[:1])) == 10
+
+
 def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(UserError) as error:
         build_corpus(DATASET, QUESTIONS, "everything")
@@ -63,3 +97,5 @@ def test_a_question_without_gold_passages_is_named():
     unlabelled = dataclasses.replace(QUESTIONS[0], supporting=None)
     with pytest.raises(UserError, match="'supporting', which question 'q1'"):
         build_corpus(dataclasses.replace(DATASET, questions=(unlabelled,)), (), "supporting_only")
+    with pytest.raises(UserError, match="'supporting', which question 'q1'.*ircot_full needs noth"):
+        build_corpus(DATASET, (unlabelled,), "supporting_and_sampled")

@@ -225,6 +225,20 @@ def test_a_corpus_or_questions_that_are_not_needed_may_be_missing(folder):
     assert (alone.corpus, alone.triples) == ({}, {})
 
 
+def test_questions_without_passages_are_written_alone(tmp_path, folder):
+    asked = Question("q", "?", ("a",))
+    alone = Dataset("alone", (asked,), {}, {})
+    write_dataset(alone, tmp_path / "alone")
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["questions.jsonl"]
+    assert read_dataset(tmp_path / "alone", corpus=False) == alone
+    before = {path: path.read_bytes() for path in folder.glob("*.jsonl")}
+    with pytest.raises(
+        UserError, match=r"corpus\.jsonl is there already and alone has no passages"
+    ):
+        write_dataset(alone, folder)
+    assert {path: path.read_bytes() for path in folder.glob("*.jsonl")} == before
+
+
 @pytest.mark.parametrize("name", ["questions.jsonl", "corpus.jsonl", "openie.jsonl"])
 def test_an_empty_file_is_named(folder, name):
     (folder / name).write_text("\n \n")
@@ -339,5 +353,7 @@ def test_the_real_folders_are_read(shared_data, name, counts):
 
 
 def test_a_real_folder_without_corpus_is_refused(shared_data):
-    with pytest.raises(UserError, match=r"bamboogle/corpus\.jsonl does not exist"):
+    with pytest.raises(
+        UserError, match=r"bamboogle/corpus\.jsonl does not exist; put passages of y"
+    ):
         read_dataset(shared_data / "bamboogle")

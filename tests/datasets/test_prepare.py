@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cirag_jax.datasets import prepare
+from cirag_jax.datasets import corpus, prepare
 from cirag_jax.datasets.jsonl import read_dataset
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -24,6 +24,14 @@ def run(capsys, *flags):
         ("two_wiki", None, "supporting_only", {"train": 1, "dev": 1, "test": 1}, 5),
         ("musique", "ans", "supporting_only", {"train": 1, "dev": 1, "test": 1}, 3),
         ("musique", "full", "per_question", {"train": 1, "dev": 2, "test": 2}, 5),
+        ("multihop_rag", None, "ircot_full", {"test": 2}, 3),
+        ("bamboogle", None, "ircot_full", {"test": 2}, 0),
+        ("web_questions", None, "ircot_full", {"train": 1, "test": 2}, 0),
+        ("nq_open", None, "ircot_full", {"train": 1, "dev": 2}, 0),
+        ("popqa", None, "ircot_full", {"test": 2}, 0),
+        ("asqa", None, "ircot_full", {"train": 1, "dev": 1}, 0),
+        ("asqa", "short", "ircot_full", {"train": 1, "dev": 1}, 0),
+        ("eli5", None, "ircot_full", {"train": 1, "dev": 1}, 0),
     ],
 )
 def test_the_folder_reads_back(
@@ -36,7 +44,7 @@ def test_the_folder_reads_back(
     assert code == 0
     result = json.loads(stdout)
     assert result["num_questions"] == num_questions
-    dataset = read_dataset(out)
+    dataset = read_dataset(out, corpus=num_passages > 0)
     assert len(dataset.questions) == sum(num_questions.values())
     assert len(dataset.corpus) == result["num_passages"] == num_passages
 
@@ -70,6 +78,21 @@ def test_limit_draws_questions_and_leaves_the_full_corpus(tmp_path):
     assert drawn == {"h1", "h2"}
     selected = draw(1, 0, "selected_questions")
     assert {p for q in selected.questions for p in q.context or ()} == set(selected.corpus)
+
+
+def test_the_seed_draws_the_sampled_passages(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SAMPLED", 1)
+    drawn = [
+        prepare.prepare(
+            "hotpotqa",
+            tmp_path / str(seed),
+            manual_dir=FIXTURES / "hotpotqa",
+            corpus="supporting_and_sampled",
+            seed=seed,
+        )
+        for seed in (0, 1)
+    ]
+    assert [len(dataset.corpus) for dataset in drawn] == [5, 6]
 
 
 def test_bad_input_exits_with_2_and_one_sentence(tmp_path, capsys):

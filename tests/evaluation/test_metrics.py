@@ -104,6 +104,8 @@ def test_a_hit_is_an_answer_in_a_passage_where_no_gold_passage_is_known():
     read.clear()
     found = measured([(QUESTION, FOUND)], ["hits"], passages=passages)
     assert found["hit@3"][1] == 0 and not read  # gold passages are known: recall says it
+    nowhere = dataclasses.replace(BARE, supporting=())  # no passage answers it, which is known
+    assert measured([(nowhere, FOUND)], ["hits"], passages=passages)["hit@3"][1] == 0
     assert measured([(BARE, None)], ["hits"], recall_at=(1,))["hit@1"] == (0.0, 1)
 
 

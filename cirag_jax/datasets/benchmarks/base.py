@@ -1,10 +1,10 @@
-"""What the three benchmarks share: building, random access, conversion to the project's types."""
+"""What the benchmarks share: building, random access, conversion to the project's types."""
 
 import contextlib
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex
 
@@ -17,12 +17,17 @@ from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_fi
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question
 
+ARTICLES = "articles"  # The split that holds the passages, where a file of their own has them.
+
 
 class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder over official files; a record is kept as its checked JSON."""
 
     Record: ClassVar[type[msgspec.Struct]]
     """The official record; absent fields are None."""
+
+    Article: ClassVar[type[msgspec.Struct]]
+    """The official record of the split `ARTICLES`, where there is one."""
 
     FILES: ClassVar[Mapping[str, Mapping[str, OfficialFile]]]
     """Config -> split -> official file."""
@@ -32,6 +37,8 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     HOMEPAGE: ClassVar[str]
     LICENSE: ClassVar[str]
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="default")]
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Place the official files here; docs/data.md names them."
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -52,21 +59,29 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         except AssertionError:  # absent or empty
             manual_dir = Path(str(dl_manager._manual_dir))
         found = find_files(files, dl_manager, manual_dir)
-        return {split: self._generate_examples(found[split]) for split in files if split in found}
+        return {s: self._generate_examples(found, s) for s in files if s in found}
 
-    def _generate_examples(self, found: FoundFile):
-        for index, (place, value) in enumerate(found.records()):
-            record = records.convert(place, value, self.Record)
+    def _generate_examples(self, found: Mapping[str, FoundFile], split: str):
+        kind = self.Article if split == ARTICLES else self.Record
+        for index, (place, value) in enumerate(found[split].records()):
+            record = records.convert(place, value, kind)
             self.check(place, record)
             yield index, {"record": msgspec.json.encode(record).decode()}
 
-    @classmethod
-    def check(cls, place: str, record: Any) -> None:
+    def check(self, place: str, record: Any) -> None:
         """Raises UserError for what the types of a record cannot say."""
 
     @classmethod
     def convert(cls, record: Any, split: str, setting: str) -> "Converted":
-        """Official record -> a question and the passages of its context."""
+        """Official record -> a question and the passages of its context.
+
+        The id is empty where the benchmark gives none.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def convert_article(cls, article: Any) -> Passage:
+        """A record of the split `ARTICLES` -> a passage."""
         raise NotImplementedError
 
 
@@ -145,24 +160,33 @@ def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) ->
 
     A passage is identified by its title and text, so one that several questions share is kept once.
     Where questions may share an id (MuSiQue-Full: the answerable and the unanswerable twin), the
-    later one gets ``__2``. Questions keep their official order.
+    later one gets ``__2``; where they have none, it is their split and their number in it, from 0.
+    Questions keep their official order. Passages of the split `ARTICLES` always come along; without
+    them, ``supporting`` that names one is None.
 
     Raises:
-        UserError: A split was not built, or two questions have the same id.
+        UserError: A split was not built, or two questions or articles have the same id.
     """
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     built = [split for split in builder.FILES[config] if split in builder.info.splits]
     corpus: dict[str, Passage] = {}
+    if ARTICLES in built:
+        built.remove(ARTICLES)
+        for article in _records(builder, ARTICLES, builder.Article):
+            passage = builder.convert_article(article)
+            if corpus.setdefault(passage.id, passage) != passage:
+                raise UserError(f"{builder.info.full_name}: two articles have id {passage.id!r}.")
     questions: dict[str, Question] = {}
     unplaced = 0
     for split in built if splits is None else splits:
-        source = data_source(builder, split)
-        for index in range(len(source)):
-            record = msgspec.convert(source[index], builder.Record)
+        for index, record in enumerate(_records(builder, split, builder.Record)):
             question, passages = builder.convert(record, split, config)
+            question = dataclasses.replace(question, id=question.id or f"{split}_{index}")
             for passage in passages:
                 corpus.setdefault(passage.id, passage)
-            unplaced += question.supporting is None and bool(question.answers)
+            if not set(question.supporting or ()) <= corpus.keys():
+                question = dataclasses.replace(question, supporting=None)
+            unplaced += question.supporting is None and bool(passages and question.answers)
             if question.id in questions and config in builder.SHARED_IDS:
                 question = dataclasses.replace(question, id=f"{question.id}__2")
             if question.id in questions:
@@ -171,6 +195,11 @@ def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) ->
     if unplaced:
         logging.warning("%s: %d questions lack a gold passage in their context", config, unplaced)
     return Dataset(f"{builder.name}_{config}", tuple(questions.values()), corpus, {})
+
+
+def _records(builder: OfficialBuilder, split: str, kind: type[msgspec.Struct]) -> Iterator[Any]:
+    source = data_source(builder, split)
+    return (msgspec.convert(source[index], kind) for index in range(len(source)))
 
 
 # ----------------------------------------------------------------------------- for the subclasses

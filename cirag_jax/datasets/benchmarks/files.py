@@ -1,6 +1,7 @@
 """The official files of a benchmark: found in ``manual_dir`` or downloaded, verified, streamed."""
 
 import contextlib
+import csv
 import dataclasses
 import hashlib
 import io
@@ -28,7 +29,9 @@ class OfficialFile:
     """One file as its publisher names it, such as ``dev.json``.
 
     ``url`` offers it, or the zip ``archive`` that it is in. ``sha256`` is the checksum of what
-    ``url`` gives, where one is known, as ``checksum_by`` states it.
+    ``url`` gives, where one is known, as ``checksum_by`` states it. With ``split`` the file is a
+    JSON object of splits, each an object of records by id, and this is one of them. ``noun`` is
+    what a record is called.
     """
 
     name: str
@@ -36,6 +39,8 @@ class OfficialFile:
     archive: str | None = None
     sha256: str | None = None
     checksum_by: str | None = None
+    split: str | None = None
+    noun: str = "question"
 
     @property
     def download_name(self) -> str:
@@ -52,11 +57,14 @@ class FoundFile:
     archived: bool
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """The place and JSON value of every question, in order, without loading the file whole.
+        """The place and JSON value of every record, in order.
+
+        A row of a table (``.csv``, ``.tsv``) is an object of strings; a cell that it lacks is
+        absent. A file of several splits is loaded whole, others are not.
 
         Raises:
-            UserError: The file is not what its name says: not a zip archive, not UTF-8, not JSON,
-                truncated, or without the member.
+            UserError: The file is not what its name says: not a zip archive, not UTF-8, not JSON or
+                a table, truncated, or without the member or split.
         """
         where = str(self.path)
         try:
@@ -68,8 +76,8 @@ class FoundFile:
                     raw = stack.enter_context(archive.open(member))
                 else:
                     raw = stack.enter_context(self.path.open("rb"))
-                text = io.TextIOWrapper(raw, encoding="utf-8")
-                yield from _objects(text, where, lines=self.file.name.endswith(".jsonl"))
+                text = io.TextIOWrapper(raw, encoding="utf-8-sig")
+                yield from _read(text, where, self.file)
         except UnicodeDecodeError as error:
             raise UserError(f"{where} is not valid UTF-8.") from error
         except _BAD_ARCHIVE as error:
@@ -178,17 +186,66 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
     return members[0]
 
 
-# --------------------------------------------------------------------------------------- streaming
+# ----------------------------------------------------------------------------------------- formats
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[tuple[str, Any]]:
+def _read(text: io.TextIOWrapper, where: str, file: OfficialFile) -> Iterator[tuple[str, Any]]:
+    suffix = Path(file.name).suffix
+    if suffix in _DELIMITERS:
+        return _rows(text, where, _DELIMITERS[suffix])
+    if file.split is not None:
+        return _members(text, where, file.split)
+    return _objects(text, where, file.noun, lines=suffix == ".jsonl")
+
+
+def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a table as objects by its header, without the blank ones."""
+    rows = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        header = next(rows, [])
+        place = None
+        for row in filter(None, rows):
+            place = f"{where}:{rows.line_num}"
+            if len(row) > len(header):
+                raise UserError(f"{place}: has {len(row)} fields, the header {len(header)}.")
+            yield place, dict(zip(header, row, strict=False))
+    except csv.Error as error:
+        raise UserError(f"{where}:{rows.line_num}: is no row of a table ({error}).") from error
+    if place is None:
+        raise UserError(f"{where} is empty.")
+
+
+def _members(text: io.TextIOWrapper, where: str, split: str) -> Iterator[tuple[str, Any]]:
+    """The records of a split, each with its key as ``id``."""
+    whole = text.read()
+    try:
+        value = json.loads(whole)
+    except RecursionError:
+        raise UserError(f"{where} nests too deeply.") from None
+    except ValueError as error:
+        raise UserError(f"{where} is invalid or truncated JSON ({error}).") from error
+    members = value.get(split) if isinstance(value, dict) else None
+    if not isinstance(members, dict):
+        raise UserError(f"{where}: field '{split}' must be an object of questions by id.")
+    for key, record in members.items():
+        place = f"{where}: question {key!r} of {split}"
+        if not isinstance(record, dict):
+            raise UserError(f"{place}: must be a JSON object.")
+        yield place, {"id": key, **record}
+
+
+def _objects(
+    text: io.TextIOWrapper, where: str, noun: str, *, lines: bool
+) -> Iterator[tuple[str, Any]]:
     """The objects of a JSON array or of JSON lines, decoded one at a time."""
     decoder = json.JSONDecoder()
-    buffer = text.read(_CHUNK).lstrip("\ufeff \t\r\n")
+    buffer = text.read(_CHUNK).lstrip()
     position, count, wanted = 0, 0, _CHUNK
     if not lines:
         if buffer[:1] != "[":
-            raise UserError(f"{where} must be a JSON list of questions.")
+            raise UserError(f"{where} must be a JSON list of {noun}s.")
         position = 1
     while True:
         position = _skip(buffer, position)
@@ -204,19 +261,19 @@ def _objects(text: io.TextIOWrapper, where: str, *, lines: bool) -> Iterator[tup
         try:
             value, position = decoder.raw_decode(buffer, position)
         except RecursionError:
-            raise UserError(f"{where}: question {count + 1} nests too deeply.") from None
+            raise UserError(f"{where}: {noun} {count + 1} nests too deeply.") from None
         except ValueError as error:
             # The object may go on in the next chunk. Reading ever more keeps this linear.
             more, wanted = text.read(wanted), 2 * wanted
             if not more:
                 raise UserError(
-                    f"{where}: question {count + 1} is invalid or truncated JSON "
+                    f"{where}: {noun} {count + 1} is invalid or truncated JSON "
                     f"({getattr(error, 'msg', error)})."
                 ) from error
             buffer, position = buffer[position:] + more, 0
             continue
         count, wanted = count + 1, _CHUNK
-        place = f"{where}:{count}" if lines else f"{where}: question {count}"
+        place = f"{where}:{count}" if lines else f"{where}: {noun} {count}"
         if not isinstance(value, dict):
             raise UserError(f"{place}: must be a JSON object.")
         yield place, value

@@ -71,8 +71,7 @@ class MuSiQue(OfficialBuilder):
     HOMEPAGE = "https://github.com/StonyBrookNLP/musique"
     LICENSE = "CC BY 4.0"
 
-    @classmethod
-    def check(cls, place: str, record: MuSiQueRecord) -> None:
+    def check(self, place: str, record: MuSiQueRecord) -> None:
         """Raises UserError where a step names a paragraph that is not there."""
         known = {paragraph.idx for paragraph in record.paragraphs}
         for i, step in enumerate(record.question_decomposition or ()):

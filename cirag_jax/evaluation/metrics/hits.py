@@ -22,8 +22,8 @@ _TOKENS = re.compile(r"\w+|[^\w\s]")
 
 
 def measure(answered: Sequence[Answered], scoring: Scoring) -> Mapping[str, Ratio]:
-    """``hit@K`` over the questions with answers and without gold passages."""
-    counted = [bool(q.answers) and not q.supporting for q, _ in answered]
+    """``hit@K`` over the questions with answers whose gold passages are unknown."""
+    counted = [bool(q.answers) and q.supporting is None for q, _ in answered]
     texts = scoring.passages() if any(counted) else {}
     ranks = [
         _first(found, question.answers, texts) if counts else None

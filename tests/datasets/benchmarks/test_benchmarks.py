@@ -1,7 +1,9 @@
 """The builders on tiny files in the official formats, all of whose content is invented."""
 
+import csv
 import hashlib
 import http.server
+import io
 import json
 import pathlib
 import pickle
@@ -38,11 +40,14 @@ def build(tmp_path_factory):
     return build_one
 
 
-def official(name, file_name):
+def official(name, file_name, split=None):
     text = (FIXTURES / name / file_name).read_text(encoding="utf-8")
+    if delimiter := {".csv": ",", ".tsv": "\t"}.get(file_name[-4:]):
+        return list(csv.DictReader(io.StringIO(text), delimiter=delimiter))
     if file_name.endswith(".jsonl"):
         return [json.loads(line) for line in text.splitlines()]
-    return json.loads(text)
+    value = json.loads(text)
+    return [{"id": key, **row} for key, row in value[split].items()] if split else value
 
 
 def same(decoded, expected):
@@ -66,7 +71,7 @@ def test_every_official_field_is_read_back_in_order(build, name, config):
     files = builder.FILES[config]
     assert list(builder.info.splits) == list(files)
     for split, file in files.items():
-        expected = official(name, file.name)
+        expected = official(name, file.name, file.split)
         source = data_source(builder, split)
         assert len(source) == len(expected)
         for index, record in enumerate(expected):
@@ -123,7 +128,8 @@ def test_every_passage_id_is_in_the_corpus(build, name, config):
         steps = [step.supporting for step in question.decomposition or () if step.supporting]
         ids = {*(question.context or ()), *(question.supporting or ()), *steps}
         assert ids <= dataset.corpus.keys()
-        assert set(question.supporting or ()) <= set(question.context or ())
+        if question.context is not None:
+            assert set(question.supporting or ()) <= set(question.context)
         for passage_id, sentence in question.supporting_sentences or ():
             assert (dataset.corpus[passage_id].sentences or ())[sentence]
 
@@ -202,6 +208,109 @@ def test_musique_full_keeps_both_twins(build):
     assert len(twin.supporting) == 1
 
 
+def told(dataset):
+    """Ids, answers, types, hops and splits of the questions."""
+    return [(q.id, q.answers, q.type, q.hops, q.split) for q in dataset.questions]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        (
+            "bamboogle",
+            "default",
+            [
+                ("test_0", ("Ada Moen",), None, 2, "test"),
+                ("test_1", ('"Salt, then bread"',), None, 2, "test"),
+            ],
+        ),
+        (
+            "web_questions",
+            "default",
+            [
+                ("train_0", ("Old Oskan", "Brumish"), None, None, "train"),
+                ("test_0", ('Songs "of" Salt (Deluxe)', "1961"), None, None, "test"),
+                ("test_1", (), None, None, "test"),
+            ],
+        ),
+        (
+            "nq_open",
+            "default",
+            [
+                ("train_0", ("1871",), None, None, "train"),
+                ("dev_0", ("Tarn", "Tarn town"), None, None, "dev"),
+                ("dev_1", ("Ivo Brel",), None, None, "dev"),
+            ],
+        ),
+        (
+            "popqa",
+            "default",
+            [
+                ("71", ("mayor", "town mayor"), "occupation", 1, "test"),
+                ("72", ("Tómas Harbour",), "capital", 1, "test"),
+            ],
+        ),
+        (
+            "asqa",
+            "short",
+            [
+                ("-11", ("1803", "1871", "in 1871"), None, None, "train"),
+                ("12", ("Orla Venn", "Ivo Brel"), None, None, "dev"),
+            ],
+        ),
+        (
+            "eli5",
+            "default",
+            [
+                ("a1", ("So that sailors can tell one from another.",), None, None, "train"),
+                (
+                    "a2",
+                    ("It takes the water that germs need.", "Germs dry out in salt."),
+                    *(None, None, "dev"),
+                ),
+            ],
+        ),
+    ],
+)
+def test_questions_and_answers_only(build, caplog, name, config, expected):
+    dataset = to_dataset(build(name, config))
+    assert told(dataset) == expected
+    assert dataset.corpus == {} and not caplog.records  # no gold passage is missed
+    assert all(q.supporting is q.context is None for q in dataset.questions)
+
+
+def test_asqa_has_long_answers(build):
+    train, dev = to_dataset(build("asqa", "long")).questions
+    assert (train.question, train.setting) == ("When was Skerry Light opened?", "long")
+    assert [len(q.answers) for q in (train, dev)] == [1, 2]
+    assert dev.answers[0] == "Orla Venn wrote the novel, Ivo Brel the song."
+
+
+def test_multihop_rag_names_its_articles(build):
+    dataset = to_dataset(build("multihop_rag", "default"))
+    assert told(dataset) == [
+        ("test_0", ("Ada Moen",), "inference_query", 3, "test"),
+        ("test_1", ("Insufficient information.",), "null_query", None, "test"),
+    ]
+    sold, nothing = dataset.questions
+    assert sold.supporting == ("https://news.example/1", "https://news.example/2")
+    assert (nothing.supporting, nothing.context) == ((), None)
+    assert titles(dataset, dataset.corpus)[2] == "Salt prices fall"  # no question is about it
+    text = dataset.corpus["https://news.example/1"].text
+    assert text.startswith("The Osk Herald, 2023-10-02. Osk sold Skerry Light on Monday.\n")
+    assert to_dataset(build("multihop_rag", "default"), ["test"]) == dataset
+
+
+def test_multihop_rag_without_its_articles_knows_no_gold_passage(tmp_path, caplog):
+    folder = broken(tmp_path, "multihop_rag", "MultiHopRAG.json", lambda rows: None)
+    (folder / "corpus.json").unlink()
+    builder = prepare_builder(BENCHMARKS["multihop_rag"], "default", tmp_path / "tfds", folder)
+    dataset = to_dataset(builder)
+    assert "corpus.json is not in" in caplog.text
+    assert [question.supporting for question in dataset.questions] == [None, ()]
+    assert dataset.corpus == {}
+
+
 # ------------------------------------------------------------------------------------ bad input
 
 
@@ -264,6 +373,74 @@ def test_a_malformed_record_is_named(tmp_path, name, file_name, change, problem)
     assert "\n" not in str(error.value)
 
 
+SHEET, WEB, ASQA = (
+    "Bamboogle Prerelease - Sheet1.csv",
+    "webquestions.examples.test.json",
+    "ASQA.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name", "old", "new", "problem"),
+    [
+        ("bamboogle", SHEET, "Question,Answer", "Question", ":2: has 2 fields, the header 1."),
+        ("bamboogle", SHEET, "Answer", "Reply", ":2: field 'Answer' is missing."),
+        ("bamboogle", SHEET, ",Ada Moen", "", ":2: field 'Answer' is missing."),
+        ("bamboogle", SHEET, '1901?"', "1901?", ":3: is no row of a table ("),
+        ("bamboogle", SHEET, 'bread"""', "bread", ":3: is no row of a table (unexpected end"),
+        ("popqa", "popQA.tsv", "\t[]\t[]", "", ":3: field 'question' is missing."),
+        (
+            *("popqa", "popQA.tsv", '"[""Tómas Harbour""]"', "Tómas Harbour"),
+            ":3: field 'possible_answers' must be a JSON list of strings.",
+        ),
+        (
+            *("web_questions", WEB, "(description 1961)", "(name 1961)"),
+            ": question 1: field 'targetValue' must read (list (description",
+        ),
+        (
+            *("web_questions", WEB, '"(list)"', '"(list (description \\"Ada))"'),
+            ": question 2: field 'targetValue' must read (list (description",
+        ),
+        ("asqa", ASQA, '"dev"', '"test"', ": field 'dev' must be an object of questions by id."),
+        (
+            *("asqa", ASQA, '"in 1871"', "1871"),
+            ": question '-11' of train: field 'qa_pairs[1].short_answers[1]' must be a string",
+        ),
+        ("asqa", ASQA, '"in 1871"', '"in', " is invalid or truncated JSON (Invalid control"),
+        ("eli5", "eli5-dev-kilt.jsonl", '"input"', '"question"', ":1: field 'input' is missing."),
+        (
+            *("multihop_rag", "MultiHopRAG.json", '"https://news.example/1"', '"https://x/1"'),
+            ": question 1: field 'evidence_list[0].url' names article 'https://x/1', which "
+            "corpus.json does not have.",
+        ),
+        (
+            *("multihop_rag", "corpus.json", '"body": "Salt', '"text": "Salt'),
+            ": article 3: field 'body' is missing.",
+        ),
+    ],
+)
+def test_a_malformed_table_list_or_name_is_named(tmp_path, name, file_name, old, new, problem):
+    folder = tmp_path / "manual"
+    shutil.copytree(FIXTURES / name, folder)
+    text = (folder / file_name).read_text("utf-8")
+    assert old in text
+    (folder / file_name).write_text(text.replace(old, new), "utf-8")
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(UserError) as error:
+        prepare_builder(benchmark, next(iter(benchmark.FILES)), tmp_path / "tfds", folder)
+    assert f"{folder / file_name}{problem}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_two_articles_of_one_address_are_refused(tmp_path):
+    folder = broken(
+        tmp_path, "multihop_rag", "corpus.json", lambda rows: rows[2].update(url=rows[0]["url"])
+    )
+    builder = prepare_builder(BENCHMARKS["multihop_rag"], "default", tmp_path / "tfds", folder)
+    with pytest.raises(UserError, match="two articles have id 'https://news.example/1'"):
+        to_dataset(builder)
+
+
 @pytest.mark.parametrize(
     ("name", "config", "file_name", "key"),
     [
@@ -311,6 +488,35 @@ def test_a_damaged_file_is_named(tmp_path, content, problem):
         read(path)
     assert str(path) in str(error.value)
     assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", " is empty."),
+        (b"Question,Answer\n\n", " is empty."),
+        (b"\xef\xbb\xbfQuestion\nWho?\ncaf\xe9\n", " is not valid UTF-8."),
+        (
+            b"a\n" + b"x" * 140_000,
+            ":2: is no row of a table (field larger than field limit (131072)).",
+        ),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, content, problem):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read(path, "x.csv")
+    assert str(error.value) == f"{path}{problem}"
+
+
+def test_a_table_may_begin_with_a_mark_and_have_lines_in_its_cells(tmp_path):
+    (tmp_path / "x.tsv").write_bytes(b'\xef\xbb\xbfa\tb\r\n1\t"x\r\ny"\r\n\r\n2\tz')
+    rows = read(tmp_path / "x.tsv", "x.tsv")
+    assert [(place[-2:], row) for place, row in rows] == [
+        (":3", {"a": "1", "b": "x\ny"}),
+        (":5", {"a": "2", "b": "z"}),
+    ]
 
 
 def test_a_record_may_be_longer_than_what_is_read_at_once(tmp_path):
