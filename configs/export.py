@@ -16,5 +16,9 @@ def get_config() -> Any:
     config.checkpoint = placeholder(str)
     config.merge = False  # Add the adapter to its base: a model for plain transformers.
     config.dtype = "float32"  # Of an adapter's tensors: float32 | bfloat16.
+    # An adapter that the checkpoint's training went on from (config.lora.start): what is written is
+    # the mean of the two, of which the checkpoint has `share`.
+    config.average_with = placeholder(str)
+    config.share = 0.5
     config.rank = 0  # An aligner as an adapter of its base, of this rank; 0: the whole model.
     return config

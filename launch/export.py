@@ -29,7 +29,14 @@ def main(config, workdir):
     folder = workdir / "model"
     component = component_of(config.checkpoint)
     if component in ADAPTED:
-        meta = export_adapter(config.checkpoint, folder, merge=config.merge, dtype=config.dtype)
+        meta = export_adapter(
+            config.checkpoint,
+            folder,
+            merge=config.merge,
+            dtype=config.dtype,
+            average_with=config.average_with,
+            share=config.share,
+        )
         return {
             "folder": str(folder),
             "checkpoint": config.checkpoint,
@@ -40,6 +47,8 @@ def main(config, workdir):
         }
     if config.rank and component != "aligner":
         raise UserError(f"config.rank needs an aligner; {config.checkpoint} is none")
+    if config.average_with is not None:
+        raise UserError(f"config.average_with needs an adapter, which {config.checkpoint} has not")
     if config.merge:
         raise UserError(f"config.merge needs an adapter, which {config.checkpoint} has not")
     if component == "cross_encoder":

@@ -24,7 +24,6 @@ from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.peft_format import load_adapter
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy, decision_quality, lora_step, mfu, optimizers
@@ -245,16 +244,7 @@ def make_adapter(
     if spec is None:
         return lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh), ()
     meta = workdir_lib.check_role(spec, "start")
-    with workdir_lib.adapter_folder(spec) as folder:
-        found, had = load_adapter(str(folder), model_config, mesh)
-    if had.scale != lora_config.scale or (had.rank, had.names) != (
-        lora_config.rank,
-        lora_config.names,
-    ):
-        raise UserError(
-            f"config.lora.start={spec} has rank {had.rank}, scale {had.scale:g} and the targets "
-            f"{', '.join(had.names)}; config.lora must say the same."
-        )
+    found = workdir_lib.load_like(spec, "config.lora.start", model_config, lora_config, mesh)
     return found, meta.get("trained_on", ())
 
 

@@ -25,7 +25,7 @@ from cirag_jax.methods import extraction
 from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.peft_format import load_adapter
+from cirag_jax.models.io.peft_format import load_adapter, save_adapter
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.io.workdir import (
     check_role,
@@ -481,6 +481,33 @@ def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_pa
     (tmp_path / "model/training.json").write_text("{")
     with pytest.raises(UserError, match=r"training\.json cannot be read"):
         check_role(folder, "integrator")
+
+
+def test_an_adapter_is_averaged_with_the_one_it_went_on_from(trained, folders, tmp_path):
+    state, config, meta = open_adapter(str(trained[0]))
+    model = load_decoder(str(folders[0])).config
+    zeros = jax.tree.map(np.zeros_like, state)
+    told = {"component": "integrator", "trained_on": ["another"]}
+    before = str(save_adapter(zeros, config, tmp_path / "before", meta["model"], training=told))
+    folder = tmp_path / "mean"
+    export_adapter(str(trained[0]), folder, average_with=before, share=0.25)
+    mean, _ = load_adapter(folder, model)
+    for got, new in zip(tiny.arrays(mean), tiny.arrays(state), strict=True):
+        np.testing.assert_array_equal(got, 0.25 * new)
+    learnt = check_role(str(folder), "integrator")["trained_on"]
+    assert set(learnt) == {*meta["trained_on"], "another"}
+
+    with pytest.raises(UserError, match=r"config\.share=1\.0 must lie between 0 and 1"):
+        export_adapter(str(trained[0]), folder, average_with=before, share=1.0)
+    other = dataclasses.replace(config, alpha=2 * config.alpha)
+    save_adapter(zeros, other, tmp_path / "other", meta["model"], training=told)
+    with pytest.raises(UserError, match=r"config\.average_with=.* has rank 4, scale .* are needed"):
+        export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "other"))
+    save_adapter(
+        zeros, config, tmp_path / "reader", meta["model"], training={"component": "reader"}
+    )
+    with pytest.raises(UserError, match="component reader, where integrator is needed"):
+        export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "reader"))
 
 
 def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):

@@ -16,9 +16,10 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
+from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.io import encoder_adapter
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.peft_format import read_training, save_adapter
+from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
@@ -188,20 +189,69 @@ def adapter_folder(spec: str | None) -> Iterator[str | None]:
         yield str(save_adapter(state, config, folder, meta["model"]))
 
 
+def load_like(
+    spec: str,
+    field: str,
+    model: DecoderConfig,
+    config: LoraConfig,
+    mesh: jax.sharding.Mesh | None = None,
+) -> nnx.State:
+    """The adapter ``spec``, which ``field`` names, of a base; it must have these hyper-parameters.
+
+    Raises:
+      UserError: it cannot be read, or has another rank, scale or other targets.
+    """
+    with adapter_folder(spec) as folder:
+        state, had = load_adapter(str(folder), model, mesh)
+    if (had.scale, had.rank, had.names) != (config.scale, config.rank, config.names):
+        raise UserError(
+            f"{field}={spec} has rank {had.rank}, scale {had.scale:g} and the targets "
+            f"{', '.join(had.names)}, where {config.rank}, {config.scale:g} and "
+            f"{', '.join(config.names)} are needed."
+        )
+    return state
+
+
 def export_adapter(
-    spec: str, folder: pathlib.Path, *, merge: bool = False, dtype: str = "float32"
+    spec: str,
+    folder: pathlib.Path,
+    *,
+    merge: bool = False,
+    dtype: str = "float32",
+    average_with: str | None = None,
+    share: float = 0.5,
 ) -> dict[str, Any]:
     """Writes a workdir's best adapter for PEFT, or with ``merge`` its base with the adapter added
     to it.
 
     An earlier adapter in ``folder`` is replaced; a merged model, in the precision of its base, must
-    find it empty. ``dtype`` is of the adapter's tensors. Returns what the checkpoint says, see
-    `open_adapter`.
+    find it empty.
+
+    Args:
+      spec: the workdir.
+      folder: where to.
+      merge: see above.
+      dtype: of the adapter's tensors.
+      average_with: an adapter that this one's training went on from; the weighted mean of the two
+        is written, which forgets less of what only the earlier one was trained on.
+      share: of this one in that mean.
+
+    Returns:
+      What the checkpoint says, see `open_adapter`.
 
     Raises:
-      UserError: the workdir or the folder cannot be used.
+      UserError: the workdir or the folder cannot be used, or the two adapters do not fit.
     """
     state, config, meta = open_adapter(spec)
+    if average_with is not None:
+        if not 0.0 < share < 1.0:
+            raise UserError(f"config.share={share} must lie between 0 and 1.")
+        before = check_role(average_with, str(meta["component"]))
+        base, _ = read_decoder_config(resolve_decoder(meta["model"]))
+        earlier = load_like(average_with, "config.average_with", base, config)
+        state = jax.tree.map(lambda new, old: share * new + (1 - share) * old, state, earlier)
+        learnt = {*meta["trained_on"], *before.get("trained_on", ())}
+        meta = {**meta, "trained_on": sorted(learnt)}
     if not merge:
         told = {name: meta.get(name) for name in _TOLD}
         save_adapter(state, config, folder, meta["model"], dtype=dtype, training=told)
