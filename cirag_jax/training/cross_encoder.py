@@ -177,7 +177,7 @@ def train_step(
         key = run(jax.random.fold_in, state.key, state.step)
     total = None
     for index, chunk in enumerate(batch.chunks):
-        arrays = [_place(array, mesh) for array in chunk]
+        arrays = [place(array, mesh) for array in chunk]
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
         total = run(_add_gradient, graphdef, total, state.params, arrays, chunk_key)
     (loss, correct), gradient = total  # type: ignore[misc]
@@ -205,7 +205,8 @@ def _add_gradient(graphdef, total, params, arrays, key):
 _apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
 
 
-def _place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+def place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+    """Puts one array of a chunk on the mesh: its rows are sharded."""
     return sharding.place(array, sharding.batch_sharding(mesh, array.ndim, array.shape))
 
 

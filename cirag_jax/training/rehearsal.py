@@ -31,13 +31,14 @@ class Shape(jax.ShapeDtypeStruct):
 
     def __init__(self, like: Any, placed: jax.sharding.Sharding, rehearsal: "Rehearsal"):
         super().__init__(like.shape, like.dtype, sharding=placed)
-        self._rehearsal, self._bytes = rehearsal, bytes_of(self)
-        rehearsal.held += self._bytes
+        # A list, since JAX lets no attribute of it change.
+        self._rehearsal, self._bytes = rehearsal, [bytes_of(self)]
+        rehearsal.held += self._bytes[0]
 
     def free(self) -> None:
         """Gives the memory back, as a donated array does."""
-        self._rehearsal.held -= self._bytes
-        self._bytes = 0
+        self._rehearsal.held -= self._bytes[0]
+        self._bytes[0] = 0
 
     __del__ = free
 
@@ -79,6 +80,7 @@ class Rehearsal:
 
     Attributes:
       held: bytes on each device of all shapes that are alive.
+      placed: bytes on each device of the arrays that the step places itself, its batch.
       peak: most bytes on each device while a program ran; ``peak_program``: which one.
       programs: by their functions and arguments.
     """
@@ -86,7 +88,7 @@ class Rehearsal:
     def __init__(self, mesh: jax.sharding.Mesh, *, bfloat16: bool = False, loops: int = 1):
         """``bfloat16``: the step computes in it; ``loops``: rounds of a loop of unknown length."""
         self.mesh, self.loops = mesh, loops
-        self.held = self.peak = 0
+        self.held = self.placed = self.peak = 0
         self.peak_program: Program | None = None
         self.programs: dict[Any, Program] = {}
         self._options = _options() if bfloat16 else None
@@ -102,7 +104,7 @@ class Rehearsal:
         What is not compiled (zeros, the next key) gives what its first argument is.
         """
         if not hasattr(function, "lower"):
-            return self._shapes(arguments[0])
+            return self.copy(arguments[0])
         leaves = jax.tree.leaves(arguments)
         arrays = [leaf for leaf in leaves if hasattr(leaf, "sharding")]
         others = tuple(leaf for leaf in leaves if not hasattr(leaf, "sharding"))
@@ -113,17 +115,18 @@ class Rehearsal:
         program.calls += 1
         gc.collect()
         own = bytes_of([leaf for leaf in arrays if isinstance(leaf, Shape)])
-        beside = self.held - own
+        beside = self.held - own + max(self.placed - (bytes_of(arrays) - own), 0)
         top = beside + program.arguments + program.results + program.temporaries - program.aliased
         if top > self.peak:
             self.peak, self.peak_program = top, program
-        outputs = self._shapes(program.outputs)
+        outputs = self.copy(program.outputs)
         for leaf, donated in zip(arrays, program.donated, strict=True):
-            if donated:
+            if donated and isinstance(leaf, Shape):
                 leaf.free()
         return outputs
 
-    def _shapes(self, tree: Any) -> Any:
+    def copy(self, tree: Any) -> Any:
+        """More shapes like those of ``tree``."""
         return jax.tree.map(lambda leaf: Shape(leaf, leaf.sharding, self), tree)
 
     def _compile(self, function: Any, arguments: tuple[Any, ...]) -> Program:
