@@ -28,7 +28,7 @@ from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, 
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import packing, pools
 from cirag_jax.training.data.examples import Example
-from cirag_jax.training.rehearsal import Rehearsal, Shape, bytes_of
+from cirag_jax.training.rehearsal import Rehearsal, bytes_of
 from cirag_jax.types import Config
 
 GIB = 2**30
@@ -213,10 +213,12 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     ones_T = np.ones(layout.length, np.int32)
     example = Example(ones_T, ones_T.astype(np.float32), ones_T.astype(np.uint8), "")
     rows = [packing.Row((0,))] * layout.rows_per_step
-    batches = [
-        jax.tree.map(lambda x: Shape(x, sharding.batch_sharding(mesh, x.ndim, x.shape), rehearsal), b)
-        for b in (piece.batch for piece in packing.micro_batches([example], rows, layout, 0))
-    ]
+
+    def place(x: np.ndarray) -> Any:
+        return rehearsal.shape(x, sharding.batch_sharding(mesh, x.ndim, x.shape))
+
+    pieces = packing.micro_batches([example], rows, layout, 0)
+    batches = [jax.tree.map(place, piece.batch) for piece in pieces]
     parts = {"base": bytes_of(base), **_parts(state), "batch": bytes_of(batches)}
     if config.component == "integrator" and config.decode.num_trajectories:
         copy = rehearsal.copy(base["layers"])  # The engine's, see `adapter.make_decide`.

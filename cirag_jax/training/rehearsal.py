@@ -96,7 +96,11 @@ class Rehearsal:
     def place(self, tree: Any) -> Any:
         """Shapes of ``tree`` on the mesh, each by its logical axes (`sharding.state_sharding`)."""
         placed = sharding.state_sharding(tree, self.mesh)
-        return jax.tree.map(lambda leaf, where: Shape(leaf, where, self), tree, placed)
+        return jax.tree.map(self.shape, tree, placed)
+
+    def shape(self, like: Any, placed: jax.sharding.Sharding) -> Any:
+        """A `Shape` like an array or another shape."""
+        return Shape(like, placed, self)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The shapes of ``function``'s results; those that it is donated are freed.
@@ -127,7 +131,7 @@ class Rehearsal:
 
     def copy(self, tree: Any) -> Any:
         """More shapes like those of ``tree``."""
-        return jax.tree.map(lambda leaf: Shape(leaf, leaf.sharding, self), tree)
+        return jax.tree.map(lambda leaf: self.shape(leaf, leaf.sharding), tree)
 
     def _compile(self, function: Any, arguments: tuple[Any, ...]) -> Program:
         lowered = function.lower(*arguments)
