@@ -1,4 +1,4 @@
-"""Plans a training: ``python launch/plan.py --config=configs/integrator.py:paper --config.gpu=H100``.
+"""Plans a training: ``python launch/plan.py --config=configs/integrator.py:paper``.
 
 Says what a step takes of each device's memory, what the devices exchange, and how long the run is
 where a stated share of the GPU's peak is reached. Neither the devices nor the weights need exist.

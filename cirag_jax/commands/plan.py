@@ -99,7 +99,7 @@ def plan(config: Config) -> dict[str, Any]:
         "steps": found.steps,
         "assumed_share_of_peak": config.peak_share,
         "gpus": {
-            name: _on(gpu, config.memory_gib, config.peak_share, found, mesh.size, traffic)
+            name: _on(gpu, config.memory_gib, config.peak_share, found, traffic)
             for name, gpu in gpus.items()
         },
     }
@@ -110,7 +110,12 @@ def plan(config: Config) -> dict[str, Any]:
 
 
 def _on(
-    gpu: mfu.Gpu, memory_gib: float | None, share: float, found: Rehearsed, devices: int, bytes_: int
+    gpu: mfu.Gpu,
+    memory_gib: float | None,
+    share: float,
+    found: Rehearsed,
+    devices: int,
+    bytes_: int,
 ) -> dict[str, Any]:
     """What the step is on a kind of GPU.
 
@@ -120,7 +125,9 @@ def _on(
     memory = memory_gib or gpu.memory_gib
     seconds = hours = None
     if found.dtype == "bfloat16":
-        seconds = found.flops / (gpu.flops * share * devices) + bytes_ / gpu.bandwidth
+        seconds = (
+            found.flops / (gpu.flops * share * found.rehearsal.mesh.size) + traffic / gpu.bandwidth
+        )
         hours = None if found.steps is None else found.steps * seconds / 3600
     fits = found.rehearsal.peak <= memory * GIB
     return {"memory_gib": memory, "fits": fits, "step_seconds": seconds, "run_hours": hours}

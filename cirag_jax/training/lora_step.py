@@ -140,8 +140,9 @@ class TrainStep:
 
         ``batches`` are micro-batches on the mesh (`place_batch`), of any shapes. Returns the new
         state, and device scalars: mean loss, number of tokens, norms of gradient, update and
-        adapter. Without any token that counts, the gradient is zero. ``run`` calls what is compiled,
-        see `rehearsal`.
+        adapter. Without any token that counts, the gradient is zero.
+
+        ``run`` calls what is compiled, see `rehearsal`.
         """
         total = None
         for index, batch in enumerate(batches):

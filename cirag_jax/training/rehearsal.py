@@ -109,25 +109,33 @@ class Rehearsal:
         """
         if not hasattr(function, "lower"):
             return self.copy(arguments[0])
-        leaves = jax.tree.leaves(arguments)
-        arrays = [leaf for leaf in leaves if hasattr(leaf, "sharding")]
-        others = tuple(leaf for leaf in leaves if not hasattr(leaf, "sharding"))
-        key = (function, jax.tree.structure(arguments), others, *map(_describe, arrays))
-        if key not in self.programs:
-            self.programs[key] = self._compile(function, arguments)
-        program = self.programs[key]
-        program.calls += 1
-        gc.collect()
+        program = self.program(function, arguments)
+        arrays = [leaf for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "sharding")]
+        gc.collect()  # Of what is in no cycle, nothing waits for it.
         own = bytes_of([leaf for leaf in arrays if isinstance(leaf, Shape)])
         beside = self.held - own + max(self.placed - (bytes_of(arrays) - own), 0)
-        top = beside + program.arguments + program.results + program.temporaries - program.aliased
-        if top > self.peak:
-            self.peak, self.peak_program = top, program
+        self.note(program, beside + program.arguments)
         outputs = self.copy(program.outputs)
         for leaf, donated in zip(arrays, program.donated, strict=True):
             if donated and isinstance(leaf, Shape):
                 leaf.free()
         return outputs
+
+    def program(self, function: Any, arguments: tuple[Any, ...]) -> Program:
+        """``function`` compiled for ``arguments``, once for all like them; it counts as a call."""
+        leaves = jax.tree.leaves(arguments)
+        described = (_describe(leaf) if hasattr(leaf, "sharding") else leaf for leaf in leaves)
+        key = (function, jax.tree.structure(arguments), *described)
+        if key not in self.programs:
+            self.programs[key] = self._compile(function, arguments)
+        self.programs[key].calls += 1
+        return self.programs[key]
+
+    def note(self, program: Program, before: int) -> None:
+        """Takes down what lies in memory while ``program`` runs, and ``before`` it."""
+        top = before + program.results + program.temporaries - program.aliased
+        if top > self.peak:
+            self.peak, self.peak_program = top, program
 
     def copy(self, tree: Any) -> Any:
         """More shapes like those of ``tree``."""

@@ -41,7 +41,6 @@ def make_state(
 
     ``params`` is what is trained (copied); ``seed`` is of dropout.
     """
-
     init = functools.partial(_init, tx, seed)
     placed = sharding.state_sharding(jax.eval_shape(init, params), mesh)
     return jax.jit(init, out_shardings=placed)(params)
