@@ -98,10 +98,7 @@ def plan(config: Config) -> dict[str, Any]:
         "flops_per_step": found.flops,
         "steps": found.steps,
         "assumed_share_of_peak": config.peak_share,
-        "gpus": {
-            name: _on(gpu, config.memory_gib, config.peak_share, found, traffic)
-            for name, gpu in gpus.items()
-        },
+        "gpus": {name: _on(gpu, config, found, traffic) for name, gpu in gpus.items()},
     }
     if config.memory_gib:
         result["fits"] = rehearsal.peak <= config.memory_gib * GIB
@@ -109,25 +106,17 @@ def plan(config: Config) -> dict[str, Any]:
     return result
 
 
-def _on(
-    gpu: mfu.Gpu,
-    memory_gib: float | None,
-    share: float,
-    found: Rehearsed,
-    devices: int,
-    bytes_: int,
-) -> dict[str, Any]:
+def _on(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[str, Any]:
     """What the step is on a kind of GPU.
 
     A step takes its operations at the share of the peak, and the time to read and write the
-    optimiser's state once. The table's peaks are of bfloat16, so that there is no time in fp32.
+    ``traffic`` of the optimiser once. The table's peaks are of bfloat16, so that there is no time in fp32.
     """
-    memory = memory_gib or gpu.memory_gib
+    memory = config.memory_gib or gpu.memory_gib
     seconds = hours = None
     if found.dtype == "bfloat16":
-        seconds = (
-            found.flops / (gpu.flops * share * found.rehearsal.mesh.size) + traffic / gpu.bandwidth
-        )
+        rate = gpu.flops * config.peak_share * found.rehearsal.mesh.size
+        seconds = found.flops / rate + traffic / gpu.bandwidth
         hours = None if found.steps is None else found.steps * seconds / 3600
     fits = found.rehearsal.peak <= memory * GIB
     return {"memory_gib": memory, "fits": fits, "step_seconds": seconds, "run_hours": hours}
