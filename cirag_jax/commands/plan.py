@@ -110,7 +110,7 @@ def _on(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[st
     """What the step is on a kind of GPU.
 
     A step takes its operations at the share of the peak, and the time to read and write the
-    ``traffic`` of the optimiser once. The table's peaks are of bfloat16, so that there is no time in fp32.
+    ``traffic`` of the optimiser once. The table's peaks are of bfloat16: there is no time in fp32.
     """
     memory = config.memory_gib or gpu.memory_gib
     seconds = hours = None
