@@ -115,7 +115,7 @@ def test_the_planned_peak_is_that_of_the_step_on_arrays(
 def reader(folders):
     """A reader planned for two devices of one kind, of whose base nothing else is there."""
     shape = f"model.spec={folders / 'shape'}"
-    told = ("mesh.devices=2", "gpu=A100-80", "memory_gib=0.001", "examples=100", "peak_share=0.5")
+    told = ("mesh.devices=2", "gpu=A100-80", "memory_gib=0.0005", "examples=100", "peak_share=0.5")
     return plan.plan(configured(folders, "reader", shape, *told))
 
 
@@ -134,7 +134,7 @@ def test_the_time_is_that_of_the_share_of_the_peak(reader):
 
 
 def test_what_does_not_fit_is_said(reader, folders):
-    assert reader["peak_bytes"] > 0.001 * 2**30
+    assert reader["peak_bytes"] > 0.0005 * 2**30
     assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
     roomy = plan.plan(configured(folders, "reader"))
     assert "fits" not in roomy and roomy["gpus"].keys() == mfu.GPUS.keys()
