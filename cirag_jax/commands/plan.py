@@ -98,7 +98,7 @@ def plan(config: Config) -> dict[str, Any]:
         "flops_per_step": found.flops,
         "steps": found.steps,
         "assumed_share_of_peak": config.peak_share,
-        "gpus": {name: _on(gpu, config, found, traffic) for name, gpu in gpus.items()},
+        "gpus": {name: on_gpu(gpu, config, found, traffic) for name, gpu in gpus.items()},
     }
     if config.memory_gib:
         result["fits"] = rehearsal.peak <= config.memory_gib * GIB
@@ -106,7 +106,7 @@ def plan(config: Config) -> dict[str, Any]:
     return result
 
 
-def _on(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[str, Any]:
+def on_gpu(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[str, Any]:
     """What the step is on a kind of GPU.
 
     A step takes its operations at the share of the peak, and the time to read and write the

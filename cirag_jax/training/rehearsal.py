@@ -31,16 +31,11 @@ class Shape(jax.ShapeDtypeStruct):
 
     def __init__(self, like: Any, placed: jax.sharding.Sharding, rehearsal: "Rehearsal"):
         super().__init__(like.shape, like.dtype, sharding=placed)
-        # A list, since JAX lets no attribute of it change.
-        self._rehearsal, self._bytes = rehearsal, [bytes_of(self)]
-        rehearsal.held += self._bytes[0]
+        self._rehearsal = rehearsal
+        rehearsal.held += bytes_of(self)
 
-    def free(self) -> None:
-        """Gives the memory back, as a donated array does."""
-        self._rehearsal.held -= self._bytes[0]
-        self._bytes[0] = 0
-
-    __del__ = free
+    def __del__(self):
+        self._rehearsal.held -= bytes_of(self)
 
 
 def bytes_of(tree: Any) -> int:
@@ -58,7 +53,6 @@ class Program:
     Attributes:
       name: of the function.
       outputs: its results' shapes and shardings.
-      donated: by leaf of its arguments.
       arguments, results, temporaries, aliased: bytes on each device.
       collectives: operation -> bytes of its results on each device, loops counted out.
       calls: how often a step runs it.
@@ -66,7 +60,6 @@ class Program:
 
     name: str
     outputs: Any
-    donated: list[bool]
     arguments: int
     results: int
     temporaries: int
@@ -103,7 +96,7 @@ class Rehearsal:
         return Shape(like, placed, self)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The shapes of ``function``'s results; those that it is donated are freed.
+        """The shapes of ``function``'s results.
 
         What is not compiled (zeros, the next key) gives what its first argument is.
         """
@@ -115,11 +108,7 @@ class Rehearsal:
         own = bytes_of([leaf for leaf in arrays if isinstance(leaf, Shape)])
         beside = self.held - own + max(self.placed - (bytes_of(arrays) - own), 0)
         self.note(program, beside + program.arguments)
-        outputs = self.copy(program.outputs)
-        for leaf, donated in zip(arrays, program.donated, strict=True):
-            if donated and isinstance(leaf, Shape):
-                leaf.free()
-        return outputs
+        return self.copy(program.outputs)
 
     def program(self, function: Any, arguments: tuple[Any, ...]) -> Program:
         """``function`` compiled for ``arguments``, once for all like them; it counts as a call."""
@@ -150,12 +139,9 @@ class Rehearsal:
             lowered.out_info,
             compiled.output_shardings,
         )
-        # A Python number has a weak type, and is none of the arrays.
-        infos = [info for info in jax.tree.leaves(lowered.args_info) if not info._aval.weak_type]
         return Program(
             name=function.__name__.strip("_"),
             outputs=outputs,
-            donated=[info.donated for info in infos],
             arguments=memory.argument_size_in_bytes,
             results=memory.output_size_in_bytes,
             temporaries=memory.temp_size_in_bytes,
