@@ -109,7 +109,8 @@ def test_the_planned_peak_is_that_of_the_step_on_arrays(
     monkeypatch.setattr(plan, "Rehearsal", Arrays)
     real = plan.plan(config)
     assert planned["collective_bytes"] == real["collective_bytes"]
-    assert abs(planned["peak_bytes"] / real["peak_bytes"] - 1.0) < 0.1, (planned, real)
+    # They differ by a few bytes of batches that a step places itself.
+    assert abs(planned["peak_bytes"] / real["peak_bytes"] - 1.0) < 0.01, (planned, real)
     assert sum(planned["bytes_per_device"].values()) == planned["peak_bytes"]
 
 
