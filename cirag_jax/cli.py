@@ -66,6 +66,7 @@ def run(
     default_workdir: str | None = None,
     resumes: bool = False,
     several_processes: bool = False,
+    extend: Callable[[Any], None] | None = None,
 ) -> NoReturn:
     """Runs ``main(config, workdir)`` as a command and leaves the process.
 
@@ -80,6 +81,7 @@ def run(
       resumes: whether the same command resumes an interrupted one; its message says so.
       several_processes: whether the command shares its work among the processes of a run; others
         refuse to be run in several.
+      extend: adds the command's own fields to the config, see `config_files.load_config`.
 
     Raises:
       SystemExit: always, with the exit code of the module's docstring.
@@ -89,7 +91,7 @@ def run(
     if logging.lastResort is not None:  # who writes where nobody asked for another handler
         logging.lastResort.setFormatter(_Formatter())
     try:
-        code = _run(main, default_config, argv, default_workdir, several_processes)
+        code = _run(main, default_config, argv, default_workdir, several_processes, extend)
     except UserError as error:
         say(f"{program}: {one_line(str(error))}")
         code = 2
@@ -120,12 +122,13 @@ def _run(
     argv: list[str],
     default_workdir: str | None,
     several_processes: bool,
+    extend: Callable[[Any], None] | None,
 ) -> int:
     own, overrides = _parse_own_flags(argv, default_config, default_workdir)
     if own.help:
-        _tell(_help_text(main, argv[0], own), sys.stdout)
+        _tell(_help_text(main, argv[0], own, extend), sys.stdout)
         return 0
-    config = config_files.load_config(own.config, overrides)
+    config = config_files.load_config(own.config, overrides, extend)
     if own.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
     workdir = _make_workdir(own.workdir)
@@ -261,7 +264,9 @@ def _parse_own_flags(
 # ----------------------------------------------------------------------------------------- help
 
 
-def _help_text(main: Main, program: str, own: flags.FlagValues) -> str:
+def _help_text(
+    main: Main, program: str, own: flags.FlagValues, extend: Callable[[Any], None] | None
+) -> str:
     doc = inspect.getdoc(sys.modules.get(main.__module__)) or ""
     default_workdir = own["workdir"].default
     lines = [
@@ -280,7 +285,7 @@ def _help_text(main: Main, program: str, own: flags.FlagValues) -> str:
         "",
     ]
     try:
-        config = config_files.load_config(own.config)
+        config = config_files.load_config(own.config, extend=extend)
     except UserError as error:
         return "\n".join([*lines, f"The fields are not shown: {one_line(str(error))}"])
     lines.append(f"Fields of {own.config}:")

@@ -6,7 +6,7 @@ import inspect
 import pathlib
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from absl import flags
@@ -19,18 +19,25 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _NULL_WORDS = ("null", "none", "None")
 
 
-def load_config(path_and_preset: str, overrides: Sequence[str] = ()) -> Any:
+def load_config(
+    path_and_preset: str,
+    overrides: Sequence[str] = (),
+    extend: Callable[[Any], None] | None = None,
+) -> Any:
     """Loads a config file, applies ``--config.field=value`` overrides and locks the result.
 
     Args:
       path_and_preset: ``path.py`` or ``path.py:preset``; the preset is passed to ``get_config``.
       overrides: command-line arguments, each ``--config.field=value`` or ``--config.field value``.
         ``null`` clears a field that may be unset.
+      extend: adds a command's own fields to what the file says.
 
     Raises:
       UserError: the file is missing or fails, a key is unknown, a value has the wrong type.
     """
     config = _execute_config_file(path_and_preset)
+    if extend is not None:
+        extend(config)
     arguments, cleared = _check_overrides(config, overrides, path_and_preset)
     parsed = flags.FlagValues()
     try:

@@ -21,7 +21,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import Encoder, EncoderConfig, choose_attention, drop_units
+from cirag_jax.models.encoder import Encoder, EncoderConfig, drop_units
 from cirag_jax.models.io import pretrained, weights
 from cirag_jax.models.io.tensor_files import fetch, read_tensors
 
@@ -163,18 +163,10 @@ def load_cross_encoder(
     Raises:
       UserError: the model cannot be found, read or mapped, or scores more than one label.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
     folder = pretrained.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
-    config = dataclasses.replace(
-        config,
-        dtype=dtype,
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
-        attention=choose_attention(dtype, config.head_dim, dropout=dropout),
-        remat=remat,
-        scan_layers=config.num_layers >= 12,
+    config = pretrained.computing(
+        config, dtype=dtype, hidden_dropout=dropout, attention_dropout=dropout, remat=remat
     )
     graphdef, state = _load_state(folder, config, raw["model_type"], mesh, new_head)
     limit = pretrained.read_max_length(folder, config)

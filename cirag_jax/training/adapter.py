@@ -52,7 +52,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
-    _check_config(config)
+    check_config(config)
 
     # ---- Mesh and base --------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -183,7 +183,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 _FREE = ("trajectories", "dev", "rows_per_device", "decode")
 
 
-def _check_config(config: Config) -> None:
+def check_config(config: Config) -> None:
+    """Raises UserError where a setting cannot be."""
     ones = ("length", "batch_size", "rows_per_device", "chunk", "decode.max_tokens")
     check_at_least(1, config, *ones)
     numbers = ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories")

@@ -1,9 +1,10 @@
 """Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
 
 import dataclasses
+import operator
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,9 +62,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         remat=config.model.remat,
     )
     batches = make_batches(config, chains, pools, encoder, mesh)
-    questions_per_step = max(config.batch_size // config.prefixes_per_question, 1)
-    steps_per_epoch = max(len(chains) // questions_per_step, 1)
-    total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+    total_steps = num_steps(config, len(chains))
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
     state_lib.announce(
@@ -149,24 +148,30 @@ def train_step(
     batch: pools_lib.Batch,
     config: Config,
     mesh: jax.sharding.Mesh,
+    run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """One optimiser step on one global batch; ``state`` is donated. Call under ``set_mesh(mesh)``.
+
+    ``run`` calls what is compiled, see `rehearsal`.
 
     Returns:
       The new state, and device scalars: loss, accuracy, positive score, gradient, update and
       parameter norms.
     """
-    use_dropout = config.model.dropout > 0
+    key = None
+    if config.model.dropout > 0:
+        key = run(jax.random.fold_in, state.key, state.step)
     loss, metrics, gradient = gradient_cache.loss_and_gradient(
         graphdef,
         state.params,
         place_batch(batch, mesh),
         temperature=config.temperature,
         width=_width(state.params),
-        dropout_key=jax.random.fold_in(state.key, state.step) if use_dropout else None,
+        dropout_key=key,
         keep_activations=config.keep_activations,
+        run=run,
     )
-    state, norms = _apply_gradient(tx, state, gradient)
+    state, norms = run(_apply_gradient, tx, state, gradient)
     return state, {"loss": loss, **metrics, **norms}
 
 
@@ -244,6 +249,44 @@ def training_chains(
     return chains, pools
 
 
+def num_steps(config: Config, chains: int) -> int:
+    """Steps of a run over so many chains."""
+    steps_per_epoch = max(chains // questions_per_step(config), 1)
+    return config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+
+
+def questions_per_step(config: Config) -> int:
+    """Questions of a step, each with up to ``config.prefixes_per_question`` queries."""
+    return max(config.batch_size // config.prefixes_per_question, 1)
+
+
+def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
+    """The sizes of every batch, as the config and the mesh say.
+
+    Raises:
+      UserError: they do not fit each other.
+    """
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.accumulation not in ("cached", "official"):
+        raise UserError(
+            f"config.accumulation is {config.accumulation!r}; it must be cached or official"
+        )
+    negative_sets = config.prefixes_per_question if config.chain_negatives else 1
+    per_question = config.prefixes_per_question + negative_sets * config.num_negatives
+    questions = questions_per_step(config)
+    return pools_lib.Layout(
+        num_queries=questions * config.prefixes_per_question,
+        num_candidates=questions * per_question,
+        negatives=config.negatives,
+        mask_false_negatives=config.mask_false_negatives,
+        micro_batches=config.micro_batches if config.accumulation == "official" else 1,
+        device_groups=ways,
+        chunk_tokens=config.chunk_tokens,
+        bucket_lengths=encode_lib.BUCKETS,
+        row_multiple=ways,
+    )
+
+
 def make_batches(
     config: Config,
     chains: list[chains_lib.Chain],
@@ -255,25 +298,7 @@ def make_batches(
     sampling = pools_lib.Sampling(
         config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
     )
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.accumulation not in ("cached", "official"):
-        raise UserError(
-            f"config.accumulation is {config.accumulation!r}; it must be cached or official"
-        )
-    negative_sets = config.prefixes_per_question if config.chain_negatives else 1
-    per_question = config.prefixes_per_question + negative_sets * config.num_negatives
-    questions = max(config.batch_size // config.prefixes_per_question, 1)
-    layout = pools_lib.Layout(
-        num_queries=questions * config.prefixes_per_question,
-        num_candidates=questions * per_question,
-        negatives=config.negatives,
-        mask_false_negatives=config.mask_false_negatives,
-        micro_batches=config.micro_batches if config.accumulation == "official" else 1,
-        device_groups=ways,
-        chunk_tokens=config.chunk_tokens,
-        bucket_lengths=encode_lib.BUCKETS,
-        row_multiple=ways,
-    )
+    layout = make_layout(config, mesh)
     prefixes = {"query": encoder.query_prefix, "passage": encoder.passage_prefix}
     limits = {"query": config.query_max_length, "passage": config.unit_max_length}
 

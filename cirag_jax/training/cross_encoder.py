@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 import pathlib
 import sys
 import time
@@ -25,7 +26,7 @@ from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
-from cirag_jax.retrieval.pairs import score_groups, tokenize_pairs
+from cirag_jax.retrieval.pairs import PairTokens, score_groups, tokenize_pairs
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText
 from cirag_jax.training import optimizers
 from cirag_jax.training import state as state_lib
@@ -44,7 +45,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
-    _check_config(config)
+    check_config(config)
 
     # ---- Data -----------------------------------------------------------------------------------
     dataset = load.load_dataset(config.data)
@@ -60,10 +61,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         config.negatives.easy,
         config.seed,
     )
-    steps_per_epoch = max(len(targets) // config.targets_per_step, 1)
-    total_steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
-    if config.max_steps and not config.num_steps:
-        total_steps = min(total_steps, config.max_steps)
+    total_steps = num_steps(config, len(targets))
 
     # ---- Model ----------------------------------------------------------------------------------
     model = model_lib.load_cross_encoder(
@@ -169,22 +167,25 @@ def train_step(
     batch: data_lib.Batch,
     config: Config,
     mesh: jax.sharding.Mesh,
+    run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """One optimiser step on the mean cross-entropy of a batch's pairs; ``state`` is donated.
+
+    ``run`` calls what is compiled, see `rehearsal`.
 
     Returns:
       The new state, and device scalars: loss, accuracy at logit 0, and norms.
     """
     key = None
     if config.model.dropout > 0:
-        key = jax.random.fold_in(state.key, state.step)
+        key = run(jax.random.fold_in, state.key, state.step)
     total = None
     for index, chunk in enumerate(batch.chunks):
-        arrays = [_place(array, mesh) for array in chunk]
-        chunk_key = None if key is None else jax.random.fold_in(key, index)
-        total = _add_gradient(graphdef, total, state.params, arrays, chunk_key)
+        arrays = [place(array, mesh) for array in chunk]
+        chunk_key = None if key is None else run(jax.random.fold_in, key, index)
+        total = run(_add_gradient, graphdef, total, state.params, arrays, chunk_key)
     (loss, correct), gradient = total  # type: ignore[misc]
-    state, norms = _apply_gradient(tx, state, gradient)
+    state, norms = run(_apply_gradient, tx, state, gradient)
     return state, {"loss": loss, "accuracy": correct, **norms}
 
 
@@ -208,11 +209,19 @@ def _add_gradient(graphdef, total, params, arrays, key):
 _apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
 
 
-def _place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+def place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+    """Puts one array of a chunk on the mesh: its rows are sharded."""
     return sharding.place(array, sharding.batch_sharding(mesh, array.ndim, array.shape))
 
 
 # -------------------------------------------------------------------------------------------- data
+
+
+def num_steps(config: Config, targets: int) -> int:
+    """Steps of a run over so many positives."""
+    steps_per_epoch = max(targets // config.targets_per_step, 1)
+    steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+    return min(steps, config.max_steps) if config.max_steps and not config.num_steps else steps
 
 
 def make_targets(
@@ -251,17 +260,28 @@ def make_batch(
     mesh: jax.sharding.Mesh,
 ) -> data_lib.Batch:
     """A step's pairs as padded arrays, the same on every process."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
     rows = tokenize_pairs(model, [(query, text) for query, text, _ in pairs], config.max_length)
+    return pack(config, rows, [label for _, _, label in pairs], model.config.pad_id, mesh)
+
+
+def pack(
+    config: Config,
+    rows: Sequence[PairTokens],
+    labels: Sequence[bool],
+    pad_id: int,
+    mesh: jax.sharding.Mesh,
+) -> data_lib.Batch:
+    """A step's tokens in the chunks that the config and the mesh say."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
     return data_lib.pack(
         rows,
-        [label for _, _, label in pairs],
+        labels,
         (
             *config.buckets,
             *([config.max_length] if max(config.buckets) < config.max_length else []),
         ),
         -(-config.chunk_rows // ways) * ways,  # rounded up to the mesh's row shards
-        model.config.pad_id,
+        pad_id,
     )
 
 
@@ -370,7 +390,8 @@ def _describe(values: dict[str, float], batch: data_lib.Batch, seconds: float) -
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
 
 
-def _check_config(config: Config) -> None:
+def check_config(config: Config) -> None:
+    """Raises UserError where a setting cannot be."""
     check_at_least(1, config, "targets_per_step", "max_length", "chunk_rows")
     unknown = set(config.kinds) - {"passage", "triple"}
     if unknown or not config.kinds:

@@ -10,6 +10,8 @@ instead of running its forward pass twice.
 """
 
 import functools
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -51,34 +53,39 @@ def loss_and_gradient(
     width: int,
     dropout_key: jax.Array | None = None,
     keep_activations: bool = False,
+    run: Callable[..., Any] = operator.call,
 ) -> tuple[jax.Array, Metrics, Params]:
-    """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D."""
+    """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D.
+
+    ``run`` calls what is compiled, see `rehearsal`.
+    """
     queries, candidates = batch.count_BC.shape
     # Placed like the batch: an array without a place would cost a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
     )
     keys = [
-        None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+        None if dropout_key is None else run(jax.random.fold_in, dropout_key, index)
         for index in range(len(batch.chunks))
     ]
     backward = []
     for chunk, key in zip(batch.chunks, keys, strict=True):
         if keep_activations:
-            table_ND, pull = _embed_and_keep(graphdef, params, table_ND, chunk, key)
+            table_ND, pull = run(_embed_and_keep, graphdef, params, table_ND, chunk, key)
             backward.append(pull)
+            del pull  # A name would keep the last chunk's activations.
         else:
-            table_ND = _embed(graphdef, params, table_ND, chunk, key)
-    loss, metrics, gradient_ND = _table_loss(
-        table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
+            table_ND = run(_embed, graphdef, params, table_ND, chunk, key)
+    loss, metrics, gradient_ND = run(
+        _table_loss, table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
     )
-    gradient = jax.tree.map(lambda x: jnp.zeros_like(x, device=x.sharding), params)
+    gradient = run(_zeros, params)
     for index, (chunk, key) in enumerate(zip(batch.chunks, keys, strict=True)):
         if keep_activations:
-            gradient = _pull_kept(backward[index], gradient, gradient_ND, chunk.row_B)
+            gradient = run(_pull_kept, backward[index], gradient, gradient_ND, chunk.row_B)
             backward[index] = None  # Frees the activations.
         else:
-            gradient = _pull(graphdef, params, gradient, gradient_ND, chunk, key)
+            gradient = run(_pull, graphdef, params, gradient, gradient_ND, chunk, key)
     return loss, metrics, gradient
 
 
@@ -130,6 +137,10 @@ def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
 @functools.partial(jax.jit, donate_argnums=1)
 def _pull_kept(pull, gradient, gradient_ND, row_B):
     return _add(gradient, pull(gradient_ND[row_B])[0])
+
+
+def _zeros(params: Params) -> Params:
+    return jax.tree.map(lambda x: jnp.zeros_like(x, device=x.sharding), params)
 
 
 def _add(a: Params, b: Params) -> Params:

@@ -5,7 +5,8 @@ state are. Losses and gradients are summed over the tokens of all micro-batches 
 their number, so that the step does not depend on how the tokens are dealt out.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,7 +129,11 @@ class TrainStep:
         self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, everywhere))
 
     def __call__(
-        self, state: TrainState, params: Params, batches: Sequence[Batch]
+        self,
+        state: TrainState,
+        params: Params,
+        batches: Sequence[Batch],
+        run: Callable[..., Any] = operator.call,
     ) -> tuple[TrainState, Metrics]:
         """One optimiser step over all micro-batches; ``state`` is donated, ``params`` (the base) is
         not.
@@ -136,14 +141,17 @@ class TrainStep:
         ``batches`` are micro-batches on the mesh (`place_batch`), of any shapes. Returns the new
         state, and device scalars: mean loss, number of tokens, norms of gradient, update and
         adapter. Without any token that counts, the gradient is zero.
+
+        ``run`` calls what is compiled, see `rehearsal`.
         """
         total = None
         for index, batch in enumerate(batches):
-            piece = self._gradient(state.params, params, batch, state.key, state.step, index)
-            total = piece if total is None else self._add(total, piece)
+            piece = run(self._gradient, state.params, params, batch, state.key, state.step, index)
+            total = piece if total is None else run(self._add, total, piece)
+            del piece  # A name would keep it beside the next one.
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
-        return self._apply(state, total)
+        return run(self._apply, state, total)
 
     def _gradient_of(self, adapter, params, batch, key, step, index):
         self.traces["gradient"] += 1

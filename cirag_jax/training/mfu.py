@@ -1,24 +1,47 @@
 """Model-FLOPs utilisation (mfu): what a trained token costs, and what devices can do."""
 
-from cirag_jax.models import decoder
-from cirag_jax.models.decoder import DecoderConfig
+import math
+from typing import NamedTuple
 
-# Dense bf16 peak in FLOP/s by the name that the driver gives; from the makers' data sheets.
-PEAK_FLOPS = {
-    "NVIDIA B200": 2250e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA L40S": 362e12,
-    "NVIDIA RTX A6000": 155e12,
+from cirag_jax.models import decoder, encoder
+from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.encoder import EncoderConfig
+
+
+class Gpu(NamedTuple):
+    """A device as its maker's data sheet has it.
+
+    Attributes:
+      kind: how the name begins that the driver gives it.
+      memory_gib: device memory.
+      flops: dense bfloat16 peak in FLOP/s, a half of what is printed with sparsity.
+      bandwidth: of its memory, in bytes a second.
+      source: of the figures.
+    """
+
+    kind: str
+    memory_gib: float
+    flops: float
+    bandwidth: float
+    source: str
+
+
+GPUS = {
+    "B200": Gpu("NVIDIA B200", 180, 2250e12, 8.0e12, "DGX B200 data sheet, an eighth"),
+    "H200": Gpu("NVIDIA H200", 141, 989e12, 4.8e12, "H200 data sheet, SXM"),
+    "H100": Gpu("NVIDIA H100", 80, 989e12, 3.35e12, "H100 data sheet, SXM"),
+    "H100-PCIe": Gpu("NVIDIA H100 PCIe", 80, 756e12, 2.0e12, "H100 data sheet, PCIe"),
+    "A100-80": Gpu("NVIDIA A100", 80, 312e12, 2.039e12, "A100 data sheet, 80 GB SXM"),
+    "A100-40": Gpu("NVIDIA A100", 40, 312e12, 1.555e12, "A100 data sheet, 40 GB SXM"),
+    "L40S": Gpu("NVIDIA L40S", 48, 362e12, 0.864e12, "L40S data sheet"),
+    "A6000": Gpu("NVIDIA RTX A6000", 48, 155e12, 0.768e12, "RTX A6000 data sheet"),
 }
 
 
 def peak_flops(kind: str) -> float | None:
     """Peak of the longest name in the table that ``kind`` starts with; None if there is none."""
-    names = [name for name in PEAK_FLOPS if kind.startswith(name)]
-    return PEAK_FLOPS[max(names, key=len)] if names else None
+    known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
+    return max(known, key=lambda gpu: len(gpu.kind)).flops if known else None
 
 
 def lora_flops(
@@ -48,3 +71,16 @@ def lora_flops(
     attention = config.num_layers * config.num_heads * config.head_dim
     dense = (4.0 * linear + 6.0 * adapter) * tokens
     return dense + 4.0 * head * supervised + 6.0 * attention * attended
+
+
+def encoder_flops(config: EncoderConfig, *, tokens: int, attended: int) -> float:
+    """Floating-point operations of one gradient of a whole encoder.
+
+    With P weights in the linear layers, L layers and a width of D: ``6 P tokens + 12 L D
+    attended``; recomputation, padding, embeddings, norms and the optimiser do not count.
+    ``attended`` is the sum over texts of their squared lengths.
+    """
+    shapes = encoder.layer_parameters(config).items()
+    kernels = sum(math.prod(shape) for name, (shape, _) in shapes if name.endswith("_kernel"))
+    width = config.num_layers * config.d_model
+    return 6.0 * config.num_layers * kernels * tokens + 12.0 * width * attended

@@ -1,5 +1,6 @@
 """What every trainer shares: its state, the run that it resumes, the metrics of its steps."""
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -50,14 +51,20 @@ def make_state(
 
     ``params`` is what is trained (copied); ``seed`` is of dropout.
     """
-
-    def init(params: nnx.State) -> TrainState:
-        # A copy: donation would otherwise delete the caller's own.
-        params = jax.tree.map(jnp.copy, params)
-        return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
-
+    init = functools.partial(_init, tx, seed)
     placed = sharding.state_sharding(jax.eval_shape(init, params), mesh)
     return jax.jit(init, out_shardings=placed)(params)
+
+
+def abstract_state(params: nnx.State, tx: optax.GradientTransformation) -> TrainState:
+    """What `make_state` gives, with shapes and dtypes in place of arrays."""
+    return jax.eval_shape(functools.partial(_init, tx, 0), params)
+
+
+def _init(tx: optax.GradientTransformation, seed: int, params: nnx.State) -> TrainState:
+    # A copy: donation would otherwise delete the caller's own.
+    params = jax.tree.map(jnp.copy, params)
+    return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
 
 
 def apply_gradient(
@@ -94,6 +101,29 @@ def hold_out(
         tuple(q for i, q in enumerate(questions) if i not in dev),
         tuple(q for i, q in enumerate(questions) if i in dev),
     )
+
+
+COMPONENTS = ("aligner", "cross_encoder", "integrator", "extractor", "reader")
+
+
+def component_of(config: Config) -> str:
+    """Which of `COMPONENTS` a config trains.
+
+    Raises:
+      UserError: none.
+    """
+    if "optimizer" not in config:
+        raise UserError(
+            "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
+            "integrator.py, extractor.py and reader.py."
+        )
+    component = config.get("component", "aligner")
+    if component not in COMPONENTS:
+        raise UserError(
+            f"config.component is {component!r}; it must be aligner, cross_encoder, integrator, "
+            "extractor or reader."
+        )
+    return component
 
 
 # ---------------------------------------------------------------------------------------- resuming

@@ -19,7 +19,7 @@ from flax import nnx
 
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_at_least, parsing
-from cirag_jax.io import read_json, read_object
+from cirag_jax.io import local_path, read_json, read_object
 from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
 from cirag_jax.models.io.tensor_files import weight_files
@@ -121,6 +121,31 @@ def resolve_model_folder(spec: str) -> Path:
     if folder.is_absolute() or spec.startswith(".") or spec.count("/") > 1 or folder.exists():
         raise UserError(f"model {spec!r} is not a folder.")
     return _hub_folder(spec)
+
+
+def shape_folder(spec: str) -> Path:
+    """A folder with the ``config.json`` of ``spec``, which may be all there is: no weights.
+
+    Of a few well-known hub ids it ships with this package; of others that file alone is fetched.
+
+    Raises:
+      UserError: there is none.
+    """
+    known = local_path("shipped:shapes") / spec.replace("/", "--")
+    is_path = Path(spec).expanduser().exists() or spec.startswith((".", "/", "~"))
+    if not is_path and (known / "config.json").is_file():
+        return known
+    if is_path or spec.startswith("package:") or spec.count("/") != 1:
+        return resolve_model_folder(spec)
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(spec, "config.json")).parent
+    except Exception as error:  # as in `_hub_folder`
+        raise UserError(
+            f"the shape of model {spec!r} is not known here and its config.json cannot be fetched "
+            "from the hub; name a folder that holds it."
+        ) from error
 
 
 def package_files(name: str) -> list[Path]:
@@ -324,6 +349,38 @@ def weights_revision(folder: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def computing(
+    config: EncoderConfig,
+    *,
+    dtype: Any,
+    hidden_dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    remat: bool = False,
+    scan_layers: bool | None = None,
+    platform: str | None = None,
+) -> EncoderConfig:
+    """``config`` with how it is computed; the arguments are `load_encoder`'s.
+
+    ``platform``: for which attention is chosen; None: the one JAX runs on.
+
+    Raises:
+      UserError: unknown dtype.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
+    return dataclasses.replace(
+        config,
+        dtype=dtype,
+        hidden_dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
+        attention=choose_attention(
+            dtype, config.head_dim, platform=platform, dropout=attention_dropout
+        ),
+        remat=remat,
+        scan_layers=config.num_layers >= 12 if scan_layers is None else scan_layers,
+    )
+
+
 def load_encoder(
     spec: str = DEFAULT_ENCODER,
     *,
@@ -357,8 +414,6 @@ def load_encoder(
     Raises:
       UserError: the model cannot be found, read or mapped.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
     adapter = encoder_adapter.find_adapter(spec)
     training: dict[str, Any] = {}
     base = spec
@@ -372,16 +427,16 @@ def load_encoder(
         training.get(f"{kind}_prefix", default)
         for kind, default in zip(("query", "passage"), prefixes, strict=True)
     )
-    config = dataclasses.replace(
+    config = computing(
         config,
         dtype=dtype,
-        pooling=pooling or training.get("pooling") or _pooling(folder, known),
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
-        attention=choose_attention(dtype, config.head_dim, dropout=attention_dropout),
         remat=remat,
-        scan_layers=config.num_layers >= 12 if scan_layers is None else scan_layers,
+        scan_layers=scan_layers,
     )
+    pooling = pooling or training.get("pooling") or _pooling(folder, known)
+    config = dataclasses.replace(config, pooling=pooling)
     model_type = raw["model_type"]
     graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
     revision = weights_revision(folder)

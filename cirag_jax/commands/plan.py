@@ -1,0 +1,347 @@
+"""Plans a training from shapes: memory of a device, collectives, and the time it may take.
+
+The trainer's own step is rehearsed (`training.rehearsal`) on as many fake CPU devices as the mesh
+has, with the longest batch that the config allows.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.extend import backend
+
+from cirag_jax import sharding
+from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.io import is_training_workdir, say
+from cirag_jax.models import cross_encoder as pair_model
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.io import encoder_adapter, pretrained, pretrained_decoder, workdir
+from cirag_jax.reports import tables
+from cirag_jax.retrieval.pairs import PairTokens
+from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers
+from cirag_jax.training import state as state_lib
+from cirag_jax.training.data import packing, pools
+from cirag_jax.training.data.examples import Example
+from cirag_jax.training.rehearsal import Rehearsal, bytes_of
+from cirag_jax.types import Config
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsed:
+    """A step that was rehearsed.
+
+    Attributes:
+      rehearsal: with its programs.
+      parts: bytes on each device of what is there during the whole step, by name.
+      dtype: of the computation.
+      tokens: real tokens of the step, over all devices.
+      flops: floating-point operations of the step, over all devices.
+      steps: of the run; None: it depends on the data.
+    """
+
+    rehearsal: Rehearsal
+    parts: Mapping[str, int]
+    dtype: str
+    tokens: int
+    flops: float
+    steps: int | None
+
+
+def plan(config: Config) -> dict[str, Any]:
+    """Rehearses a step of ``config``, says and returns what it takes.
+
+    Returns:
+      ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program at the peak;
+      ``collective_bytes`` of a step on each device, by operation; ``gpus``: whether it fits and
+      how long a step and the run take at ``assumed_share_of_peak``, which nobody measured.
+
+    Raises:
+      UserError: the config trains nothing, its mesh does not divide what it splits, the model's
+        shape is not known, or there is no such GPU.
+    """
+    component = state_lib.component_of(config)
+    gpus = _gpus(config)
+    mesh = _make_mesh(config)
+    rehearse = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
+    with jax.set_mesh(mesh):
+        found = rehearse(config, mesh)
+    rehearsal = found.rehearsal
+    programs = list(rehearsal.programs.values())
+    collective: dict[str, int] = {}
+    for program in programs:
+        for operation, size in program.collectives.items():
+            collective[operation] = collective.get(operation, 0) + program.calls * size
+    activations = max(rehearsal.peak - sum(found.parts.values()), 0)
+    update = programs[-1]  # A step ends with the optimiser's.
+    traffic = update.arguments + update.results
+    assert rehearsal.peak_program is not None
+    result = {
+        "component": component,
+        "model": config.model.spec or pretrained_decoder.DEFAULT_DECODER,
+        "dtype": found.dtype,
+        "mesh": dict(mesh.shape),
+        "devices": mesh.size,
+        "bytes_per_device": {**found.parts, "activations": activations},
+        "peak_bytes": rehearsal.peak,
+        "peak_program": rehearsal.peak_program.name,
+        "collective_bytes": collective,
+        "compiled_for": "cpu",
+        "tokens_per_step": found.tokens,
+        "flops_per_step": found.flops,
+        "steps": found.steps,
+        "assumed_share_of_peak": config.peak_share,
+        "gpus": {name: on_gpu(gpu, config, found, traffic) for name, gpu in gpus.items()},
+    }
+    if config.memory_gib:
+        result["fits"] = rehearsal.peak <= config.memory_gib * GIB
+    say(_table(result))
+    return result
+
+
+def on_gpu(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[str, Any]:
+    """What the step is on a kind of GPU.
+
+    A step takes its operations at the share of the peak, and the time to read and write the
+    ``traffic`` of the optimiser once. The table's peaks are of bfloat16: there is no time in fp32.
+    """
+    memory = config.memory_gib or gpu.memory_gib
+    seconds = hours = None
+    if found.dtype == "bfloat16":
+        rate = gpu.flops * config.peak_share * found.rehearsal.mesh.size
+        seconds = found.flops / rate + traffic / gpu.bandwidth
+        hours = None if found.steps is None else found.steps * seconds / 3600
+    fits = found.rehearsal.peak <= memory * GIB
+    return {"memory_gib": memory, "fits": fits, "step_seconds": seconds, "run_hours": hours}
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+def _gpus(config: Config) -> dict[str, mfu.Gpu]:
+    check_choice("config.gpu", config.gpu, (None, *mfu.GPUS))
+    if not 0.0 < config.peak_share <= 1.0:
+        raise UserError(f"config.peak_share={config.peak_share} must be above 0 and at most 1")
+    if config.memory_gib is not None:
+        check_at_least(0, config, "memory_gib")
+    return {config.gpu: mfu.GPUS[config.gpu]} if config.gpu else mfu.GPUS
+
+
+def _make_mesh(config: Config) -> jax.sharding.Mesh:
+    """The config's mesh over fake CPU devices."""
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    count = config.mesh.devices or math.prod(size for size in sizes if size > 0)
+    if len(jax.devices("cpu")) < count:
+        # JAX asks for their number once; nothing is on a device yet.
+        backend.clear_backends()
+        jax.config.update("jax_num_cpu_devices", count)
+    return sharding.make_mesh(*sizes, devices=jax.devices("cpu")[:count])
+
+
+def _check_heads(config: Config, heads: int) -> None:
+    if heads % config.mesh.tensor and config.mesh.tensor > 0:
+        raise UserError(
+            f"config.mesh.tensor={config.mesh.tensor} does not divide the model's {heads} heads"
+        )
+
+
+def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
+    """Of an encoder's folder, of a training workdir's base, or of an adapter's."""
+    if is_training_workdir(spec):
+        spec = workdir.best_folder(spec)[1]
+    found = encoder_adapter.find_adapter(spec)
+    spec = spec if found is None else encoder_adapter.read_base(found)[0]
+    config, _ = pretrained.read_config(pretrained.shape_folder(spec))
+    dropout = settings.get("dropout", 0.0)
+    return pretrained.computing(
+        config,
+        dtype=settings.dtype,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        remat=settings.get("remat", False),
+        platform="cpu",
+    )
+
+
+def _decoder_folder(spec: str) -> Path:
+    local = spec.startswith("package:") or Path(spec).expanduser().exists()
+    return pretrained_decoder.resolve_decoder(spec) if local else pretrained.shape_folder(spec)
+
+
+# -------------------------------------------------------------------------------------- components
+
+
+def _parts(state: state_lib.TrainState) -> dict[str, int]:
+    parameters = bytes_of(state.params)
+    return {
+        "parameters": parameters,
+        "optimizer": bytes_of(state.opt_state),
+        "gradients": parameters,
+    }
+
+
+def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+    adapter.check_config(config)
+    folder = _decoder_folder(config.model.spec or pretrained_decoder.DEFAULT_DECODER)
+    # As on the device that is planned for.
+    dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
+    model, _ = pretrained_decoder.read_decoder_config(folder)
+    model = dataclasses.replace(model, dtype=dtype, param_dtype=dtype, remat=config.model.remat)
+    attention = decoder.choose_attention(model, platform="cpu", packed=config.packing)
+    model = dataclasses.replace(model, attention=attention)
+    _check_heads(config, model.num_heads)
+    layout = adapter.make_layout(config, mesh, model.max_positions)
+    lora_config = adapter.make_lora(config)
+
+    rounds = -(-layout.length * layout.rows_per_batch // config.chunk)  # Of the loss, at most.
+    rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
+    base = decoder.to_params(rehearsal.place(decoder.abstract_params(model)))
+    tx = optimizers.make_optimizer(config.optimizer, 1)
+    fresh = lora.abstract_adapter(model, lora_config)
+    state = rehearsal.place(state_lib.abstract_state(fresh, tx))
+    ones_T = np.ones(layout.length, np.int32)
+    example = Example(ones_T, ones_T.astype(np.float32), ones_T.astype(np.uint8), "")
+    rows = [packing.Row((0,))] * layout.rows_per_step
+
+    def place(x: np.ndarray) -> Any:
+        return rehearsal.shape(x, sharding.batch_sharding(mesh, x.ndim, x.shape))
+
+    pieces = packing.micro_batches([example], rows, layout, 0)
+    batches = [jax.tree.map(place, piece.batch) for piece in pieces]
+    parts = {"base": bytes_of(base), **_parts(state), "batch": bytes_of(batches)}
+    if config.component == "integrator" and config.decode.num_trajectories:
+        copy = rehearsal.copy(base["layers"])  # The engine's, see `adapter.make_decide`.
+        parts["base_for_decoding"] = bytes_of(copy)
+    step = lora_step.TrainStep(model, lora_config, tx, state, mesh, chunk=config.chunk)
+    step(state, base, batches, rehearsal)
+
+    tokens = layout.rows_per_step * layout.length
+    flops = mfu.lora_flops(
+        model,
+        lora_config.rank,
+        lora_config.names,
+        tokens=tokens,
+        supervised=tokens,
+        attended=tokens * layout.length,
+    )
+    steps = config.num_steps or None
+    if config.examples and not steps:
+        steps = math.ceil(config.num_epochs * config.examples / layout.rows_per_step)
+    if config.max_tokens:
+        most = max(config.max_tokens // tokens, 1)
+        steps = min(steps, most) if steps else most
+    return Rehearsed(rehearsal, parts, dtype, tokens, flops, steps)
+
+
+def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+    model = _encoder_config(config.model.spec, config.model)
+    _check_heads(config, model.num_heads)
+    layout = aligner.make_layout(config, mesh)
+    lengths = {
+        "query": min(config.query_max_length, model.max_length),
+        "passage": min(config.unit_max_length, model.max_length),
+    }
+    queries, others = layout.num_queries, layout.num_candidates - layout.num_queries
+    examples = [
+        pools.Example(
+            str(i), (f"{i} positive",), tuple(f"negative {n}" for n in range(i, others, queries))
+        )
+        for i in range(queries)
+    ]
+    batch = pools.build_batch(
+        examples,
+        layout,
+        lambda texts, kind: [np.ones(lengths[kind], np.int32)] * len(texts),
+        model.pad_id,
+    )
+    rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: Encoder(model, rngs=nnx.Rngs(0))))
+    tx = optimizers.make_optimizer(config.optimizer, 1)
+    state = rehearsal.place(state_lib.abstract_state(params, tx))
+    rehearsal.placed = bytes_of(aligner.place_batch(batch, mesh))
+    parts = {**_parts(state), "batch": rehearsal.placed}
+    aligner.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
+
+    attended = queries * lengths["query"] ** 2 + layout.num_candidates * lengths["passage"] ** 2
+    flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=attended)
+    known = config.num_steps or config.examples
+    steps = aligner.num_steps(config, config.examples or 0) if known else None
+    return Rehearsed(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
+
+
+def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+    cross_encoder.check_config(config)
+    model = _encoder_config(config.model.spec, config.model)
+    _check_heads(config, model.num_heads)
+    length = min(config.max_length, model.max_length)
+    negatives = config.negatives
+    pairs = config.targets_per_step * (1 + negatives.own + negatives.mined + negatives.easy)
+    row = PairTokens(np.ones(length, np.int32), np.zeros(length, np.int32))
+    batch = cross_encoder.pack(config, [row] * pairs, [True] * pairs, model.pad_id, mesh)
+    rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
+    abstract = nnx.eval_shape(lambda: pair_model.CrossEncoder(model, rngs=nnx.Rngs(0)))
+    graphdef, params = nnx.split(abstract)
+    tx = optimizers.make_optimizer(config.optimizer, 1)
+    state = rehearsal.place(state_lib.abstract_state(params, tx))
+    # A chunk is placed when its turn comes.
+    rehearsal.placed = bytes_of([cross_encoder.place(array, mesh) for array in batch.chunks[0]])
+    parts = {**_parts(state), "batch": rehearsal.placed}
+    if config.encoder.backend == "flax":  # What it is compared with stays there.
+        other = _encoder_config(config.encoder.model, config.encoder)
+        baseline = nnx.eval_shape(lambda: Encoder(other, rngs=nnx.Rngs(0)))
+        held = rehearsal.place(nnx.state(baseline))
+        parts["bi_encoder"] = bytes_of(held)
+    cross_encoder.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
+
+    flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=pairs * length**2)
+    known = config.num_steps or config.max_steps or config.examples
+    steps = cross_encoder.num_steps(config, config.examples or 1 << 62) if known else None
+    return Rehearsed(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
+
+
+# ------------------------------------------------------------------------------------------- table
+
+
+def _table(result: Mapping[str, Any]) -> str:
+    def size(count: int) -> str:
+        return f"{count / GIB:.2f}"
+
+    memory = [(name.replace("_", " "), size(n)) for name, n in result["bytes_per_device"].items()]
+    exchanged = [(name, size(n)) for name, n in result["collective_bytes"].items()]
+    lines = [
+        f"{result['component']}, {result['model']}, {result['dtype']}, mesh {result['mesh']}: "
+        f"a step of at most {result['tokens_per_step']:,} tokens",
+        "",
+        tables.markdown([("on each device", "GiB"), *memory, ("peak", size(result["peak_bytes"]))]),
+        "",
+        tables.markdown([("exchanged in a step", "GiB"), *(exchanged or [("nothing", "")])]),
+        "",
+        f"Not measured: memory is what XLA's CPU compiler needs, a GPU's may differ; times assume "
+        f"{100 * result['assumed_share_of_peak']:g} % of the GPU's bfloat16 peak.",
+        "",
+        tables.markdown([("GPU", "GiB", "fits", "s a step", "h the run"), *_gpu_rows(result)]),
+    ]
+    return "\n".join(lines)
+
+
+def _gpu_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3g}"
+
+    return [
+        (
+            name,
+            number(on["memory_gib"]),
+            "yes" if on["fits"] else "no",
+            number(on["step_seconds"]),
+            number(on["run_hours"]),
+        )
+        for name, on in result["gpus"].items()
+    ]

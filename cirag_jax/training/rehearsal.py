@@ -1,0 +1,219 @@
+"""A training step rehearsed on shapes: which programs it runs, and what lies in memory meanwhile.
+
+The trainers' own steps run, with a `Shape` for every array and a `Rehearsal` to call what is
+compiled. Each program is compiled for the mesh and asked for its memory and its collectives; none
+is run. What a step holds between its programs is known too: like an array, a `Shape` takes memory
+until nobody refers to it.
+
+The compiler is that of the mesh's devices. A CPU's computes bfloat16 in fp32; without the two
+options of `_options` it would also keep all weights and stored activations in fp32.
+"""
+
+import dataclasses
+import gc
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from cirag_jax import sharding
+
+_OPERATIONS = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+)  # fmt: skip
+_ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8}
+
+
+class Shape(jax.ShapeDtypeStruct):
+    """Stands for an array on a mesh, and counts in ``rehearsal.held`` while it is there."""
+
+    def __init__(self, like: Any, placed: jax.sharding.Sharding, rehearsal: "Rehearsal"):
+        super().__init__(like.shape, like.dtype, sharding=placed)
+        self._rehearsal = rehearsal
+        rehearsal.held += bytes_of(self)
+
+    def __del__(self):
+        self._rehearsal.held -= bytes_of(self)
+
+
+def bytes_of(tree: Any) -> int:
+    """Bytes that a tree's arrays, or shapes with a sharding, have on each device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+@dataclasses.dataclass
+class Program:
+    """One compiled function of a step.
+
+    Attributes:
+      name: of the function.
+      outputs: its results' shapes and shardings.
+      arguments, results, temporaries, aliased: bytes on each device.
+      collectives: operation -> bytes of its results on each device, loops counted out.
+      calls: how often a step runs it.
+    """
+
+    name: str
+    outputs: Any
+    arguments: int
+    results: int
+    temporaries: int
+    aliased: int
+    collectives: dict[str, int]
+    calls: int = 0
+
+
+class Rehearsal:
+    """Calls compiled functions with shapes; give it to a training step as ``run``.
+
+    Attributes:
+      held: bytes on each device of all shapes that are alive.
+      placed: bytes on each device of the arrays that the step places itself, its batch.
+      peak: most bytes on each device while a program ran; ``peak_program``: which one.
+      programs: by their functions and arguments.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, *, bfloat16: bool = False, loops: int = 1):
+        """``bfloat16``: the step computes in it; ``loops``: rounds of a loop of unknown length."""
+        self.mesh, self.loops = mesh, loops
+        self.held = self.placed = self.peak = 0
+        self.peak_program: Program | None = None
+        self.programs: dict[Any, Program] = {}
+        self._options = _options() if bfloat16 else None
+
+    def place(self, tree: Any) -> Any:
+        """Shapes of ``tree`` on the mesh, each by its logical axes (`sharding.state_sharding`)."""
+        placed = sharding.state_sharding(tree, self.mesh)
+        return jax.tree.map(self.shape, tree, placed)
+
+    def shape(self, like: Any, placed: jax.sharding.Sharding) -> Any:
+        """A `Shape` like an array or another shape."""
+        return Shape(like, placed, self)
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The shapes of ``function``'s results.
+
+        What is not compiled (zeros, the next key) gives what its first argument is.
+        """
+        if not hasattr(function, "lower"):
+            return self.copy(arguments[0])
+        program = self.program(function, arguments)
+        arrays = [leaf for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "sharding")]
+        gc.collect()  # Of what is in no cycle, nothing waits for it.
+        own = bytes_of([leaf for leaf in arrays if isinstance(leaf, Shape)])
+        beside = self.held - own + max(self.placed - (bytes_of(arrays) - own), 0)
+        self.note(program, beside + program.arguments)
+        return self.copy(program.outputs)
+
+    def program(self, function: Any, arguments: tuple[Any, ...]) -> Program:
+        """``function`` compiled for ``arguments``, once for all like them; it counts as a call."""
+        leaves = jax.tree.leaves(arguments)
+        described = (_describe(leaf) if hasattr(leaf, "sharding") else leaf for leaf in leaves)
+        key = (function, jax.tree.structure(arguments), *described)
+        if key not in self.programs:
+            self.programs[key] = self._compile(function, arguments)
+        self.programs[key].calls += 1
+        return self.programs[key]
+
+    def note(self, program: Program, before: int) -> None:
+        """Takes down what lies in memory while ``program`` runs, and ``before`` it."""
+        top = before + program.results + program.temporaries - program.aliased
+        if top > self.peak:
+            self.peak, self.peak_program = top, program
+
+    def copy(self, tree: Any) -> Any:
+        """More shapes like those of ``tree``."""
+        return jax.tree.map(lambda leaf: self.shape(leaf, leaf.sharding), tree)
+
+    def _compile(self, function: Any, arguments: tuple[Any, ...]) -> Program:
+        lowered = function.lower(*arguments)
+        compiled = lowered.compile(compiler_options=self._options)
+        memory: Any = compiled.memory_analysis()
+        outputs = jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            lowered.out_info,
+            compiled.output_shardings,
+        )
+        return Program(
+            name=function.__name__.strip("_"),
+            outputs=outputs,
+            arguments=memory.argument_size_in_bytes,
+            results=memory.output_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            aliased=memory.alias_size_in_bytes,
+            collectives=collectives(compiled.as_text() or "", self.loops),
+        )
+
+
+def _describe(leaf: Any) -> tuple[Any, ...]:
+    return leaf.shape, leaf.dtype, leaf.sharding
+
+
+def _options() -> dict[str, Any]:
+    """Keeps a CPU's fp32 copies of bfloat16 values inside the loop over layers."""
+    passes = "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion"
+    return {"xla_allow_excess_precision": False, "xla_disable_hlo_passes": passes}
+
+
+# ------------------------------------------------------------------------------------- collectives
+
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][a-z\-]*)\((.*)")
+_CALLED = re.compile(r"(?:body|calls|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_ARRAY = re.compile(r"([a-z]+\d*)\w*\[([\d,]*)\]")
+
+
+def collectives(text: str, loops: int = 1) -> dict[str, int]:
+    """Operation -> bytes of its results on each device, in one run of a compiled program.
+
+    Args:
+      text: HLO of the program, after it was partitioned.
+      loops: rounds of a loop whose length the text does not say.
+    """
+    found: dict[str, list[tuple[str, int]]] = {}
+    calls: dict[str, list[tuple[str, int]]] = {}
+    name = entry = ""
+    for line in text.splitlines():
+        if start := _COMPUTATION.match(line):
+            name = start[1]
+            found[name], calls[name] = [], []
+            entry = name if line.startswith("ENTRY") else entry
+        elif instruction := _INSTRUCTION.match(line):
+            shape, operation, rest = instruction.groups()
+            if operation.removesuffix("-start") in _OPERATIONS:
+                found[name].append((operation.removesuffix("-start"), _array_bytes(shape)))
+                continue
+            trips = _TRIPS.search(rest)
+            times = (int(trips[1]) if trips else loops) if operation == "while" else 1
+            calls[name] += [(called, times) for called in _called(rest)]
+
+    totals: dict[str, int] = {}
+    stack = [(entry, 1)] if entry else []
+    while stack:
+        name, times = stack.pop()
+        for operation, size in found.get(name, ()):
+            totals[operation] = totals.get(operation, 0) + times * size
+        stack += [(called, times * more) for called, more in calls.get(name, ())]
+    return totals
+
+
+def _called(rest: str) -> Iterator[str]:
+    yield from _CALLED.findall(rest)
+    for branches in _BRANCHES.findall(rest):
+        yield from (branch.strip().lstrip("%") for branch in branches.split(","))
+
+
+def _array_bytes(shape: str) -> int:
+    """Bytes of an HLO type, a tuple's members together."""
+    total = 0
+    for kind, dims in _ARRAY.findall(shape):
+        size = _ITEM_BYTES.get(kind) or max(int(re.sub(r"\D", "", kind) or 8) // 8, 1)
+        total += size * math.prod(int(dim) for dim in dims.split(",") if dim)
+    return total

@@ -1,0 +1,241 @@
+"""A planned training against the same step on arrays; collectives, times, and what is refused."""
+
+import dataclasses
+import json
+import pathlib
+import runpy
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cirag_jax import sharding
+from cirag_jax.commands import plan
+from cirag_jax.config_files import load_config
+from cirag_jax.errors import UserError
+from cirag_jax.models import decoder
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.io import pretrained, pretrained_decoder
+from cirag_jax.training import mfu
+from cirag_jax.training.rehearsal import Rehearsal, collectives
+from tests import tiny, tiny_decoder
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_EXTEND = runpy.run_path(str(_ROOT / "launch/plan.py"))["extend"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Tiny models; of one, nothing but its config.json."""
+    folder = tmp_path_factory.mktemp("plan")
+    tiny.model_folder(folder / "encoder")
+    tiny_decoder.folder(folder / "decoder")
+    (folder / "shape").mkdir()
+    shutil.copy(folder / "decoder/config.json", folder / "shape")
+    return folder
+
+
+# Of each component what makes a tiny step in several parts.
+TINY = {
+    "aligner": ("batch_size=8", "num_negatives=3", "query_max_length=64", "unit_max_length=64"),
+    "cross_encoder": ("targets_per_step=4", "max_length=32"),
+    "integrator": ("length=64", "buckets=(32,)", "batch_size=6", "rows_per_device=1", "chunk=64"),
+    "reader": ("length=64", "buckets=(32,)", "batch_size=2", "model.dtype=bfloat16"),
+}
+
+
+def configured(folders, component, *overrides):
+    encoder = component in ("aligner", "cross_encoder")
+    spec = folders / ("encoder" if encoder else "decoder")
+    settings = [f"model.spec={spec}", *TINY[component], *overrides]
+    if component == "cross_encoder":
+        settings.insert(0, f"encoder.model={spec}")
+    path = str(_ROOT / f"configs/{component}.py")
+    return load_config(path, [f"--config.{setting}" for setting in settings], _EXTEND)
+
+
+class Arrays(Rehearsal):
+    """Runs the step on arrays, and looks at what is in memory beside each program."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self._before = _live()
+
+    def shape(self, like, placed):
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+            return jax.device_put(jax.random.key(0), placed)
+        value = like if isinstance(like, np.ndarray) else jnp.zeros(like.shape, like.dtype)
+        return jax.device_put(value, placed)
+
+    def __call__(self, function, *arguments):
+        if not hasattr(function, "lower"):
+            return function(*arguments)
+        self.note(self.program(function, arguments), _live() - self._before)
+        return function(*arguments)
+
+
+def _live() -> int:
+    """Bytes of all arrays on the first device; what two of them share counts once."""
+    first, found = jax.devices()[0], {}
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            if shard.device == first:
+                found[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return sum(found.values())
+
+
+CASES = [
+    ("aligner", 1, "chunk_tokens=512"),
+    ("cross_encoder", 1, "model.dropout=0.1"),
+    ("integrator", 2, "mesh.fsdp=2"),
+]
+
+
+@pytest.mark.parametrize(("component", "devices", "setting"), CASES)
+def test_the_planned_peak_is_that_of_the_step_on_arrays(
+    folders, monkeypatch, component, devices, setting
+):
+    config = configured(folders, component, f"mesh.devices={devices}", setting)
+    planned = plan.plan(config)
+    monkeypatch.setattr(plan, "Rehearsal", Arrays)
+    real = plan.plan(config)
+    assert planned["collective_bytes"] == real["collective_bytes"]
+    # They differ by a few bytes of batches that a step places itself.
+    assert abs(planned["peak_bytes"] / real["peak_bytes"] - 1.0) < 0.01, (planned, real)
+    assert sum(planned["bytes_per_device"].values()) == planned["peak_bytes"]
+
+
+@pytest.fixture(scope="module")
+def reader(folders):
+    """A reader planned for two devices of one kind, of whose base nothing else is there."""
+    shape = f"model.spec={folders / 'shape'}"
+    told = ("mesh.devices=2", "gpu=A100-80", "memory_gib=0.0005", "examples=100", "peak_share=0.5")
+    return plan.plan(configured(folders, "reader", shape, *told))
+
+
+def test_devices_exchange_the_gradient_of_every_layer_once(reader):
+    sums = reader["collective_bytes"]["all-reduce"]
+    assert 0 <= sums - reader["bytes_per_device"]["gradients"] < 1000  # and a few numbers
+
+
+def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
+    assert reader["dtype"] == "bfloat16"
+    assert reader["steps"] == 100  # two epochs of rows by two
+    on = reader["gpus"]["A100-80"]
+    assert on["step_seconds"] > 0
+    assert on["run_hours"] == pytest.approx(100 * on["step_seconds"] / 3600)
+
+
+def test_the_time_is_that_of_the_share_of_the_peak(folders):
+    gpu, config = mfu.GPUS["L40S"], configured(folders, "reader", "peak_share=0.25")
+    rehearsal = Rehearsal(sharding.make_mesh(2, devices=jax.devices()[:2]))
+    found = plan.Rehearsed(rehearsal, {}, "bfloat16", 1, gpu.flops, 1800)
+    on = plan.on_gpu(gpu, config, found, traffic=int(gpu.bandwidth))
+    assert on == {"memory_gib": 48, "fits": True, "step_seconds": 3.0, "run_hours": 1.5}
+    found = dataclasses.replace(found, dtype="float32")
+    assert plan.on_gpu(gpu, config, found, traffic=1)["step_seconds"] is None
+
+
+def test_what_does_not_fit_is_said(reader, folders):
+    assert reader["peak_bytes"] > 0.0005 * 2**30
+    assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
+    roomy = plan.plan(configured(folders, "reader"))
+    assert "fits" not in roomy and roomy["gpus"].keys() == mfu.GPUS.keys()
+    assert all(on["fits"] for on in roomy["gpus"].values())
+    assert roomy["steps"] is None
+
+
+HLO = """
+%sum (a: f32[], b: f32[]) -> f32[] {
+  ROOT %add.1 = f32[] add(%a, %b)
+}
+
+%layer (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %all-reduce.1 = (f32[8]{0}, /*index=1*/bf16[2,3]{1,0}) all-reduce(%x, %y), to_apply=%sum
+}
+
+%chunk (p: (s32[])) -> (s32[]) {
+  %all-gather.1 = s32[4]{0} all-gather(%x), dimensions={0}
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %w.1 = (s32[], f32[8]) while(%t), condition=%c, body=%layer, backend_config={"known_trip_count":{"n":"5"}}
+  %w.2 = (s32[]) while(%t), condition=%c, body=%chunk
+  ROOT %all-reduce-start.2 = f32[] all-reduce-start(%z), to_apply=%sum
+}
+"""  # noqa: E501
+
+
+def test_collectives_of_a_loop_count_as_often_as_it_runs():
+    assert collectives(HLO, loops=3) == {"all-reduce": 5 * (32 + 12) + 4, "all-gather": 3 * 16}
+    assert collectives("") == {}
+
+
+@pytest.mark.parametrize(
+    ("component", "settings", "message"),
+    [
+        ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
+        ("reader", "mesh.devices=3", "config.batch_size=2 is not a multiple of 3"),
+        ("aligner", "mesh.devices=3", "8 queries does not divide into .* on 3 devices"),
+        ("aligner", "mesh.devices=3 mesh.tensor=3", "config.mesh.tensor=3 does not divide .* 4 h"),
+        ("reader", "gpu=H1000", "config.gpu='H1000' must be one of null, B200, "),
+        ("reader", "memory_gib=-1", "config.memory_gib=-1.0 must not be negative"),
+        ("reader", "peak_share=0", "config.peak_share=0.0 must be above 0"),
+        ("reader", "num_epochs=0", "config.num_epochs and config.num_steps must not both be 0"),
+        ("reader", "model.spec=nobody/nothing", "the shape of model 'nobody/nothing' is not known"),
+    ],
+)
+def test_bad_input_is_one_sentence(folders, component, settings, message):
+    with pytest.raises(UserError, match=message):
+        plan.plan(configured(folders, component, *settings.split()))
+
+
+def test_a_config_that_trains_nothing_is_refused():
+    with pytest.raises(UserError, match="--config is not one to train by"):
+        plan.plan(load_config(str(_ROOT / "configs/index.py"), [], _EXTEND))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),  # as their model cards round them
+        ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
+        ("intfloat/e5-large-v2", 334_092_288),
+        ("BAAI/bge-m3", 566_705_152),
+        ("BAAI/bge-reranker-v2-m3", 566_705_152),
+    ],
+)
+def test_well_known_shapes_have_their_number_of_parameters(name, count):
+    folder = pretrained.shape_folder(name)
+    if name.startswith(("intfloat", "BAAI")):
+        config, _ = pretrained.read_config(folder)
+        state = nnx.state(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))
+        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == count
+    else:
+        config, _ = pretrained_decoder.read_decoder_config(folder)
+        assert decoder.parameter_count(config) == count
+
+
+def test_the_command_has_as_many_devices_as_it_is_told(command, folders, tmp_path):
+    flags = [
+        "--config=configs/reader.py",
+        *(f"--config.{setting}" for setting in TINY["reader"]),
+        f"--config.model.spec={folders / 'shape'}",
+        "--config.mesh.devices=2",
+        f"--workdir={tmp_path / 'plan'}",
+    ]
+    done = command("plan.py", *flags)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mesh"] == {"data": 2, "fsdp": 1, "tensor": 1}
+    assert "| peak " in done.stderr and "Not measured" in done.stderr
+    done = command("plan.py", *flags, "--config.gpu=abacus")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
