@@ -1,8 +1,6 @@
 """The builders on tiny files in the official formats, all of whose content is invented."""
 
 import csv
-import hashlib
-import http.server
 import io
 import json
 import pathlib
@@ -10,14 +8,11 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
-import zipfile
 
 import grain
 import pytest
 
 from cirag_jax.datasets.benchmarks import BENCHMARKS, data_source, prepare_builder, to_dataset
-from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_files
 from cirag_jax.errors import UserError
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
@@ -466,196 +461,8 @@ def test_a_repeated_question_id_is_refused(tmp_path):
         to_dataset(builder)
 
 
-def read(path, name="dev.json", *, archived=False):
-    return list(FoundFile(OfficialFile(name, "-"), path, archived).records())
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"", "must be a JSON list"),
-        (b'{"_id": "x"}', "must be a JSON list"),
-        (b'[{"_id": "x"}, {"_id', ": question 2 is invalid or truncated JSON"),
-        (b'[{"_id": "x"}', "is truncated"),
-        (b'[{"_id": "x"}, 3]', ": question 2: must be a JSON object"),
-        (b'[{"_id": "caf\xe9"}]', "is not valid UTF-8"),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path, content, problem):
-    path = tmp_path / "dev.json"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read(path)
-    assert str(path) in str(error.value)
-    assert problem in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"", " is empty."),
-        (b"Question,Answer\n\n", " is empty."),
-        (b"\xef\xbb\xbfQuestion\nWho?\ncaf\xe9\n", " is not valid UTF-8."),
-        (
-            b"a\n" + b"x" * 140_000,
-            ":2: is no row of a table (field larger than field limit (131072)).",
-        ),
-    ],
-)
-def test_a_damaged_table_is_named(tmp_path, content, problem):
-    path = tmp_path / "x.csv"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read(path, "x.csv")
-    assert str(error.value) == f"{path}{problem}"
-
-
-def test_a_table_may_begin_with_a_mark_and_have_lines_in_its_cells(tmp_path):
-    (tmp_path / "x.tsv").write_bytes(b'\xef\xbb\xbfa\tb\r\n1\t"x\r\ny"\r\n\r\n2\tz')
-    rows = read(tmp_path / "x.tsv", "x.tsv")
-    assert [(place[-2:], row) for place, row in rows] == [
-        (":3", {"a": "1", "b": "x\ny"}),
-        (":5", {"a": "2", "b": "z"}),
-    ]
-
-
-def test_a_record_may_be_longer_than_what_is_read_at_once(tmp_path):
-    rows = [{"_id": str(i), "text": "é" * size} for i, size in enumerate((5, 3 << 20, 1 << 20, 7))]
-    (tmp_path / "dev.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-    assert [value for _, value in read(tmp_path / "dev.json")] == rows
-
-
-def test_an_archive_without_the_file_and_one_that_is_none_are_named(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("__MACOSX/dev.json", "[]")
-    with pytest.raises(UserError, match=r"a\.zip holds no dev\.json"):
-        read(tmp_path / "a.zip", archived=True)
-    (tmp_path / "b.zip").write_bytes((tmp_path / "a.zip").read_bytes()[:30])
-    with pytest.raises(UserError, match=r"b\.zip is not a complete zip archive"):
-        read(tmp_path / "b.zip", archived=True)
-
-
 def test_an_unknown_config_and_a_missing_manual_dir_are_named(tmp_path):
     with pytest.raises(UserError, match="no config 'open'; known: distractor, fullwiki"):
         prepare_builder(BENCHMARKS["hotpotqa"], "open", tmp_path)
     with pytest.raises(UserError, match="nowhere is not a folder"):
         prepare_builder(BENCHMARKS["hotpotqa"], "fullwiki", tmp_path, tmp_path / "nowhere")
-
-
-# ------------------------------------------------------------------------- placed by hand, download
-
-
-def test_an_archive_in_a_subfolder_and_rebuilding_from_other_files(tmp_path):
-    (tmp_path / "manual" / "sub").mkdir(parents=True)
-    path = tmp_path / "manual" / "sub" / "data_ids_april7.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for split in ("train", "dev", "test"):
-            archive.write(FIXTURES / "two_wiki" / f"{split}.json", f"data_ids/{split}.json")
-    benchmark = BENCHMARKS["two_wiki"]
-    builder = prepare_builder(benchmark, "default", tmp_path / "tfds", tmp_path / "manual")
-    assert [question.id for question in to_dataset(builder).questions] == ["w1", "w2", "w3"]
-    # A file outside the archive wins over it; the splits without one come from the archive.
-    rows = [{**official("two_wiki", "dev.json")[0], "_id": "other"}]
-    (tmp_path / "manual" / "dev.json").write_text(json.dumps(rows))
-    builder = prepare_builder(benchmark, "default", tmp_path / "tfds", tmp_path / "manual")
-    assert [question.id for question in to_dataset(builder).questions] == ["w1", "other", "w3"]
-
-
-def test_a_split_without_a_file_is_left_out(tmp_path, caplog):
-    (tmp_path / "manual").mkdir()
-    shutil.copy(FIXTURES / "hotpotqa" / DEV, tmp_path / "manual")
-    builder = prepare_builder(
-        BENCHMARKS["hotpotqa"], "distractor", tmp_path / "tfds", tmp_path / "manual"
-    )
-    assert list(builder.info.splits) == ["dev"]
-    assert "hotpot_train_v1.1.json is not in" in caplog.text
-    # What was placed by hand may differ from the official file, and is used with a warning.
-    assert "not 4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea" in caplog.text
-
-
-@pytest.fixture
-def server(tmp_path):
-    """An HTTP server over ``tmp_path/www``; gives the folder and its address."""
-    folder = tmp_path / "www"
-    folder.mkdir()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=str(folder))
-
-        def log_message(self, format, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{running.server_address[1]}"
-        running.shutdown()
-        thread.join()
-
-
-def offer(monkeypatch, url, sha256):
-    files = {
-        split: OfficialFile(f"{split}.json", f"{url}/get?id=1", "data.zip", sha256, "its author")
-        for split in ("train", "dev", "test")
-    }
-    monkeypatch.setattr(BENCHMARKS["two_wiki"], "FILES", {"default": files})
-
-
-def serve_archive(folder):
-    path = folder / "get"  # as from a drive, the address does not say that this is an archive
-    with zipfile.ZipFile(path, "w") as archive:
-        for split in ("train", "dev", "test"):
-            archive.write(FIXTURES / "two_wiki" / f"{split}.json", f"data/{split}.json")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_what_is_not_placed_is_downloaded_and_verified(tmp_path, monkeypatch, server):
-    folder, url = server
-    offer(monkeypatch, url, serve_archive(folder))
-    builder = prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
-    assert [question.id for question in to_dataset(builder).questions] == ["w1", "w2", "w3"]
-
-
-def test_a_download_with_another_checksum_is_refused_and_deleted(tmp_path, monkeypatch, server):
-    folder, url = server
-    serve_archive(folder)
-    offer(monkeypatch, url, "0" * 64)
-    with pytest.raises(UserError, match="as its author states for data.zip; the download was dele"):
-        prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
-    # The second attempt asks the server again.
-    offer(monkeypatch, url, serve_archive(folder))
-    prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
-
-
-def test_a_page_instead_of_the_archive_is_refused(tmp_path, monkeypatch, server):
-    folder, url = server
-    (folder / "get").write_text("<html>Quota exceeded</html>")
-    offer(monkeypatch, url, None)
-    with pytest.raises(UserError, match="did not give a zip archive; download it by hand"):
-        prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
-
-
-def test_without_network_the_message_says_what_to_place_where(tmp_path, monkeypatch):
-    offer(monkeypatch, "http://127.0.0.1:9", None)  # nothing listens there
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError) as error:
-        prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", tmp_path / "empty")
-    assert "http://127.0.0.1:9/get?id=1 cannot be downloaded" in str(error.value)
-    assert f"place data.zip in {tmp_path / 'empty'}" in str(error.value)
-
-
-def test_an_unreachable_host_is_noticed_before_tfds_retries_for_minutes(tmp_path):
-    class Never:
-        def download(self, url):
-            raise AssertionError(f"asked for {url}")
-
-    files = {"dev": OfficialFile("dev.json", "http://127.0.0.1:9/dev.json")}
-    with pytest.raises(UserError, match="cannot be downloaded"):
-        find_files(files, Never(), tmp_path)  # pyright: ignore[reportArgumentType]
-
-
-def test_a_file_that_the_host_does_not_have(tmp_path, monkeypatch, server):
-    offer(monkeypatch, server[1], None)
-    with pytest.raises(UserError, match=r"cannot be downloaded \(.*404"):
-        prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")

@@ -1,0 +1,158 @@
+"""What students learn from: held-out questions, what is left out, how conversations read."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import pytest
+
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.errors import UserError
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.prompts import cirag as prompts
+from cirag_jax.training.data import conversations
+from tests import tiny
+from tests.distill import by_hand
+from tests.training.students import base_folder, config_of, write
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Optax raises a float to the integer step; a short instruction makes short examples."""
+    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny base and twelve trajectories of one to three rounds."""
+    root = tmp_path_factory.mktemp("integrator")
+    base = base_folder(root / "base")
+    made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
+    return base, write(root / "t", made)
+
+
+def load(config, length=448):
+    tokenizer = ChatTokenizer.load(config.model.spec)
+    return conversations.load_data(config, tokenizer, length)
+
+
+def sources(examples):
+    return [example.source for example in examples]
+
+
+def test_held_out_questions_are_nobodys_training(folders, tmp_path):
+    base, _ = folders
+    one = [by_hand.trajectory(number, 2) for number in range(10)]
+    two = [dataclasses.replace(t, teacher="llm") for t in one[:6]]
+    both = f"('{write(tmp_path / 'a', one)}', '{write(tmp_path / 'b', two)}')"
+    data = load(config_of((base, both), dev_fraction=0.3))
+    assert not set(sources(data.train)) & set(sources(data.dev))
+    assert len(set(sources(data.dev))) == 3 and len(data.train) + len(data.dev) == 16
+    assert sum(data.counts["teachers"].values()) == len(data.train)
+    few = load(config_of((base, both), dev_fraction=0.3, num_trajectories=4))
+    more = load(config_of((base, both), dev_fraction=0.3, num_trajectories=8))
+    assert len(few.train) == 4 and set(sources(few.train)) <= set(sources(more.train))
+    assert sources(few.dev) == sources(data.dev) and few.digest() != more.digest()
+    apart = config_of((base, tmp_path / "b"), dev=write(tmp_path / "c", one[6:]), num_dev=2)
+    assert len(load(apart).dev) == 2 and len(load(apart).train) == 6
+    assert len(data.trained_on) == 7 and set(data.trained_on) == set(sources(data.train))
+    assert data.num_candidates == max(len(s.candidates) for t in one for s in t.steps) > 0
+    with pytest.raises(UserError, match="config.dev holds 6 of the training questions"):
+        load(config_of((base, tmp_path / "b"), dev=tmp_path / "a", num_dev=0))
+
+
+def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
+    made = [by_hand.trajectory(number) for number in range(4)]
+    made[0] = dataclasses.replace(made[0], parse_errors={"no_facts": 1})
+    made[1] = dataclasses.replace(made[1], solved=None)
+    made[2] = dataclasses.replace(made[2], solved=False)
+    made[3] = dataclasses.replace(made[3], parse_errors={"passage_without_triples": 2})
+    config = config_of((folders[0], write(tmp_path / "t", made)), dev_fraction=0.0)
+    assert load(config).counts["left_out"] == {"dropped_parse_errors": 1}
+    config.keep = "correct_only"
+    wanted = {"dropped_parse_errors": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
+    assert load(config).counts["left_out"] == wanted
+    config.keep = "all"
+    longest = max(len(example.tokens_T) for example in load(config).train)
+    left_out = load(config, longest - 1).counts["left_out"]
+    assert left_out["cut_trajectories"] >= 1 and left_out["cut_steps"] >= 1
+    with pytest.raises(UserError, match=r"nothing to train on.*dropped_too_long.*4"):
+        load(config, 40)
+
+
+def test_how_conversations_are_rendered(folders, tmp_path):
+    base, _ = folders
+    made = [by_hand.trajectory(number) for number in range(3)]
+    paper = write(tmp_path / "paper", made, prompt_format="paper", few_shot=True)
+    data = load(config_of((base, paper), dev_fraction=0.0), 4000)
+    told = {"units": "triple", "normalization": "ascii", "prompt_format": "paper", "few_shot": True}
+    assert data.described == told
+    assert len(data.train) == 9
+    asked = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
+    assert asked.described == {**told, "prompt_format": "multi_turn"}
+    with pytest.raises(UserError, match="prompt_format='papr' must be"):
+        load(config_of((base, paper), prompt_format="papr"), 4000)
+    other = write(tmp_path / "other", made)
+    with pytest.raises(UserError, match=r"field (prompt_format|few_shot) is .* but .*/paper/"):
+        load(config_of((base, f"('{paper}', '{other}')")))
+    (paper / trajectories_lib.SIDECAR).unlink()
+    bare = load(
+        config_of((base, paper / trajectories_lib.FILE), normalization="unicode", dev_fraction=0.0)
+    )
+    assert bare.described == {
+        "units": "triple",
+        "normalization": "unicode",
+        "prompt_format": "multi_turn",
+        "few_shot": False,
+    }
+
+
+def test_the_units_are_those_of_the_trajectories(folders, tmp_path):
+    base, triples = folders
+    made = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]
+    folder = write(tmp_path / "s", made, prompt_format="compact")  # the steps tell the units
+    data = load(config_of((base, folder), dev_fraction=0.0), 4000)
+    assert data.described["units"] == "sentence" and len(data.train) == 3
+    described = {**data.described, "units": "triple"}
+    assert data.prompt_digest != data._replace(described=described).prompt_digest
+    with pytest.raises(UserError, match="some trajectories are of units=triple and some of"):
+        load(config_of((base, f"('{folder}', '{triples}')")))
+    with pytest.raises(UserError, match="needs prompt_format=compact, not paper"):
+        load(config_of((base, folder), prompt_format="paper"))
+    with pytest.raises(UserError, match=r"config\.query_folders shows annotated triples"):
+        load(config_of((base, folder), query_folders="demo"))
+
+
+def test_an_extractor_learns_from_references(folders, tmp_path):
+    data_folder = pathlib.Path(tiny.dataset_folder(tmp_path))
+    changes = {"data.dir": data_folder, "data.fold": "null", "dev": "null"}
+    config = config_of(
+        folders, script="extractor", **changes, trajectories=..., **{"data.split": "train"}
+    )
+    data = load(config, 10_000)
+    assert len(data.train) == 2 * data.counts["num_passages"]
+    assert data.dev and not set(sources(data.train)) & set(sources(data.dev))
+    assert len(data.trained_on) == data.counts["num_passages"] and data.num_candidates == 0
+    with pytest.raises(UserError, match="num_passages=-1 must not be negative"):
+        config.num_passages = -1
+        load(config)
+    rows = [json.loads(line) for line in (data_folder / "questions.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "fold": "tune"}) for row in rows]
+    (data_folder / "questions.jsonl").write_text("\n".join(lines))
+    config.num_passages, config.dev = 0, "tune"
+    with pytest.raises(UserError, match=r"config\.dev=tune holds \d+ of the training passages"):
+        load(config, 10_000)
+    config.component = "judge"
+    with pytest.raises(UserError, match="config.component is 'judge'"):
+        load(config)
+
+
+def test_held_out_questions_that_are_trained_on_are_said(folders, tmp_path, capsys):
+    made = [by_hand.trajectory(number) for number in range(3)]
+    paths = write(tmp_path / "a", made, held_out={"fold=test": 3})
+    load(config_of((folders[0], paths), dev_fraction=0.0))
+    said = "a/trajectories.json: up to 3 questions of fold=test are trained on"
+    assert said in capsys.readouterr().err

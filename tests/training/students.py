@@ -1,0 +1,53 @@
+"""Tiny students: a base, trajectories, and the config that trains on them."""
+
+import json
+import pathlib
+
+import pytest
+
+from cirag_jax.config_files import load_config
+from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.prompts import cirag as prompts
+from tests import tiny_decoder
+from tests.distill import by_hand
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+SIDECAR = {
+    "normalization": "ascii",
+    "prompt_format": "multi_turn",
+    "few_shot": False,
+    "num_candidates": 15,
+}
+
+
+def write(folder, trajectories, **sidecar):
+    folder.mkdir(parents=True, exist_ok=True)
+    trajectories_lib.write_trajectories(folder / trajectories_lib.FILE, trajectories)
+    text = json.dumps({**SIDECAR, **sidecar})
+    (folder / trajectories_lib.SIDECAR).write_text(text)
+    return folder
+
+
+def base_folder(folder):
+    """A tiny base whose tokenizer knows the words of the trajectories: short examples."""
+    texts = [
+        message.text
+        for t in map(by_hand.trajectory, range(3))
+        for message in prompts.integration_messages(t.question, t.steps, t.steps[0].candidates)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_decoder, "VOCABULARY", 640)
+        patch.setattr(tiny_decoder, "_TEXT", [*tiny_decoder._TEXT, *texts[1:]])
+        return tiny_decoder.folder(folder, vocab_size=640, max_position_embeddings=512)
+
+
+def config_of(folders, preset="quick", script="integrator", **changes):
+    base, trajectories = folders
+    values = {
+        "model.spec": base, "trajectories": trajectories, "length": 448, "batch_size": 2,
+        "num_steps": 4, "eval_every": 2, "dev_fraction": 0.2, "lora.rank": 4, "mesh.data": 1,
+        "optimizer.learning_rate": 0.03, "chunk": 64, "decode.num_trajectories": 0,
+        "decode.max_tokens": 24, **changes,
+    }  # fmt: skip
+    overrides = [f"--config.{key}={value}" for key, value in values.items() if value is not ...]
+    return load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
