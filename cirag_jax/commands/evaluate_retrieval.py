@@ -14,7 +14,7 @@ import tqdm
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import Corpus, build_corpus
+from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.overlap import mean_of
@@ -145,7 +145,7 @@ def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
             f"none of the {len(selected)} selected questions of {dataset.name} has gold passages "
             "(`supporting`), without which there is no recall"
         )
-    corpus = build_corpus(dataset, questions, config.data.corpus, config.data.seed)
+    corpus = load.select_corpus(dataset, questions, config.data)
     allowed = None
     if corpus.allowed is not None:
         allowed = tuple(corpus.allowed[q.id] for q in questions)

@@ -23,9 +23,9 @@ from cirag_jax import processes
 from cirag_jax.commands import backends, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
-from cirag_jax.datasets.corpus import WHOLE, build_corpus
+from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
-from cirag_jax.datasets.load import load_dataset, select_questions
+from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import say
 from cirag_jax.llm.types import Usage
@@ -122,7 +122,7 @@ def _selected(config: Config) -> Collection[str] | None:
         return None
     dataset = load_dataset(data)
     selected = select_questions(dataset, data)
-    passages = build_corpus(dataset, selected, data.corpus, data.seed).passages
+    passages = select_corpus(dataset, selected, data).passages
     return frozenset(passage.id for passage in passages)
 
 

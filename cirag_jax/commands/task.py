@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from cirag_jax import config_files, processes
 from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
-from cirag_jax.datasets.corpus import Corpus, build_corpus
+from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
@@ -65,9 +65,7 @@ def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> 
     questions = load.select_questions(dataset, data)
     if not needs.corpus:
         return opening.Task(needs, dataset, questions, Corpus("none", ()))
-    return opening.Task(
-        needs, dataset, questions, build_corpus(dataset, questions, data.corpus, data.seed)
-    )
+    return opening.Task(needs, dataset, questions, load.select_corpus(dataset, questions, data))
 
 
 def job(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cirag_jax.datasets import demo, jsonl
+from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.types import Config, Dataset, Question
 
@@ -23,6 +24,11 @@ def load_datasets(data: Config) -> tuple[Dataset, ...]:
     """The dataset folders of ``data.dir`` where it is a tuple; else the one of `load_dataset`."""
     folders = data.dir if isinstance(data.dir, tuple | list) else (data.dir,)
     return tuple(jsonl.read_dataset(pathlib.Path(f)) if f else demo.build() for f in folders)
+
+
+def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config) -> Corpus:
+    """The passages that these questions search, as ``data.corpus`` says (`build_corpus`)."""
+    return build_corpus(dataset, questions, data.corpus, data.seed)
 
 
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
