@@ -47,6 +47,8 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError("config.run and config.runs are two ways to say it; give one of them.")
     inside = _inside(config.run)
     if config.runs is None and not inside:
+        if config.difficulty is not None:
+            raise UserError("config.difficulty is shown beside several runs; config.run is one.")
         return trace.report(config, workdir)
     folders = inside or comparison.named_folders(config.runs)
     allow_different = config.allow_different or bool(inside)

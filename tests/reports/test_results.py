@@ -162,6 +162,8 @@ def test_difficulty_is_shown_where_it_was_measured(made, tmp_path, monkeypatch):
         refused(r"result\.json is no result of configs/difficulty\.py")
     fields["difficulty"] = str(tmp_path / "none")
     refused(r"none/result\.json cannot be read")
+    fields["runs"], fields["run"] = None, str(made / "cirag")
+    refused(r"config\.difficulty is shown beside several runs; config\.run is one")
 
 
 @pytest.mark.parametrize(
