@@ -107,9 +107,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # A head that has learned nothing.
-        report = state_lib.Report(
-            writer, profile, "Lower config.optimizer.learning_rate", _describe
-        )
+        report = state_lib.Report(writer, profile, _ADVICE, _describe)
         for step in range(first_step + 1, total_steps + 1):
             pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
             batch = make_batch(config, model, pairs, mesh)

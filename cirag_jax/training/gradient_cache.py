@@ -73,7 +73,6 @@ def loss_and_gradient(
         if keep_activations:
             table_ND, pull = run(_embed_and_keep, graphdef, params, table_ND, chunk, key)
             backward.append(pull)
-            del pull  # A name would keep the last chunk's activations.
         else:
             table_ND = run(_embed, graphdef, params, table_ND, chunk, key)
     loss, metrics, gradient_ND = run(

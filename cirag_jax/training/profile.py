@@ -51,7 +51,7 @@ class StepProfile(Closing):
             self._tracing = False
             jax.profiler.stop_trace()
             if jax.process_index() == 0:
-                io.say(f"a profile of steps up to {self._last} is in {self._folder}")
+                io.say(f"a profile is in {self._folder}")
 
 
 def _range(steps: str) -> tuple[int, int]:

@@ -223,6 +223,9 @@ def test_steps_are_profiled(folders, tmp_path, monkeypatch, one_device):
     assert traced == [1, 3] and ended == [1, 2, 3, 4, 5, 6]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
+    aligner.train_and_evaluate(
+        _config(folders, eval_every=0), tmp_path
+    )  # the same run all the same
 
 
 @pytest.mark.parametrize("steps", ["10", "1:3", "5:4", "a:b", "2:"])

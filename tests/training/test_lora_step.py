@@ -1,5 +1,9 @@
 """The LoRA step against PEFT and torch's AdamW; what it leaves alone, accumulation, sharding."""
 
+import types
+import weakref
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -205,3 +209,27 @@ def test_without_counting_tokens_only_decay_moves_the_adapter(run):
 def test_no_micro_batch(run):
     with pytest.raises(ValueError, match="at least one"):
         run()
+
+
+def test_a_gradient_that_was_added_is_let_go_before_the_next():
+    """While a micro-batch is computed, only the sum of those before it lies in memory."""
+
+    class Array:
+        pass
+
+    step: Any = object.__new__(lora_step.TrainStep)
+    step._gradient, step._add, step._apply = "gradient", "add", "apply"
+    made, alive = [], []
+
+    def run(function, *_):
+        if function == "apply":
+            return "state", "metrics"
+        if function == "gradient":
+            alive.append(sum(array() is not None for array in made))
+        array = Array()
+        made.append(weakref.ref(array))
+        return array
+
+    state: Any = types.SimpleNamespace(params=None, key=None, step=None)
+    assert step(state, {}, [None] * 4, run) == ("state", "metrics")
+    assert alive == [0, 1, 1, 1]
