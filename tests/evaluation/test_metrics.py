@@ -55,6 +55,13 @@ def test_recall_at_three_granularities():
     }  # fmt: skip
 
 
+def test_what_a_run_never_ranks_has_no_score():
+    passages = Prediction("Bess", "passage", passages=FOUND.passages)
+    found = measured([(QUESTION, passages), (QUESTION, None)], ["recall"], recall_at=(5,))
+    assert found["recall@5"] == (0.5, 2)
+    assert found["sentence_recall@5"][1] == found["triple_recall@5"][1] == 0
+
+
 def test_only_annotated_questions_count_and_failed_ones_earn_nothing():
     pairs = [
         (QUESTION, FOUND),

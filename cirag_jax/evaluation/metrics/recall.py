@@ -1,7 +1,8 @@
 """Recall@K of the evidence behind an answer: passages, sentences and triples (CIRAG, Table 5).
 
 Recall@K = |top-K and gold| / |gold|, the mean over the questions that annotate the granularity. A
-question that failed or found nothing earns 0 and stays in the mean (KiRAG's code skips it).
+question that failed or found nothing earns 0 and stays in the mean (KiRAG's code skips it). Where a
+run ranks nothing of a granularity for any question, as NativeRAG ranks no triples, it has no score.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ def measure(answered: Sequence[Answered], scoring: Scoring) -> Mapping[str, Rati
     scores: dict[str, Ratio] = {}
     for granularity, (found_of, gold_of) in GRANULARITIES.items():
         ranked = [list(found_of(found)) if found else [] for _, found in answered]
-        golds = [gold_of(question) for question, _ in answered]
+        golds = [gold_of(question) if any(ranked) else None for question, _ in answered]
         for k in scoring.recall_at:
             scores[f"{SCORES[granularity]}@{k}"] = over(
                 [
