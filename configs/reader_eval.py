@@ -8,9 +8,11 @@ twice, among distractors: with all its gold evidence, which is to be answered, a
 one gold passage, which is to be refused.
 
 Record (--config.checkpoint=shipped:reader --config.folders=2wikimultihopqa --config.data.limit=60
---config.data.random=true --config.evidence.distractors=8; 2026-11-25, 2 CPU cores of an AMD EPYC,
-commit 91d6a63): 170 s. Reader EM 55.0 [41.7, 66.7], F1 63.2, refuses 83.3 % of cut and 13.3 % of
-whole evidence; triples EM 73.1, sentences 41.9. SmolLM2 untrained: EM 0.0, F1 11.8, 15.0 % of both.
+--config.data.random=true --config.evidence.distractors=8 --config.base.run=false; 2026-11-25, 2 CPU
+cores of an AMD EPYC beside a training, commit b2134ea): 273 s. EM 45.0 [33.3, 58.3], F1 54.4,
+refuses 83.3 % of cut and 25.0 % of whole evidence; triples EM 57.7, sentences 35.5. The sixth
+reader (commit 91d6a63): EM 55.0, F1 63.2, 83.3 and 13.3 %; SmolLM2 untrained: EM 0.0, F1 11.8, 15.0
+% of both.
 """
 
 from typing import Any
