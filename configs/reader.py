@@ -10,7 +10,7 @@ evidence is missing, and the right output is the refusal. Ask it with ``reader_f
 Presets: ``quick`` (SmolLM2-135M, 2 CPU cores; the default), ``paper`` (Qwen2.5-7B-Instruct with the
 integrator's hyper-parameters, on 4 GPUs; CIRAG trains no reader; not yet run).
 
-Record of ``quick``: the shipped reader, in nine runs, each from the one before (two CPU cores beside
+Record of ``quick``: the shipped reader, in nine runs, each from the one before (2 CPU cores beside
 other work, jax 0.10.2); every run has --config.lora.rank=8 --config.lora.alpha=16
 --config.data.random=true and its own seed.
   1. (2026-11-24) --config.folders="('demo','2wikimultihopqa')" --config.data.limit=600
