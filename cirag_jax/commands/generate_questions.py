@@ -14,9 +14,9 @@ from typing import Any
 
 from cirag_jax.commands import backends, question_files, task
 from cirag_jax.commands.question_files import Asked, added
+from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.grade import (
-    chunks,
     claims,
     clusters,
     documents,
@@ -25,6 +25,7 @@ from cirag_jax.grade import (
     questions,
     triples,
 )
+from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
 from cirag_jax.io import cache_folder, say
 from cirag_jax.llm.openai_format import estimate_tokens
@@ -54,7 +55,7 @@ class Settings:
     equivalence: equivalence.EquivalenceSettings
     paths: paths.PathSettings
     questions: questions.QuestionSettings
-    chunks: chunks.ChunkSettings
+    chunks: ChunkSettings
 
     @classmethod
     def of(cls, config: Config) -> "Settings":
@@ -159,7 +160,7 @@ def _generate(
             f"{_because(added(drawn.reasons.values()))}."
         )
     asked = _ask(run, drawn.paths, graph, stated, by_id, templates, checks)
-    database = chunks.Database(found, settings.chunks)
+    database = Database(found, settings.chunks)
     result |= question_files.write(
         run.config, found, database, stated, graph, clustered, groups, asked, workdir
     )
