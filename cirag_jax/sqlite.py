@@ -15,6 +15,10 @@ ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
 
 
+class InUse(UserError):
+    """Another process writes the file."""
+
+
 def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
     """Opens a file; ``mode``: ``rwc``, ``rw`` or ``ro``.
 
@@ -59,7 +63,7 @@ def named_errors(path: Path) -> Iterator[None]:
     except ERRORS as error:
         text = " ".join(str(error).split())
         if "locked" in text:
-            raise UserError(f"{path} is in use by another run.") from None
+            raise InUse(f"{path} is in use by another run.") from None
         is_full = "full" in text
         if is_full or getattr(error, "sqlite_errorname", "") in _NOT_WRITTEN:
             raise UserError(

@@ -376,6 +376,13 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
         return list(_records(db))
 
 
+def read_counts(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """How many programs a journal knows, and how many of them have ended; as `read_records`."""
+    with _reading(Path(path)) as db:
+        ended = "SUM(outcome IS NOT NULL OR error IS NOT NULL)"
+        return db.execute(f"SELECT COUNT(*), IFNULL({ended}, 0) FROM programs").fetchone()
+
+
 def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
     """All passages that the responses of a journal hold, by id; as `read_records`."""
     with _reading(Path(path)) as db:
