@@ -94,7 +94,7 @@ def reading(path: Path) -> Iterator[None]:
             raise damaged(path, error) from None
 
 
-def damaged(path: Path, error: Exception) -> UserError:
-    """The exception to raise about a file in which reading ran into ``error``."""
+def damaged(path: Path | str, error: Exception) -> UserError:
+    """The exception to raise about a file, or a row of one, in which reading ran into ``error``."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     return UserError(f"{path} is damaged ({text}); restore it or use another --workdir.")
