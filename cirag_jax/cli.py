@@ -257,7 +257,9 @@ def _parse_own_flags(
         name = argument.lstrip("-").partition("=")[0]
         is_override = name.removeprefix("no").startswith("config.") or name.startswith("config.")
         if argument.startswith("-") and not is_override:
-            raise UserError(f"unknown flag --{name}{config_files.did_you_mean(name, known, '--')}")
+            hint = config_files.did_you_mean(name, known, "--")
+            hint = hint or "; fields of the config are set by --config.FIELD=VALUE"
+            raise UserError(f"unknown flag --{name}{hint}")
     return own, rest[1:]
 
 

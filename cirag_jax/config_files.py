@@ -194,7 +194,10 @@ def _find_config_file(path_and_preset: str) -> tuple[pathlib.Path, str | None]:
     for candidate in candidates:
         if candidate.is_file():
             return candidate, preset if colon else None
-    raise UserError(f"--config={path_and_preset}: there is no config file {path!r}")
+    beside = [file.name for file in candidates[-1].parent.glob("*.py")]
+    close = difflib.get_close_matches(candidates[-1].name, beside, n=1)
+    hint = f"; did you mean {pathlib.Path(path).with_name(close[0])}?" if close else ""
+    raise UserError(f"--config={path_and_preset}: there is no config file {path!r}{hint}")
 
 
 def _line_in(path: pathlib.Path, error: Exception) -> str:
