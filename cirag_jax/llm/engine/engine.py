@@ -61,6 +61,8 @@ from cirag_jax.models.lora import LoraConfig
 
 log = logging.getLogger(__name__)
 
+CPU_FEATURES = pathlib.Path("/proc/cpuinfo")  # Linux; elsewhere there is none.
+
 _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
 
 
@@ -469,7 +471,7 @@ def _prefix_cache(config: DecoderConfig, options: EngineConfig) -> PrefixCache |
 def _stored_on_cpu() -> Literal["float32", "bfloat16"]:
     """bf16 where the CPU multiplies it (Linux names its instructions), else fp32."""
     try:
-        features = set(pathlib.Path("/proc/cpuinfo").read_text("utf-8").split())
+        features = set(CPU_FEATURES.read_text("utf-8").split())
     except OSError:
         features = set()
     if features & {"avx512_bf16", "amx_bf16", "bf16"}:
