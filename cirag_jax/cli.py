@@ -378,7 +378,7 @@ def _make_workdir(name: str) -> pathlib.Path:
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
-        reason = error.strerror or error
+        reason = "it is a file" if workdir.is_file() else error.strerror or error
         raise UserError(f"--workdir={name}: cannot write there ({reason})") from None
     return workdir
 

@@ -236,6 +236,18 @@ def test_config_file_without_presets(run, tmp_path):
     assert refused(run(f"--config={path}:quick"), "takes no preset")
 
 
+def test_an_unknown_preset_is_no_fault_in_the_file(run, tmp_path):
+    path = tmp_path / "sizes.py"
+    path.write_text("def get_config(preset):\n    raise ValueError('the presets are a and b')\n")
+    done = run(f"--config={path}:c")
+    assert refused(done, f"{path} with preset 'c': the presets are a and b")
+
+
+def test_workdir_is_no_file(run, tmp_path):
+    (tmp_path / "notes").touch()
+    assert refused(run(workdir=tmp_path / "notes"), "it is a file")
+
+
 def test_workdir_is_required(run):
     assert refused(run(workdir=None), "--workdir=DIRECTORY is required")
 
