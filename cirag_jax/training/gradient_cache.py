@@ -57,6 +57,7 @@ def loss_and_gradient(
 ) -> tuple[jax.Array, Metrics, Params]:
     """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D.
 
+    The gradient comes by shard (`sharding.zeros_by_shard`), to be summed once a step.
     ``run`` calls what is compiled, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
