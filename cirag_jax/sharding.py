@@ -8,10 +8,11 @@ in-batch product of two sharded batches, and lookups into a sharded table, raise
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -127,9 +128,9 @@ def logical_to_spec(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Annotates ``x`` with logical axes under `jax.set_mesh`; without a mesh, returns ``x``."""
+    """Annotates ``x`` with logical axes under `jax.set_mesh`; elsewhere, and in `by_shard`: ``x``."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if mesh.size == 1 or not mesh.auto_axes:
         return x
     return jax.lax.with_sharding_constraint(x, logical_to_spec(axes, x.shape, mesh))
 
@@ -180,3 +181,56 @@ def batch_sharding(mesh: Mesh, ndim: int, shape: Sequence[int] | None = None) ->
     """Sharding of a batch whose first of ``ndim`` dimensions is the batch."""
     axes = ("batch", *([None] * (ndim - 1)))
     return NamedSharding(mesh, logical_to_spec(axes, shape, mesh))
+
+
+# ------------------------------------------------------------------------------ gradients by shard
+#
+# Left to the compiler, a gradient of parameters is reduced over the devices wherever one is
+# computed: in every chunk of a step. On a mesh that splits nothing but the batch each device, a
+# shard, therefore computes from its own rows and adds to a gradient of its own, until the step ends
+# with one sum. On another mesh all devices are one shard, and the compiler sees to the exchange.
+
+
+def num_shards() -> int:
+    """How many shards the mesh under `jax.set_mesh` has."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.size if mesh.size == mesh.shape.get("data") else 1
+
+
+def by_shard(function: Callable[[Any, Any, jax.Array | None], Any]) -> Callable[..., Any]:
+    """``function(whole, split, key)``, computed by each shard from its own rows.
+
+    ``whole`` is the same for all; everything in ``split`` and in the result is split by its first
+    dimension. Each draws from a key of its own. With one shard it is ``function`` itself.
+    """
+    if num_shards() == 1:
+        return function
+
+    def of_shard(whole: Any, split: Any, key: jax.Array | None) -> Any:
+        if key is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index("data"))
+        return function(whole, split, key)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(MESH_AXES)
+    return jax.shard_map(
+        of_shard, in_specs=(everywhere, rows, everywhere), out_specs=rows, check_vma=False
+    )
+
+
+def zeros_by_shard(params: Any) -> Any:
+    """Zeros like ``params``, an `nnx.State`, with a first dimension more: of the shards."""
+    zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), x.dtype), params)
+    return constrain_by_shard(zeros)
+
+
+def constrain_by_shard(tree: Any) -> Any:
+    """Annotates what is like `zeros_by_shard`: each shard's lies on it, one's as the parameters."""
+
+    def leaf(node: Any) -> Any:
+        x = node.get_value()
+        unsplit = (None,) * (x.ndim - 1)
+        if num_shards() > 1:
+            return node.replace(constrain(x, "batch", *unsplit))
+        return node.replace(constrain(x, None, *node.get_metadata().get("logical_axes", unsplit)))
+
+    return jax.tree.map(leaf, tree, is_leaf=_is_variable)

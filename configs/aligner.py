@@ -75,7 +75,7 @@ def base() -> Any:
     config.mask_false_negatives = True
     config.accumulation = "cached"  # cached | official (negatives within the micro-batch)
     config.micro_batches = 1
-    config.chunk_tokens = 1024
+    config.chunk_tokens = 1024  # Through each device's encoder at once, padding included.
     config.keep_activations = True  # Store activations instead of a second forward pass.
 
     config.num_epochs = 6.0

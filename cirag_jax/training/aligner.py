@@ -283,7 +283,6 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
         device_groups=ways,
         chunk_tokens=config.chunk_tokens,
         bucket_lengths=encode_lib.BUCKETS,
-        row_multiple=ways,
     )
 
 

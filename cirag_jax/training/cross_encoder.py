@@ -182,29 +182,33 @@ def train_step(
         arrays = [place(array, mesh) for array in chunk]
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
         total = run(_add_gradient, graphdef, total, state.params, arrays, chunk_key)
-    (loss, correct), gradient = total  # type: ignore[misc]
-    state, norms = run(_apply_gradient, tx, state, gradient)
-    return state, {"loss": loss, "accuracy": correct, **norms}
+    return run(_apply_gradient, tx, state, total)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _add_gradient(graphdef, total, params, arrays, key):
-    """Adds a chunk's loss, accuracy and gradient to ``total`` (None: to nothing)."""
-    tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
-    mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
+    """Adds a chunk's loss, accuracy and gradient, by shard, to ``total`` (None: to nothing)."""
 
-    def loss_of(params):
+    def loss_of(params, arrays, key):
+        tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
+        mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
         logit_B = model_lib.apply(graphdef, params, tokens_BT, mask_BT, types_BT, key)
         loss_B = optax.sigmoid_binary_cross_entropy(logit_B, label_B)
         correct_B = (logit_B > 0) == (label_B > 0)
         return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
 
-    (loss, correct), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
-    found = ((loss, correct), gradient)
+    def found(*inputs):
+        return jax.tree.map(lambda x: x[None], jax.value_and_grad(loss_of, has_aux=True)(*inputs))
+
+    found = sharding.by_shard(found)(params, arrays, key)
     return found if total is None else jax.tree.map(jnp.add, total, found)
 
 
-_apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _apply_gradient(tx, state, total):
+    (loss, correct), gradient = total
+    state, norms = state_lib.apply_gradient(tx, state, gradient)
+    return state, {"loss": loss.sum(), "accuracy": correct.sum(), **norms}
 
 
 def place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:

@@ -57,6 +57,7 @@ def loss_and_gradient(
 ) -> tuple[jax.Array, Metrics, Params]:
     """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D.
 
+    The gradient comes by shard (`sharding.zeros_by_shard`), to be summed once a step.
     ``run`` calls what is compiled, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
@@ -91,7 +92,40 @@ def loss_and_gradient(
 def _rows(
     graphdef: nnx.GraphDef, params: Params, chunk: DeviceChunk, key: jax.Array | None
 ) -> jax.Array:
-    return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+    def embed_rows(params, chunk, key):
+        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+
+    return sharding.by_shard(embed_rows)(params, chunk, key)
+
+
+def _rows_and_pull(
+    graphdef: nnx.GraphDef, params: Params, chunk: DeviceChunk, key: jax.Array | None
+) -> tuple[jax.Array, Callable[[jax.Array], tuple[Params]]]:
+    """The same, and the backward function to a gradient for each shard of the data axis.
+
+    The derivative is taken by places for these gradients. By the parameters themselves, which are
+    the same for all shards, it would be their sum, exchanged between devices in each chunk.
+    """
+
+    def embed_rows(params, split, key):
+        place, chunk = split
+        params = jax.tree.map(_send_gradient_to, params, place)
+        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+
+    return jax.vjp(
+        lambda place: sharding.by_shard(embed_rows)(params, (place, chunk), key),
+        sharding.zeros_by_shard(params),
+    )
+
+
+@jax.custom_vjp
+def _send_gradient_to(x: jax.Array, place: jax.Array) -> jax.Array:
+    """``x``, whose gradient is that of ``place``, which has a first dimension more."""
+    del place
+    return x
+
+
+_send_gradient_to.defvjp(lambda x, place: (x, None), lambda _, dx: (None, dx[None]))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -103,7 +137,7 @@ def _embed(graphdef, params, table_ND, chunk, key):
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed_and_keep(graphdef, params, table_ND, chunk, key):
     """The same, and the chunk's backward function with its activations."""
-    emb_BD, pull = jax.vjp(lambda p: _rows(graphdef, p, chunk, key), params)
+    emb_BD, pull = _rows_and_pull(graphdef, params, chunk, key)
     return table_ND.at[chunk.row_B].set(emb_BD), pull
 
 
@@ -129,7 +163,7 @@ def _table_loss(table_ND, positive_B, count_BC, weight_B, temperature):
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
     """Adds one chunk's share of the parameter gradient, re-computing its forward pass."""
-    _, pull = jax.vjp(lambda p: _rows(graphdef, p, chunk, key), params)
+    _, pull = _rows_and_pull(graphdef, params, chunk, key)
     return _add(gradient, pull(gradient_ND[chunk.row_B])[0])
 
 
@@ -138,12 +172,11 @@ def _pull_kept(pull, gradient, gradient_ND, row_B):
     return _add(gradient, pull(gradient_ND[row_B])[0])
 
 
-def _zeros(params: Params) -> Params:
-    return jax.tree.map(lambda x: jnp.zeros_like(x, device=x.sharding), params)
+_zeros = jax.jit(sharding.zeros_by_shard)
 
 
 def _add(a: Params, b: Params) -> Params:
-    return jax.tree.map(jnp.add, a, b)
+    return sharding.constrain_by_shard(jax.tree.map(jnp.add, a, b))
 
 
 _JITTED: dict[str, tuple[Any, ...]] = {

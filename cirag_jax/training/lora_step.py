@@ -120,12 +120,11 @@ class TrainStep:
         self.tx = tx
         self.chunk = chunk
         self.traces = {"gradient": 0, "add": 0, "apply": 0}
+        self._gradient = jax.jit(self._gradient_of)
+        self._add = jax.jit(self._sum, donate_argnums=0)
         # Pinned: the second step would otherwise meet other shardings and compile again.
         placed = sharding.state_sharding(state, mesh)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        sums = (placed.params, everywhere, everywhere)
-        self._gradient = jax.jit(self._gradient_of, out_shardings=sums)
-        self._add = jax.jit(self._sum, donate_argnums=0, out_shardings=sums)
         self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, everywhere))
 
     def __call__(
@@ -154,25 +153,34 @@ class TrainStep:
         return run(self._apply, state, total)
 
     def _gradient_of(self, adapter, params, batch, key, step, index):
+        """Gradient, summed loss and number of tokens of a micro-batch, by shard."""
         self.traces["gradient"] += 1
         if self.options.dropout > 0.0:
             key = jax.random.fold_in(jax.random.fold_in(key, step), index)
         else:
             key = None
 
-        def total(adapter):
-            return loss(self.config, params, adapter, batch, self.options, key, self.chunk)
+        def found(whole, batch, key):
+            adapter, params = whole
 
-        (value, count), gradient = jax.value_and_grad(total, has_aux=True)(adapter)
-        return gradient, value, count
+            def total(adapter):
+                return loss(self.config, params, adapter, batch, self.options, key, self.chunk)
+
+            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(adapter)
+            return jax.tree.map(lambda x: x[None], (gradient, value, count))
+
+        gradient, *sums = sharding.by_shard(found)((adapter, params), batch, key)
+        return sharding.constrain_by_shard(gradient), *sums
 
     def _sum(self, total, piece):
         self.traces["add"] += 1
-        return jax.tree.map(jnp.add, total, piece)
+        gradient, *sums = jax.tree.map(jnp.add, total, piece)
+        return sharding.constrain_by_shard(gradient), *sums
 
     def _update(self, state, sums):
         self.traces["apply"] += 1
         gradient, value, count = sums
+        value, count = value.sum(), count.sum()
         share = 1.0 / jnp.maximum(count, 1.0)
         gradient = jax.tree.map(lambda g: g * share, gradient)
         state, norms = apply_gradient(self.tx, state, gradient)

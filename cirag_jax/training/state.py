@@ -70,7 +70,12 @@ def _init(tx: optax.GradientTransformation, seed: int, params: nnx.State) -> Tra
 def apply_gradient(
     tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """The state after a step, and the norms of gradient, update and parameters."""
+    """The state after a step, and the norms of gradient, update and parameters.
+
+    ``gradient`` comes by shard (`sharding.zeros_by_shard`): here, once a step, it is summed over
+    the devices.
+    """
+    gradient = jax.tree.map(lambda by_shard: by_shard.sum(0), gradient)
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
     params: Any = optax.apply_updates(state.params, updates)
     norms = {

@@ -19,10 +19,11 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import decoder
 from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder
-from cirag_jax.training import mfu
+from cirag_jax.training import aligner, mfu
 from cirag_jax.training.rehearsal import Rehearsal, collectives
 from tests import tiny, tiny_decoder
 
+WIDTH = 32  # of the encoder
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _EXTEND = runpy.run_path(str(_ROOT / "launch/plan.py"))["extend"]
 
@@ -37,7 +38,7 @@ def standard_promotion():
 def folders(tmp_path_factory):
     """Tiny models; of one, nothing but its config.json."""
     folder = tmp_path_factory.mktemp("plan")
-    tiny.model_folder(folder / "encoder")
+    tiny.model_folder(folder / "encoder", d_model=WIDTH)
     tiny_decoder.folder(folder / "decoder")
     (folder / "shape").mkdir()
     shutil.copy(folder / "decoder/config.json", folder / "shape")
@@ -125,6 +126,40 @@ def reader(folders):
 def test_devices_exchange_the_gradient_of_every_layer_once(reader):
     sums = reader["collective_bytes"]["all-reduce"]
     assert 0 <= sums - reader["bytes_per_device"]["gradients"] < 1000  # and a few numbers
+
+
+EXCHANGES = {
+    "aligner": ("chunk_tokens=64", "keep_activations=true"),
+    "aligner, embedding twice": ("chunk_tokens=64", "keep_activations=false"),
+    "cross_encoder": ("chunk_rows=8", "targets_per_step=8"),
+    "integrator": ("batch_size=24",),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_gradients_are_exchanged_once_a_step_whatever_its_chunks(folders, monkeypatch, name):
+    """On a data mesh that, and the aligner's table of embeddings, is all that is exchanged."""
+    component, made = name.partition(",")[0], []
+
+    def rehearsal(*arguments, **settings):
+        made.append(Rehearsal(*arguments, **settings))
+        return made[0]
+
+    monkeypatch.setattr(plan, "Rehearsal", rehearsal)
+    config = configured(folders, component, *EXCHANGES[name], "mesh.devices=8")
+    planned = plan.plan(config)
+    *chunks, _ = made[0].programs.values()
+    assert max(program.calls for program in chunks) > 1
+    assert not [program.name for program in chunks if "all-reduce" in program.collectives]
+    embeddings = 0
+    if component == "aligner":
+        layout = aligner.make_layout(config, made[0].mesh)
+        embeddings = (layout.num_queries + layout.num_candidates) * WIDTH * 4
+    theory = planned["bytes_per_device"]["gradients"] + embeddings
+    assert 1.0 <= sum(planned["collective_bytes"].values()) / theory < 1.1, (
+        planned["collective_bytes"],
+        theory,
+    )
 
 
 def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):

@@ -98,9 +98,10 @@ def test_loss_and_gradient_are_those_of_torch(folders, tmp_path):
     np.testing.assert_allclose(metrics["gradient_norm"], norm.item(), rtol=1e-4)
 
 
-def test_a_step_is_the_same_on_a_mesh(folders):
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
+def test_a_step_is_the_same_on_a_mesh(folders, shape):
     _, _, alone = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
-    _, _, sharded = _step(folders, sharding.make_mesh(data=2, fsdp=2, tensor=2))
+    _, _, sharded = _step(folders, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
         np.testing.assert_allclose(sharded[name], alone[name], rtol=1e-4, err_msg=name)
 

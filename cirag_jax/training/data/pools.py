@@ -215,9 +215,8 @@ class Layout:
         texts once. KiRAG's released code does neither.
       micro_batches: above 1, negatives stay within the micro-batch (``accumulation="official"``).
       device_groups: devices that share the batch.
-      chunk_tokens: tokens that go through the encoder at once, padding included.
+      chunk_tokens: tokens that go through each device's encoder at once, padding included.
       bucket_lengths: sequence lengths that the encoder is compiled for, ascending.
-      row_multiple: rows of a chunk are a multiple of this, so that they divide over the devices.
     """
 
     num_queries: int
@@ -228,7 +227,6 @@ class Layout:
     device_groups: int
     chunk_tokens: int
     bucket_lengths: tuple[int, ...]
-    row_multiple: int = 1
 
     def __post_init__(self) -> None:
         check_choice("config.negatives", self.negatives, NEGATIVES)
@@ -294,18 +292,20 @@ def _counts(examples: Sequence[Example], candidates: dict[str, int], layout: Lay
 def _chunks(
     tokens: Sequence[np.ndarray], rows: Sequence[int], layout: Layout, pad_id: int
 ) -> tuple[Chunk, ...]:
-    """Cuts the texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens.
+    """Cuts the texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens
+    on each device.
 
     A chunk takes the bucket of its longest row, so that short rows left over fill the last places
     of a longer chunk instead of opening one of their own.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-len(tokens[i]), i))
+    buckets = [next(b for b in layout.bucket_lengths if b >= len(tokens[i])) for i in order]
     chunks = []
     unused = layout.num_queries + layout.num_candidates
     start = 0
     while start < len(order):
-        length = next(b for b in layout.bucket_lengths if b >= len(tokens[order[start]]))
-        size = rows_per_chunk(length, layout)
+        length = buckets[start]
+        size = rows_per_chunk(length, buckets[start:].count(length), layout)
         part = order[start : start + size]
         start += size
         tokens_BT = np.full((size, length), pad_id, np.int32)
@@ -319,10 +319,17 @@ def _chunks(
     return tuple(chunks)
 
 
-def rows_per_chunk(length: int, layout: Layout) -> int:
-    """Rows of a chunk of this bucket: fixed, so that a bucket compiles once."""
-    rows = max(layout.chunk_tokens // length, 1)
-    return max(rows // layout.row_multiple, 1) * layout.row_multiple
+def rows_per_chunk(length: int, wanted: int, layout: Layout) -> int:
+    """Rows, over all devices, of a chunk for ``wanted`` texts of this bucket.
+
+    As many as the devices take together, or a half, a quarter and so on where that holds them all,
+    down to what one device takes: few sizes, so that few are compiled, and no more padding than
+    with one device.
+    """
+    devices = layout.device_groups
+    most = max(layout.chunk_tokens // length, 1)
+    sizes = [devices * (most >> halved) for halved in range(devices.bit_length())]
+    return min((size for size in sizes if size >= wanted), default=sizes[0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -229,7 +229,7 @@ def test_every_text_goes_once_to_its_own_row():
     rows = {}
     for chunk in batch.chunks:
         assert chunk.tokens_BT.shape == (
-            rows_per_chunk(chunk.tokens_BT.shape[1], LAYOUT),
+            rows_per_chunk(chunk.tokens_BT.shape[1], 1, LAYOUT),
             chunk.tokens_BT.shape[1],
         )
         for tokens, mask, row in zip(chunk.tokens_BT, chunk.mask_BT, chunk.row_B, strict=True):
@@ -241,6 +241,14 @@ def test_every_text_goes_once_to_its_own_row():
     texts = {i: e.query for i, e in enumerate(EXAMPLES)} | {4 + i: t for i, t in enumerate(NAMES)}
     assert rows == {row: tokenize([text], "query")[0].tolist() for row, text in texts.items()}
     assert batch.tokens == sum(map(len, rows.values()))
+
+
+def test_a_chunk_grows_with_the_devices_and_shrinks_with_the_texts():
+    assert {rows_per_chunk(8, wanted, LAYOUT) for wanted in range(1, 99)} == {4}
+    layout = dataclasses.replace(LAYOUT, num_queries=8, device_groups=8)
+    rows = {wanted: rows_per_chunk(8, wanted, layout) for wanted in (1, 8, 9, 16, 17, 99)}
+    assert rows == {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 99: 32}
+    assert rows_per_chunk(64, 1, layout) == 8  # longer than what a device takes: one row each
 
 
 def test_indivisible_batch_and_unknown_negatives_are_refused():
