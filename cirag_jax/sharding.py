@@ -128,7 +128,7 @@ def logical_to_spec(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Annotates ``x`` with logical axes under `jax.set_mesh`; elsewhere and in `by_shard`: ``x``."""
+    """``x`` with logical axes under `jax.set_mesh`; elsewhere and in `by_shard`: ``x`` as it is."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or not mesh.auto_axes:
         return x
