@@ -16,7 +16,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -57,8 +56,6 @@ from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, 
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
-
-log = logging.getLogger(__name__)
 
 _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
 
