@@ -76,42 +76,47 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the checkpoint or the data cannot be used.
     """
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
-    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
-    for system in config.systems:
-        check_choice("config.systems", system, SYSTEMS)
-    systems = tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
+    systems = _systems(config)
     aligners = _Aligners(config, systems)
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     task = _make_task(config, config.data.units or trained or "triple")
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 
-    # ---- Figures
-    # ------------------------------------------------------------------------------------
+    # ---- Figures ---------------------------------------------------------------------------------
     ids = [passage.id for passage in task.corpus.passages]
     recalls = {
         system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
         for system in systems
     }
-    result: dict[str, Any] = {
-        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in ks} for system in systems
-    }
-    how_often = (config.bootstrap_samples, config.seed)
-    result["differences"] = {
-        f"trained-{system}": {
-            f"recall@{k}": paired_interval(
-                mean_of(recalls["trained"][k]), mean_of(recalls[system][k]), *how_often
-            )
-            for k in ks
-        }
-        for system in systems
-        if "trained" in systems and system != "trained"
-    }
-    result["per_hop"] = _by_group(recalls, [question.hops for question in task.questions])
-    result["per_fold"] = _by_group(recalls, [question.fold for question in task.questions])
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
-    result["next_unit"] = _next_unit(task, embeds, ks)
-    result["settings"] = {
+    result: dict[str, Any] = {
+        **{name: {f"recall@{k}": float(recalls[name][k].mean()) for k in ks} for name in systems},
+        "differences": _differences(config, recalls),
+        "per_hop": _by_group(recalls, [question.hops for question in task.questions]),
+        "per_fold": _by_group(recalls, [question.fold for question in task.questions]),
+        "next_unit": _next_unit(task, embeds, ks),
+        "settings": _settings(config, task, aligners),
+        "num_questions": len(task.questions),
+        "num_passages": len(task.texts),
+    }
+    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
+    write_lines(workdir / "rankings.jsonl", records)
+    result["seconds"] = round(time.monotonic() - start, 1)
+    write_report(result, workdir)
+    return result
+
+
+def _systems(config: Config) -> tuple[str, ...]:
+    """The systems to compare, all where none is named."""
+    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
+    for system in config.systems:
+        check_choice("config.systems", system, SYSTEMS)
+    return tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
+
+
+def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, Any]:
+    return {
         "steps": config.steps,
         "k": config.k,
         "units": task.kind,
@@ -127,13 +132,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "fold": config.data.fold,
         "setting": config.data.setting,
     }
-    result["num_questions"] = len(task.questions)
-    result["num_passages"] = len(task.texts)
-    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
-    write_lines(workdir / "rankings.jsonl", records)
-    result["seconds"] = round(time.monotonic() - start, 1)
-    write_report(result, workdir)
-    return result
 
 
 def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
@@ -354,6 +352,21 @@ def _recalls(
             for rows, question in zip(ranked, questions, strict=True)
         ]
     )
+
+
+def _differences(config: Config, recalls: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, Any]:
+    """Recall of the trained system less that of each other one, where it was asked for at all."""
+    trained = recalls.get("trained", {})
+    return {
+        f"trained-{system}": {
+            f"recall@{k}": paired_interval(
+                mean_of(trained[k]), mean_of(values[k]), config.bootstrap_samples, config.seed
+            )
+            for k in trained
+        }
+        for system, values in recalls.items()
+        if trained and system != "trained"
+    }
 
 
 def _by_group(
