@@ -207,7 +207,6 @@ def _decide(
 def _baselines(
     config: Config, found: Sequence[Trajectory], normalization: Normalization, units: Units
 ) -> dict[str, list[list[Decided]]]:
-    """The decisions of `BASELINES`."""
     chain = CiragConfig(
         units=units,
         integrator=ALIGNER,

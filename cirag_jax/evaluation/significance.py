@@ -90,6 +90,18 @@ def pairwise(
     return found
 
 
+def pairwise_scores(
+    scores: Mapping[str, Mapping[str, Ratio]], samples: int = SAMPLES, seed: int = 0
+) -> dict[str, dict[str, dict[str, float]]]:
+    """``FIRST-SECOND`` -> score -> as `pairwise`; of scores that both systems have."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in dict.fromkeys(name for own in scores.values() for name in own):
+        have = {system: own[name] for system, own in scores.items() if name in own}
+        for (first, second), difference in pairwise(have, samples, seed).items():
+            found.setdefault(f"{first}-{second}", {})[name] = difference
+    return found
+
+
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     """P values corrected for their number by Holm's step-down rule (1979); NaN is no test.
 
