@@ -12,7 +12,7 @@ import numpy as np
 from cirag_jax.datasets import lives, load
 from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
@@ -286,8 +286,7 @@ def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, 
 
 def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """The two calls about each passage, answered by its reference."""
-    if config.num_passages < 0:
-        raise UserError(f"config.num_passages={config.num_passages} must not be negative")
+    check_at_least(0, config, "num_passages")
     references, counts = select_references(config.data, limit=config.num_passages, seed=config.seed)
     if config.dev:
         wanted = config.data.copy_and_resolve_references()
