@@ -257,7 +257,9 @@ def _parse_own_flags(
         name = argument.lstrip("-").partition("=")[0]
         is_override = name.removeprefix("no").startswith("config.") or name.startswith("config.")
         if argument.startswith("-") and not is_override:
-            raise UserError(f"unknown flag --{name}{config_files.did_you_mean(name, known, '--')}")
+            hint = config_files.did_you_mean(name, known, "--")
+            hint = hint or "; fields of the config are set by --config.FIELD=VALUE"
+            raise UserError(f"unknown flag --{name}{hint}")
     return own, rest[1:]
 
 
@@ -376,7 +378,7 @@ def _make_workdir(name: str) -> pathlib.Path:
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
-        reason = error.strerror or error
+        reason = "it is a file" if workdir.is_file() else error.strerror or error
         raise UserError(f"--workdir={name}: cannot write there ({reason})") from None
     return workdir
 

@@ -174,8 +174,10 @@ def _execute_config_file(path_and_preset: str) -> ConfigDict:
     except UserError:
         raise
     except Exception as error:
-        where = _line_in(path, error)
         given = f" with preset {preset!r}" if preset is not None else ""
+        if given and type(error) is ValueError:  # There is none of that name.
+            raise UserError(f"config file {path}{given}: {error}") from error
+        where = _line_in(path, error)
         raise UserError(
             f"config file {path}{where}{given} failed: {type(error).__name__}: {error}"
         ) from error
@@ -194,7 +196,10 @@ def _find_config_file(path_and_preset: str) -> tuple[pathlib.Path, str | None]:
     for candidate in candidates:
         if candidate.is_file():
             return candidate, preset if colon else None
-    raise UserError(f"--config={path_and_preset}: there is no config file {path!r}")
+    beside = [file.name for file in candidates[-1].parent.glob("*.py")]
+    close = difflib.get_close_matches(candidates[-1].name, beside, n=1)
+    hint = f"; did you mean {pathlib.Path(path).with_name(close[0])}?" if close else ""
+    raise UserError(f"--config={path_and_preset}: there is no config file {path!r}{hint}")
 
 
 def _line_in(path: pathlib.Path, error: Exception) -> str:

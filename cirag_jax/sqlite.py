@@ -15,6 +15,10 @@ ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
 
 
+class InUse(UserError):
+    """Another process writes the file."""
+
+
 def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
     """Opens a file; ``mode``: ``rwc``, ``rw`` or ``ro``.
 
@@ -59,7 +63,7 @@ def named_errors(path: Path) -> Iterator[None]:
     except ERRORS as error:
         text = " ".join(str(error).split())
         if "locked" in text:
-            raise UserError(f"{path} is in use by another run.") from None
+            raise InUse(f"{path} is in use by another run.") from None
         is_full = "full" in text
         if is_full or getattr(error, "sqlite_errorname", "") in _NOT_WRITTEN:
             raise UserError(
@@ -90,7 +94,7 @@ def reading(path: Path) -> Iterator[None]:
             raise damaged(path, error) from None
 
 
-def damaged(path: Path, error: Exception) -> UserError:
-    """The exception to raise about a file in which reading ran into ``error``."""
+def damaged(path: Path | str, error: Exception) -> UserError:
+    """The exception to raise about a file, or a row of one, in which reading ran into ``error``."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     return UserError(f"{path} is damaged ({text}); restore it or use another --workdir.")

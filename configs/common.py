@@ -63,9 +63,9 @@ def language_model() -> Any:
 
     # jax and transformers.
     config.merge_adapter = False  # jax: add the adapter to the weights at start-up.
-    config.dtype = placeholder(
-        str
-    )  # float32 | bfloat16; null: bfloat16 on a GPU, float32 on a CPU.
+    # float32 | bfloat16 (on a CPU that lacks the instructions: float32); null: float32 on a CPU,
+    # bfloat16 on a GPU.
+    config.dtype = placeholder(str)
     config.batch_size = 0  # Rows that decode together; 0: the backend's own default.
     config.context = 0  # Most tokens of prompt and answer; 0: the model's.
     # So many tokens in a row are written once only in an answer; 0: any. Small models that list

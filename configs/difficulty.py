@@ -18,11 +18,13 @@ python launch/evaluate.py --config=configs/difficulty.py --workdir=W \
     --config.runs="('native_rag=A', 'direct=B')"
 """
 
+import dataclasses
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cirag_jax.datasets.chunks import ChunkSettings
 from configs import retrievers
 
 
@@ -41,7 +43,8 @@ def get_config() -> Any:
     config.power = -2.0  # Of the power mean; the released code has -3.
     # passage (as the corpus has them) | chunk (of their articles) | article
     config.unit = "passage"
-    config.chunk = "128-256"  # 64-128 | 128-256 | 256-512 words, 25, 50 or 100 of them shared.
+    # least, most and overlap in words, as in configs/grade.py (cirag_jax/datasets/chunks.py).
+    config.chunks = ConfigDict(dataclasses.asdict(ChunkSettings()))
     # A gold passage counts as retrieved among the first K of a run's; 0: wherever it stands.
     config.retrieved_at = 0
     config.encoder = retrievers.encoder()

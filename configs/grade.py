@@ -25,7 +25,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from cirag_jax.grade.chunks import ChunkSettings
+from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.grade.claims import ClaimSettings
 from cirag_jax.grade.clusters import ClusterSettings
 from cirag_jax.grade.equivalence import EquivalenceSettings

@@ -169,6 +169,7 @@ def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, c
 
 def test_unknown_flag(run):
     assert refused(run("--wrokdir=x"), "unknown flag --wrokdir", "did you mean --workdir?")
+    assert refused(run("--question=x"), "unknown flag --question; fields of the config are set by")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,9 @@ def test_stray_argument(run):
 
 def test_missing_config_file(run, tmp_path):
     assert refused(run(f"--config={tmp_path}/none.py"), "there is no config file")
+    (tmp_path / "cirag.py").touch()
+    meant = f"did you mean {tmp_path}/cirag.py?"
+    assert refused(run(f"--config={tmp_path}/cirga.py:small"), "there is no config file", meant)
 
 
 def test_config_file_that_raises_user_error(run, config_file):
@@ -230,6 +234,18 @@ def test_config_file_without_presets(run, tmp_path):
     path = tmp_path / "plain.py"
     path.write_text("def get_config():\n    return 3\n")
     assert refused(run(f"--config={path}:quick"), "takes no preset")
+
+
+def test_an_unknown_preset_is_no_fault_in_the_file(run, tmp_path):
+    path = tmp_path / "sizes.py"
+    path.write_text("def get_config(preset):\n    raise ValueError('the presets are a and b')\n")
+    done = run(f"--config={path}:c")
+    assert refused(done, f"{path} with preset 'c': the presets are a and b")
+
+
+def test_workdir_is_no_file(run, tmp_path):
+    (tmp_path / "notes").touch()
+    assert refused(run(workdir=tmp_path / "notes"), "it is a file")
 
 
 def test_workdir_is_required(run):

@@ -104,7 +104,7 @@ def carry_out(
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
       corpus), ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of
       each), ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
-      command's contract.
+      command's contract; the ``answer`` to a question of the config.
 
     Raises:
       UserError: a model cannot be used, or ``workdir`` was started with other settings.
@@ -121,10 +121,13 @@ def carry_out(
     rows = [(question, run.records.get(question.id)) for question in asked.questions]
     write_lines(workdir / PREDICTIONS, (_prediction_row(q, record) for q, record in rows))
     write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
-    if config.question is not None:
-        _show(rows[0][1], journal.read_passages(workdir / journal.FILE))
     result = _result(plan, rows, workdir, run)
     result["sees_gold"] = asked.needs.gold
+    if config.question is not None:
+        record = rows[0][1]
+        _show(record, journal.read_passages(workdir / journal.FILE))
+        outcome = record and record.outcome
+        result["answer"] = codec.decode_prediction(outcome).answer if outcome else None
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 

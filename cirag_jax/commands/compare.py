@@ -56,7 +56,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     check_at_least(1, config, "repeats")
     check_at_least(0, config, "latency_questions")
     until = task.deadline(config)
-    entries = _entries(config)
+    entries = read_entries(config.methods, config.preset)
     with Pool() as pool:
         configs = _configs(config, entries)
         plans = {name: plan(own, pool) for name, own in configs.items()}
@@ -93,17 +93,22 @@ def _strings(value: Any, separator: str | None = None) -> list[str]:
     return [str(part) for part in value or ()]
 
 
-def _entries(config: Config) -> list[Entry]:
+def read_entries(methods: Any, preset: str | None) -> list[Entry]:
+    """The methods that ``config.methods`` names; ``preset``: of those that name none.
+
+    Raises:
+      UserError: one is no method, two have one name, or there is none.
+    """
     found = []
-    for text in _strings(config.methods, ","):
+    for text in _strings(methods, ","):
         match = _ENTRY.fullmatch(text)
         if match is None:
             raise UserError(
                 f"config.methods: {text!r} is no method; write METHOD, METHOD:PRESET or "
                 "NAME=METHOD:PRESET, with commas between."
             )
-        preset = config.preset if match["preset"] is None else match["preset"]
-        found.append(Entry(match["name"] or match["method"], match["method"], preset or ""))
+        own = preset if match["preset"] is None else match["preset"]
+        found.append(Entry(match["name"] or match["method"], match["method"], own or ""))
     if not found:
         raise UserError("config.methods is required: --config.methods=direct,native_rag,cirag")
     twice = [n for n, count in collections.Counter(e.name for e in found).items() if count > 1]

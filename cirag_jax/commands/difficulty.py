@@ -1,6 +1,7 @@
 """GRADE's difficulty matrix of answering runs, over any data that knows its gold passages."""
 
 import collections
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ import numpy as np
 from cirag_jax.commands.answer import NOT_ANSWERED, PREDICTIONS
 from cirag_jax.commands.comparison import named_folders
 from cirag_jax.datasets import load
-from cirag_jax.datasets.articles import SIZES, UNITS, Articles
+from cirag_jax.datasets.articles import UNITS, Articles
+from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.datasets.records import decode, read_lines
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers, difficulty
@@ -30,8 +32,8 @@ QUESTIONS = "difficulty.jsonl"
 
 _GIVE = "name the run's dataset by --config.data.dir=FOLDER"
 _RECORDED = (
-    "score", "profile", "aggregate", "power", "unit", "chunk", "retrieved_at",
-    "bootstrap_samples", "seed",
+    "score", "profile", "aggregate", "power", "unit", "retrieved_at", "bootstrap_samples",
+    "seed",
 )  # fmt: skip
 
 HowOften = tuple[int, int]
@@ -113,6 +115,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the config, a run or the data cannot be used, or no question can be graded.
     """
     _check(config)
+    chunks = ChunkSettings(**config.chunks)
     runs = [_read(name, folder) for name, folder in named_folders(config.runs)]
     twice = [n for n, c in collections.Counter(run.name for run in runs).items() if c > 1]
     if twice:
@@ -126,7 +129,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         reasons = ", ".join(f"{count} have {reason}" for reason, count in left_out.items())
         raise UserError(f"no question of {dataset.name} can be graded: {reasons}.")
     encoder = open_encoder_for(config.encoder)
-    graded = _graded(config, dataset, questions, encoder)
+    graded = _graded(config, dataset, questions, encoder, chunks)
     judged = {run.name: _judged(config, run, dataset, questions) for run in runs}
     chosen, how_often = graded[config.aggregate], (config.bootstrap_samples, config.seed)
     result = {
@@ -141,6 +144,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "runs": {run.name: run.folder for run in runs},
             "data": dataset.name,
             "encoder": encoder.identity,
+            "chunks": dataclasses.asdict(chunks),
             **{name: config[name] for name in _RECORDED},
         },
     }
@@ -153,7 +157,7 @@ def _check(config: Config) -> None:
     check_at_least(1, config, "bootstrap_samples")
     check_at_least(0, config, "retrieved_at")
     answers.check_profile(config.profile)
-    options = {"score": METRICS, "aggregate": AGGREGATES, "unit": UNITS, "chunk": SIZES}
+    options = {"score": METRICS, "aggregate": AGGREGATES, "unit": UNITS}
     for name, known in options.items():
         check_choice(f"config.{name}", config[name], known)
     if not config.power:
@@ -217,11 +221,15 @@ def _gradable(questions: Sequence[Question]) -> tuple[list[Question], dict[str, 
 
 
 def _graded(
-    config: Config, dataset: Dataset, questions: Sequence[Question], encoder: Encoder
+    config: Config,
+    dataset: Dataset,
+    questions: Sequence[Question],
+    encoder: Encoder,
+    chunks: ChunkSettings,
 ) -> dict[str, Graded]:
     """The questions on the axes, by aggregate."""
     articles = Articles(dataset.corpus)
-    gold = [articles.gold_texts(q, config.unit, SIZES[config.chunk]) for q in questions]
+    gold = [articles.gold_texts(q, config.unit, chunks) for q in questions]
     _warn_of_long_texts(gold, config.encoder.passage_max_length)
     found = difficulty.similarities([q.question for q in questions], gold, encoder.encode)
     hops = [question.hops or 0 for question in questions]

@@ -17,7 +17,7 @@ from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
-from cirag_jax.runtime import codec
+from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
@@ -73,7 +73,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name, (records, usage) in told.items():
-        found = read(references, records)
+        found = read(references, records, workdir / f"{name}.sqlite")
         scores[name] = score(references, found, normalization=config.normalization)
         systems[name] = {
             **side_by_side.bounded(config, scores[name]),
@@ -122,10 +122,18 @@ def job(passage: Passage, settings: ExtractionSettings) -> Job:
     return Job(extraction.program_of(passage), described, lambda: _extract(passage, settings))
 
 
-def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list[Found]:
-    """What was extracted from every passage."""
+class _Outcome(extraction.Outcome):
+    """What `_extract` gives."""
+
+    entities: list[str]
+
+
+def read(
+    references: Sequence[Reference], records: Mapping[str, Record], file: pathlib.Path
+) -> list[Found]:
+    """What was extracted from every passage, as the journal ``file`` has it."""
     asked = [(r.passage, records[extraction.program_of(r.passage)]) for r in references]
-    return [_found(passage, record.outcome, record.error) for passage, record in asked]
+    return [_found(passage, record, file) for passage, record in asked]
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
@@ -142,14 +150,12 @@ def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str
             return {**extraction.encode_extraction(end.value), "entities": list(entities)}
 
 
-def _found(passage: Passage, outcome: Mapping[str, Any] | None, error: str | None) -> Found:
-    if outcome is None:
-        return Found(cause=f"request: {error}")
-    record = extraction.stored(passage, outcome, None)
-    entities = tuple(outcome["entities"])
-    return Found(
-        record.triples or (), entities, outcome["status"], record.parse_errors, record.cause
-    )
+def _found(passage: Passage, record: Record, file: pathlib.Path) -> Found:
+    if record.error is not None:
+        return Found(cause=f"request: {record.error}")
+    outcome = journal.typed(file, record.id, record.outcome, _Outcome)
+    kept, entities = extraction.stored(passage, outcome, None), tuple(outcome["entities"])
+    return Found(kept.triples or (), entities, outcome["status"], kept.parse_errors, kept.cause)
 
 
 # ---------------------------------------------------------------------------------------- scoring

@@ -316,9 +316,10 @@ class _Run:
         self, block: Sequence[Passage], scheduler: Scheduler, deadline: float | None
     ) -> bool:
         jobs = {extraction.program_of(passage): passage for passage in block}
-        outcomes = self._book.outcomes()
+        outcomes = self._book.outcomes()  # of an earlier run
         for name in jobs.keys() & outcomes.keys():
-            self._count(outcomes[name])
+            kind = extraction.Outcome
+            self._count(journal.typed(self._book.path, name, outcomes[name], kind))
         if not scheduler.run([self._job(*job) for job in jobs.items()], deadline=deadline):
             return False
         self._before = _sum(self._before, scheduler.progress)

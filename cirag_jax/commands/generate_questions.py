@@ -14,9 +14,9 @@ from typing import Any
 
 from cirag_jax.commands import backends, question_files, task
 from cirag_jax.commands.question_files import Asked, added
+from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.grade import (
-    chunks,
     claims,
     clusters,
     documents,
@@ -25,6 +25,7 @@ from cirag_jax.grade import (
     questions,
     triples,
 )
+from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
 from cirag_jax.io import cache_folder, say
 from cirag_jax.llm.openai_format import estimate_tokens
@@ -37,7 +38,7 @@ from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
-from cirag_jax.types import Config, Triple
+from cirag_jax.types import Config, Count, Triple
 
 
 class _Stopped(Exception):
@@ -54,7 +55,7 @@ class Settings:
     equivalence: equivalence.EquivalenceSettings
     paths: paths.PathSettings
     questions: questions.QuestionSettings
-    chunks: chunks.ChunkSettings
+    chunks: ChunkSettings
 
     @classmethod
     def of(cls, config: Config) -> "Settings":
@@ -159,7 +160,7 @@ def _generate(
             f"{_because(added(drawn.reasons.values()))}."
         )
     asked = _ask(run, drawn.paths, graph, stated, by_id, templates, checks)
-    database = chunks.Database(found, settings.chunks)
+    database = Database(found, settings.chunks)
     result |= question_files.write(
         run.config, found, database, stated, graph, clustered, groups, asked, workdir
     )
@@ -193,26 +194,44 @@ class _Run:
         self._handler: GenerateHandler | None = None
         self.failed: collections.Counter[str] = collections.Counter()
 
-    def records(self, step: str, jobs: Sequence[Job], asks: bool) -> dict[str, Record]:
+    def records(self, step: str, jobs: Sequence[Job], asks: bool, kind: Any) -> dict[str, Record]:
         """Runs a step's programs; the record of each by its id.
 
-        ``asks``: whether they ask the language model.
+        Args:
+          step: which.
+          jobs: its programs.
+          asks: whether they ask the language model.
+          kind: of their results.
 
         Raises:
           _Stopped: not all have ended.
+          UserError: a result in the journal is damaged.
         """
         known = self._book.outcomes()
         left = [job for job in jobs if job.id not in known]
         if left:
             self._run(step, left, asks)
         wanted = {job.id for job in jobs}
-        found = {record.id: record for record in self._book.records() if record.id in wanted}
+        found = {r.id: self._typed(r, kind) for r in self._book.records() if r.id in wanted}
         errors = collections.Counter(record.error for record in found.values() if record.error)
         if errors:
             error, count = errors.most_common(1)[0]
             say(f"{step}: {errors.total():,} requests failed, {count:,} of them: {error}")
         self.failed[step] += errors.total()
         return found
+
+    def _typed(self, record: Record, kind: Any) -> Record:
+        if record.error is not None:
+            return record
+        outcome = journal.typed(self._book.path, record.id, record.outcome, kind)
+        return dataclasses.replace(record, outcome=outcome)
+
+    def check(self, job: Job, places: Iterable[int], size: int) -> None:
+        """Raises `UserError` where the result of ``job`` names a place that there is not."""
+        beyond = [place for place in places if place >= size]
+        if beyond:
+            error = IndexError(f"{beyond[0]} of {size}")
+            raise journal.damaged(self._book.path, job.id, error)
 
     def _run(self, step: str, jobs: Sequence[Job], asks: bool) -> None:
         handler = self._opened() if asks else None
@@ -280,7 +299,7 @@ def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tup
             "claims",
             ((len(d.sentences), prompts.claim_messages(d.sentences[i], w)) for d, i, w in shown),
         )
-    records = run.records("claims", jobs, bool(settings.roles))
+    records = run.records("claims", jobs, bool(settings.roles), claims.Outcome)
     stated: list[Claim] = []
     why: collections.Counter[str] = collections.Counter()
     for (document, index), job in zip(places, jobs, strict=True):
@@ -321,11 +340,12 @@ def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[
             for first, some in enumerate(texts)
         ]
         run.estimate("triples", ((1, prompts.triple_messages(some)) for some in texts))
-        records = run.records("triples", jobs, True)
+        records = run.records("triples", jobs, True, triples.Outcome)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
             outcome = records[job.id].outcome or {"triples": [], "problems": ["request_failed"]}
             problems.update(outcome["problems"])
+            run.check(job, (place for *_, place in outcome["triples"]), len(batches[number]))
             for head, relation, tail, place in outcome["triples"]:
                 rows.append((Triple(head, relation, tail), number * settings.claims + place))
         found = triples.facts(rows)
@@ -354,9 +374,10 @@ def _groups(
         yield  # a program, which has nothing to ask
 
     job = _job("clusters", [texts, codec.encode(how)], program)
-    record = run.records("clusters", [job], False)[job.id]
+    record = run.records("clusters", [job], False, list[list[Count]])[job.id]
     if record.outcome is None:
         raise UserError(f"the claims could not be clustered: {record.error}.")
+    run.check(job, (row for rows in record.outcome for row in rows), len(texts))
     clustered = tuple(tuple(rows) for rows in record.outcome)
     parts = list(equivalence.parts(clustered, facts, settings))
 
@@ -371,7 +392,7 @@ def _groups(
     if settings.kind == "model":
         shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for _, p in parts)
         run.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
-    records = run.records("equivalence", jobs, bool(settings.roles))
+    records = run.records("equivalence", jobs, bool(settings.roles), equivalence.Outcome)
     groups: list[Group] = []
     problems: collections.Counter[str] = collections.Counter()
     for (cluster, _), job in zip(parts, jobs, strict=True):
@@ -411,7 +432,7 @@ def _ask(
         jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
     if settings.kind == "model":
         run.estimate("questions", ((1, turns) for turns in messages))
-    records = run.records("questions", jobs, bool(settings.roles))
+    records = run.records("questions", jobs, bool(settings.roles), questions.Outcome)
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [
         Asked(path, records[job.id].outcome or failed)

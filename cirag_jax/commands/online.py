@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 from cirag_jax.methods import extraction
-from cirag_jax.runtime import codec
+from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
@@ -66,7 +66,10 @@ class OnlineExtractHandler:
         outcomes = self._journal.outcomes()
         for job, passage in zip(jobs, passages, strict=True):
             if job.id in outcomes:
-                self._known[passage.id] = extraction.stored(passage, outcomes[job.id], None).triples
+                outcome = journal.typed(
+                    self._journal.path, job.id, outcomes[job.id], extraction.Outcome
+                )
+                self._known[passage.id] = extraction.stored(passage, outcome, None).triples
             elif complete:
                 self._known[passage.id] = None
         return complete

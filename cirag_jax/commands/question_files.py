@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.datasets import jsonl
-from cirag_jax.grade import chunks, clusters, equivalence
+from cirag_jax.grade import clusters, equivalence
+from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
 from cirag_jax.io import write_lines
 from cirag_jax.retrieval.bm25 import BM25
@@ -39,7 +40,7 @@ def added(counts: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
 def write(
     config: Config,
     found: Sequence[Document],
-    database: chunks.Database,
+    database: Database,
     stated: Sequence[Claim],
     graph: equivalence.Graph,
     clustered: clusters.Clusters,
@@ -108,7 +109,7 @@ def _dropped(
 
 
 def _path_row(
-    path: Path, graph: equivalence.Graph, stated: Sequence[Claim], database: chunks.Database
+    path: Path, graph: equivalence.Graph, stated: Sequence[Claim], database: Database
 ) -> dict[str, Any]:
     facts = [graph.facts[edge.fact] for edge in path]
     homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
@@ -135,7 +136,7 @@ def _question(
     one: Asked,
     graph: equivalence.Graph,
     stated: Sequence[Claim],
-    database: chunks.Database,
+    database: Database,
 ) -> Question:
     facts = [graph.facts[edge.fact] for edge in one.path]
     homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
@@ -153,9 +154,7 @@ def _question(
     )
 
 
-def _with_contexts(
-    kept: Sequence[Question], database: chunks.Database, others: int
-) -> list[Question]:
+def _with_contexts(kept: Sequence[Question], database: Database, others: int) -> list[Question]:
     """Every question with its evidence, and the other chunks nearest to it by BM25, as context."""
     passages = list(database.passages.values())
     index = BM25([f"{passage.title} {passage.text}" for passage in passages])
@@ -172,7 +171,7 @@ def _with_contexts(
 
 
 def _triples(
-    graph: equivalence.Graph, stated: Sequence[Claim], database: chunks.Database
+    graph: equivalence.Graph, stated: Sequence[Claim], database: Database
 ) -> dict[str, tuple[Triple, ...]]:
     """All facts, in every chunk that has their sentence; a chunk without one has none."""
     found: dict[str, list[Triple]] = {name: [] for name in database.passages}
@@ -183,7 +182,7 @@ def _triples(
     return {name: tuple(some) for name, some in found.items()}
 
 
-def _sources(found: Sequence[Document], database: chunks.Database) -> Iterable[dict[str, Any]]:
+def _sources(found: Sequence[Document], database: Database) -> Iterable[dict[str, Any]]:
     of: dict[str, list[str]] = collections.defaultdict(list)
     for one in database.chunks:
         of[one.document].append(one.passage.id)

@@ -1,15 +1,16 @@
 """The pages of launch/report.py: a run's trace, or several runs side by side and theirs."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from cirag_jax.commands import comparison, difficulty
+from cirag_jax import sqlite
+from cirag_jax.commands import compare, comparison, difficulty
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_object
+from cirag_jax.io import read_object, say
 from cirag_jax.reports import difficulty as difficulty_report
 from cirag_jax.reports import results, trace
 from cirag_jax.reports.pages import Section
@@ -17,7 +18,7 @@ from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.types import Config
 
-RESULT = "result.json"
+CONFIG, RESULT = "config.json", "result.json"
 # What becomes of reading a file that something else wrote.
 _OTHER = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -37,11 +38,11 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       Of one run as `trace.report`; of several as `comparison.measure_runs`, with ``page`` and
-      ``traces`` as `results.write`.
+      ``traces`` as `results.write`; of those in a folder the ``unfinished``, which are not shown.
 
     Raises:
-      UserError: a run cannot be read or compared (`comparison.compare`), ``config.difficulty`` is
-        no result about these runs, or a page cannot be written.
+      UserError: a run cannot be read or compared (`comparison.compare`), none in a folder has
+        ended, ``config.difficulty`` is no result about these runs, or a page cannot be written.
     """
     if config.run is not None and config.runs is not None:
         raise UserError("config.run and config.runs are two ways to say it; give one of them.")
@@ -50,20 +51,70 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         if config.difficulty is not None:
             raise UserError("config.difficulty is shown beside several runs; config.run is one.")
         return trace.report(config, workdir)
-    folders = inside or comparison.named_folders(config.runs)
-    allow_different = config.allow_different or bool(inside)
-    runs, result = comparison.measure_runs(config, folders, allow_different)
+    unfinished: dict[str, str] = {}
+    if inside:
+        unfinished = _unfinished(inside)
+        folders = [(name, path) for name, path in inside if name not in unfinished]
+        if not folders:
+            raise UserError(f"no run in {config.run} has ended: {_listed(unfinished)}.")
+    else:
+        folders = comparison.named_folders(config.runs)
+    runs, result = comparison.measure_runs(config, folders, config.allow_different or bool(inside))
     records = {run.name: run.records for run in runs}
     more = [] if config.difficulty is None else _difficulty(config.difficulty, records)
-    return {**result, **results.write(result, records, workdir, title=config.title, more=more)}
+    note = f"Unfinished and not shown: {_listed(unfinished)}." if unfinished else ""
+    shown = results.write(result, records, workdir, title=config.title, note=note, more=more)
+    if note:
+        say(note)
+    return {**result, **shown, **({"unfinished": unfinished} if inside else {})}
 
 
 def _inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
-    """Name and workdir of the runs that launch/compare.py left in a folder."""
+    """Name and workdir of the runs of launch/compare.py in a folder, in the order it was told.
+
+    One that it has not begun is among them.
+    """
     path = pathlib.Path(folder or "").expanduser()
     if folder is None or path.is_file() or (path / journal.FILE).exists():
         return []
-    return [(file.parent.name, file.parent) for file in sorted(path.glob(f"*/{journal.FILE}"))]
+    found = [file.parent.name for file in sorted(path.glob(f"*/{journal.FILE}"))]
+    config = read_object(path / CONFIG, optional=True) if found else {}
+    methods = config.get("methods")
+    told = compare.read_entries(methods, None) if isinstance(methods, str | list) else ()
+    names = dict.fromkeys([*(entry.name for entry in told), *found])
+    return [(name, path / name) for name in names]
+
+
+def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
+    """How far those runs are that have not ended, by name.
+
+    A journal knows only the questions that were begun: where its run says nothing itself, one that
+    knows fewer than another is not at its end.
+    """
+    counts = {name: _counts(folder) for name, folder in inside}
+    whole = max(known for known, _ in counts.values())
+    found = {}
+    for name, folder in inside:
+        known, ended = counts[name]
+        says = read_object(folder / RESULT, optional=True).get("complete", known == whole)
+        if ended is None:
+            found[name] = "at work"
+        elif not says or ended < known:
+            found[name] = f"{ended} questions so far"
+    return found
+
+
+def _counts(folder: pathlib.Path) -> tuple[int, int | None]:
+    """Questions that a run has begun, and that have ended; None: it is at work."""
+    try:
+        file = folder / journal.FILE
+        return journal.read_counts(file) if file.is_file() else (0, 0)
+    except sqlite.InUse:
+        return 0, None
+
+
+def _listed(unfinished: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({how_far})" for name, how_far in unfinished.items())
 
 
 def _difficulty(folder: str, records: Mapping[str, Mapping[str, Record]]) -> list[Section]:

@@ -58,6 +58,8 @@ class Cirag(Closing):
         opening.check(config, needs)
         if isinstance(documents, (str, os.PathLike)):
             dataset = documents_lib.read_documents(pathlib.Path(documents))
+        elif not isinstance(documents, Iterable):
+            raise UserError(f"documents must be a path or texts, not {documents!r}.")
         else:
             dataset = documents_lib.from_texts(documents)
         corpus = build_corpus(dataset, (), WHOLE)
@@ -69,7 +71,7 @@ class Cirag(Closing):
             self._handlers = opening.open_handlers(
                 config, asked, self._book, stack, rows=config.in_flight
             )
-            self._stack = stack.pop_all()
+            self._stack, self._is_closed = stack.pop_all(), False
 
     @classmethod
     def open(
@@ -111,6 +113,8 @@ class Cirag(Closing):
         Raises:
           UserError: a question is empty, or a request failed.
         """
+        if self._is_closed:
+            raise UserError("the models are closed; open them again, with Cirag.open.")
         asked = [own_question(text) for text in questions]
         jobs = {q.id: task.job(q, self._program, self._settings) for q in asked}
         scheduler = Scheduler(
@@ -137,6 +141,7 @@ class Cirag(Closing):
 
     def close(self) -> None:
         """Frees the models."""
+        self._is_closed = True
         self._stack.close()
 
 
@@ -146,6 +151,8 @@ def own_question(text: str) -> Question:
     Raises:
       UserError: it is empty or not text.
     """
+    if not isinstance(text, str):
+        raise UserError(f"a question is a text, not {text!r}.")
     text = " ".join(text.split())
     if not text:
         raise UserError("config.question is empty.")

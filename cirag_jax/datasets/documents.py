@@ -149,8 +149,15 @@ def _words(sentences: Iterable[str]) -> int:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8-sig")
+        content = file.read_bytes()
+        place = content.find(b"\0")  # Valid UTF-8, and in no text.
+        text = content.decode("utf-8-sig") if place < 0 else None
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}).") from None
+        text, place = None, error.start
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
+    if text is None:
+        raise UserError(
+            f"{file} is not UTF-8 text (byte {place}); save it as UTF-8, or move it elsewhere."
+        )
+    return text

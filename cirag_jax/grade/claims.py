@@ -7,7 +7,9 @@ the language model of the other steps, or a rule.
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.grade.records import Document
@@ -55,6 +57,10 @@ class ClaimSettings:
         """The roles of a language model that are asked."""
         model = (self.filter == "model", self.kind == "model", self.check and self.kind == "model")
         return tuple(role for role, asked in zip(ROLES, model, strict=True) if asked)
+
+
+# What `claim` gives.
+Outcome = Annotated[dict[Literal["text", "reason"], str], msgspec.Meta(min_length=1)]
 
 
 def claim(document: Document, index: int, settings: ClaimSettings) -> Program[Mapping[str, Any]]:

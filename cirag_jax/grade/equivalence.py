@@ -11,11 +11,11 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.grade.clusters import Clusters
-from cirag_jax.grade.records import Claim, Edge, Fact, Group
+from cirag_jax.grade.records import Claim, Edge, Fact, Group, Kind
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 
@@ -59,6 +59,13 @@ class EquivalenceSettings:
 
 
 # ------------------------------------------------------------------------------- finding the groups
+
+
+class Outcome(TypedDict):
+    """What `find` gives."""
+
+    groups: list[tuple[list[str], Kind]]
+    problems: list[str]
 
 
 def find(

@@ -10,7 +10,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from cirag_jax.datasets import demo, relations
 from cirag_jax.datasets.demo import questions as demo_questions
@@ -258,6 +258,14 @@ def _initials(name: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------- programs
+
+
+class Outcome(TypedDict):
+    """What `ask` gives."""
+
+    question: str
+    answers: list[str]
+    reason: NotRequired[str]
 
 
 def ask(

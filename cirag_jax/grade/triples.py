@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.grade.records import Claim, Fact
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
-from cirag_jax.types import Triple
+from cirag_jax.types import Count, Triple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,13 @@ class TripleSettings:
     def roles(self) -> tuple[str, ...]:
         """The role of a language model that is asked."""
         return ("extractor",) if self.kind == "model" else ()
+
+
+class Outcome(TypedDict):
+    """What `extract` gives: the last of a triple is the place of its claim."""
+
+    triples: list[tuple[str, str, str, Count]]
+    problems: list[str]
 
 
 def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError, check_choice
@@ -16,7 +16,7 @@ from cirag_jax.prompts import dialects
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.store import Record, Status, content_hash
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Count, Passage, Triple
 
 # Raise it with every change after which an answer that was given before yields other triples: in
 # `extract`, in the parsing of prompts/extraction.py and prompts/tolerant_json.py, in the choice of
@@ -176,7 +176,17 @@ def encode_extraction(found: Extraction) -> dict[str, Any]:
     }
 
 
-def stored(passage: Passage, outcome: Any, error: str | None) -> Record:
+class Outcome(TypedDict):
+    """What `encode_extraction` gives."""
+
+    status: Status
+    triples: list[tuple[str, str, str, Count | None]]
+    cause: str | None
+    parse_errors: dict[str, Count]
+    answer: str
+
+
+def stored(passage: Passage, outcome: Outcome | None, error: str | None) -> Record:
     """The store's record of a passage, from what the journal knows of it."""
     digest = content_hash(passage)
     if outcome is None:

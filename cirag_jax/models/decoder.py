@@ -258,6 +258,22 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) ->
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
+def multiply(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: Any = None) -> jax.Array:
+    """``x`` times a matrix, over its ``axis``, in ``dtype`` (None: that of ``x``).
+
+    fp32 ``x`` and a bf16 matrix are multiplied in bf16 and summed in fp32. On a CPU that has the
+    instructions this takes little more than half the time of fp32; bf16 results take longer.
+    """
+    dtype, mixed = dtype or x.dtype, x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
+    x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
+    # A lone row takes XLA's slow path on CPUs: seven times the time of two.
+    alone = mixed and x.ndim > 1 and x.size == x.shape[-1]
+    x = jnp.concatenate([x, x], axis=-2) if alone else x
+    contracted = (((x.ndim - 1,), (axis,)), ((), ()))
+    y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
+    return y[..., :1, :] if alone else y
+
+
 def _activate(x: jax.Array, name: str) -> jax.Array:
     if name == "silu":
         return jax.nn.silu(x)
@@ -299,7 +315,7 @@ class _Layer:
 
     def project(self, x: jax.Array, name: str) -> jax.Array:
         """``x`` times the kernel ``name``, plus bias and adapter where there are."""
-        y = x @ self.p[name].astype(x.dtype)
+        y = multiply(x, self.p[name])
         bias = self.p.get(name.replace("_proj", "_bias"))
         if bias is not None:
             y = y + bias.astype(x.dtype)
@@ -365,12 +381,7 @@ def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.A
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """fp32 logits over the vocabulary of normed hidden states ``[..., D]``."""
     weight, axis = (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
-    scores = jax.lax.dot_general(
-        hidden,
-        weight.astype(hidden.dtype),
-        (((hidden.ndim - 1,), (axis,)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
+    scores = multiply(hidden, weight, axis, jnp.float32)
     return softcap(scores, config.final_softcap)
 
 

@@ -121,9 +121,9 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 def tables(result: Mapping[str, Any]) -> list[Table]:
     """The matrix of every run, of every pair, the failures and the correlations."""
     label, settings = _error_label(result), result["settings"]
-    unit = {"chunk": f"chunks of {settings['chunk']} words"}.get(
-        settings["unit"], f"{settings['unit']}s"
-    )
+    unit, chunks = f"{settings['unit']}s", settings["chunks"]
+    if unit == "chunks":
+        unit += f" of {chunks['least']} to {chunks['most']} words"
     caption = (
         f"{{}}: {label} in per cent with 95 % intervals (questions); {result['num_questions']} "
         f"graded of {settings['data']}, D_r of the {_NAMES[settings['aggregate']]} over {unit}"

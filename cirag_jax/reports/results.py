@@ -26,6 +26,7 @@ def write(
     workdir: pathlib.Path,
     *,
     title: str | None = None,
+    note: str = "",
     more: Sequence[Section] = (),
 ) -> dict[str, Any]:
     """Writes ``index.html`` and every run's trace; all of them or none.
@@ -35,6 +36,7 @@ def write(
       records: of every run's questions, by id.
       workdir: an existing folder.
       title: by default the runs' names.
+      note: what stands below the title.
       more: sections that stand before the questions.
 
     Returns:
@@ -45,7 +47,7 @@ def write(
     """
     settings = result["settings"]
     names = {run: f"trace-{number}.html" for number, run in enumerate(settings["runs"], start=1)}
-    page = _page(result, records, names, title or ", ".join(names), more)
+    page = _page(result, records, names, title or ", ".join(names), note, more)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{PAGE}.", dir=workdir) as folder:
             aside = pathlib.Path(folder)
@@ -66,6 +68,7 @@ def _page(
     records: Mapping[str, Mapping[str, Record]],
     traces: Mapping[str, str],
     title: str,
+    note: str,
     more: Sequence[Section],
 ) -> Iterator[str]:
     pictures = {name: figures.svg(drawn) for name, drawn in comparison.draw(result)}
@@ -80,6 +83,7 @@ def _page(
         images=True,
         links="".join(pages.link(f"#{pages.anchor(s.title)}", s.title) for s in found),
         traces="".join(pages.link(name, run, tab=name) for run, name in traces.items()),
+        note=f"<p>{pages.text(note)}</p>" if note else "",
         sections=pages.sections(found),
         profile=pages.text(profile),
         seed=", of the first seed" if several else "",

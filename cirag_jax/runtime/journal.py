@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
+
+T = TypeVar("T")
 
 FORMAT = 3  # 3: ranked texts, named rankers
 FILE = "journal.sqlite"
@@ -206,12 +208,12 @@ class Journal(Closing):
         """Results of the programs that have one, by id."""
         with self._reading():
             rows = self._db.execute("SELECT id, outcome FROM programs WHERE outcome IS NOT NULL")
-            return {program: json.loads(outcome) for program, outcome in rows}
+            return {name: _outcome(self.path, name, outcome) for name, outcome in rows}
 
     def records(self) -> Iterator[Record]:
         """What is known of every program, in the order of their places."""
         with self._reading():
-            yield from _records(self._db)
+            yield from _records(self._db, self.path)
 
     def usage(self) -> Mapping[str, Usage]:
         """Tokens of all responses, by the role that gave them; see `totals`."""
@@ -252,7 +254,7 @@ class Journal(Closing):
                 "or its prompts changed since; use another --workdir."
             )
         with self._reading():
-            return codec.decode_response(request, json.loads(row[1]), self.passage)
+            return codec.decode_response(request, _json(row[1]), self.passage)
 
     def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
         """Writes a response; it is durable against a kill when this returns.
@@ -373,7 +375,30 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
       UserError: there is no journal, or a run is writing it.
     """
     with _reading(Path(path)) as db:
-        return list(_records(db))
+        return list(_records(db, Path(path)))
+
+
+def read_counts(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """How many programs a journal knows, and how many of them have ended; as `read_records`."""
+    with _reading(Path(path)) as db:
+        ended = "SUM(outcome IS NOT NULL OR error IS NOT NULL)"
+        return db.execute(f"SELECT COUNT(*), IFNULL({ended}, 0) FROM programs").fetchone()
+
+
+def typed(path: Path, program: str, outcome: Any, kind: type[T]) -> T:
+    """A program's result as that of a method, which it was when it was written.
+
+    Args:
+      path: of the journal.
+      program: its id.
+      outcome: as `Record` has it, not None.
+      kind: what msgspec makes of it.
+
+    Raises:
+      UserError: it is another, for it is damaged.
+    """
+    with _naming(path, program):
+        return msgspec.convert(outcome, kind)
 
 
 def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
@@ -452,8 +477,36 @@ def _readable(path: Path) -> Iterator[Path]:
         yield Path(folder) / path.name
 
 
+@contextlib.contextmanager
+def _naming(path: Path, program: str) -> Iterator[None]:
+    """Says of which program a row is that cannot be read."""
+    try:
+        yield
+    except sqlite.DAMAGE as error:
+        raise damaged(path, program, error) from None
+
+
+def damaged(path: Path, program: str, error: Exception) -> UserError:
+    """The exception to raise about a program whose result cannot be used."""
+    return sqlite.damaged(f"{path}: the result of {program!r}", error)
+
+
+def _outcome(path: Path, program: str, text: str) -> Any:
+    with _naming(path, program):
+        return _json(text)
+
+
+def _json(text: str) -> Any:
+    """JSON as it is written here, without NaN and infinities."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def _settings(meta: Mapping[str, str]) -> dict[str, Any]:
-    return msgspec.convert(json.loads(meta["settings"]), dict[str, Any])
+    return msgspec.convert(_json(meta["settings"]), dict[str, Any])
 
 
 def _finite(value: Any, what: str) -> str:
@@ -476,12 +529,13 @@ def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
     return meta
 
 
-def _records(db: sqlite3.Connection) -> Iterator[Record]:
+def _records(db: sqlite3.Connection, path: Path) -> Iterator[Record]:
     programs = db.execute(
         "SELECT id, input, outcome, error, seconds FROM programs ORDER BY place, id"
     )
     for program, given, outcome, error, seconds in programs:
         roles, calls = {}, dict.fromkeys(codec.KINDS.values(), 0)
+        result = None if outcome is None else _outcome(path, program, outcome)
         rows = db.execute(
             "SELECT json_extract(request, '$.kind'), json_extract(request, '$.role'), response "
             "FROM responses WHERE program = ? ORDER BY ordinal, part",
@@ -490,11 +544,10 @@ def _records(db: sqlite3.Connection) -> Iterator[Record]:
         for kind, role, response in rows:
             calls[kind] += 1
             if kind in ("generate", "score"):
-                used = Usage(**json.loads(response).get("usage", {}))
+                used = Usage(**_json(response).get("usage", {}))
                 roles[role] = roles.get(role, Spent()) + Spent(1, used)
         usage = sum((spent.usage for spent in roles.values()), start=Usage())
-        result = None if outcome is None else json.loads(outcome)
-        yield Record(program, json.loads(given), result, error, seconds, usage, calls, roles)
+        yield Record(program, _json(given), result, error, seconds, usage, calls, roles)
 
 
 def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> Totals:
@@ -514,14 +567,14 @@ def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> To
     calls, usage = 0, collections.defaultdict[str, Usage](Usage)
     for role, response in rows:
         calls += 1
-        usage[role] += Usage(**json.loads(response).get("usage", {}))
+        usage[role] += Usage(**_json(response).get("usage", {}))
     return Totals(ended.fetchone()[0], calls, dict(usage))
 
 
 def _forgotten(db: sqlite3.Connection) -> Totals:
     row = db.execute("SELECT value FROM meta WHERE key = 'forgotten'").fetchone()
-    return Totals() if row is None else msgspec.convert(json.loads(row[0]), Totals)
+    return Totals() if row is None else msgspec.convert(_json(row[0]), Totals)
 
 
 def _passage(text: str) -> Passage:
-    return msgspec.convert(json.loads(text), Passage)
+    return msgspec.convert(_json(text), Passage)

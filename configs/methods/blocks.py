@@ -111,6 +111,7 @@ def preset(config: Any, name: str) -> Any:
         for who in roles:
             config[who].context = 4096
             config[who].overflow = "truncate"
+            config[who].dtype = "bfloat16"  # On CPUs that multiply it, see `Engine.open`.
     elif name == "paper":
         config.model = "Qwen/Qwen2.5-7B-Instruct"
         if needs.index:

@@ -171,6 +171,7 @@ def test_other_values(folder, name, table, column, changes, row):
         ("UPDATE programs SET outcome = '[[x'", ()),
         ("UPDATE responses SET response = '[]'", ()),
         ('UPDATE responses SET response = \'{"usage": {"x": 1}}\'', ()),
+        ('UPDATE responses SET response = \'{"usage": {"seconds": NaN}}\'', ()),
         ('UPDATE responses SET request = \'{"kind": "zz"}\'', ()),
         ("UPDATE meta SET value = '[' WHERE key = 'settings'", ()),
         ("UPDATE meta SET value = ? WHERE key = 'seconds'", ("soon",)),

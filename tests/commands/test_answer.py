@@ -103,6 +103,7 @@ def test_a_question_of_ones_own(runs):
     assert run.status == 0, run.err
     result, row = run.result, lines(root / "one" / "predictions.jsonl")[0]
     assert (result["num_questions"], result["complete"], result["em"]) == (1, True, None)
+    assert result["answer"] == row["answer"]
     assert set(result["recall"].values()) == {None}
     assert len(lines(root / "one" / "predictions.jsonl")) == 1
     # A person sees the answer with its evidence and its steps, on standard error.

@@ -110,9 +110,10 @@ def test_each_folder_is_a_workdir_of_answering(whole, folders, tmp_path):
     page = report_config.get_config()
     page.run = str(workdir / "narrow")
     assert trace.report(page, tmp_path)["num_questions"] == 3
-    page.run = str(workdir)  # all of them
+    page.run = str(workdir)  # all of them, in the order of the command's config
+    (workdir / "config.json").write_text(configured(folders).to_json())
     page.bootstrap_samples = 50
-    assert list(results.report(page, tmp_path)["systems"]) == ["direct", "narrow", "native_rag"]
+    assert list(results.report(page, tmp_path)["systems"]) == ["direct", "native_rag", "narrow"]
     assert '<figure><img alt="latency"' in (tmp_path / "index.html").read_text("utf-8")
     # launch/answer.py goes on there: it has nothing left to ask.
     own = task.method_config("native_rag", "", settings(folders))
@@ -227,7 +228,7 @@ def test_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, comma
 
 
 def test_values_go_to_the_methods_that_have_the_key(folders):
-    entries = compare._entries(configured(folders, methods="direct, a=native_rag , cirag:small"))
+    entries = compare.read_entries("direct, a=native_rag , cirag:small", "")
     assert [tuple(entry) for entry in entries] == [
         ("direct", "direct", ""), ("a", "native_rag", ""), ("cirag", "cirag", "small"),
     ]  # fmt: skip

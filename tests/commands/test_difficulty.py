@@ -14,7 +14,6 @@ import pytest
 from cirag_jax import cli
 from cirag_jax.commands import difficulty as command
 from cirag_jax.datasets import jsonl
-from cirag_jax.datasets.articles import SIZES
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import encoders
 from cirag_jax.types import Dataset, Passage, Question
@@ -303,8 +302,8 @@ def test_the_aggregate_makes_the_columns(tmp_path):
         assert result["hops"][2]["edges"][1] == pytest.approx(median, abs=1e-6)
 
 
-@pytest.mark.parametrize("chunk", sorted(SIZES))
-def test_chunks_and_articles_are_embedded_where_they_are_asked_for(tmp_path, monkeypatch, chunk):
+@pytest.mark.parametrize("size", [(64, 128, 25), (128, 256, 50), (256, 512, 100)])
+def test_chunks_and_articles_are_embedded_where_they_are_asked_for(tmp_path, monkeypatch, size):
     """Of an article of 600 words only what holds the gold sentence."""
     seen = []
 
@@ -331,10 +330,13 @@ def test_chunks_and_articles_are_embedded_where_they_are_asked_for(tmp_path, mon
     ]  # fmt: skip
     dataset(tmp_path, *made)
     name = run(tmp_path, "a", [prediction(one, right=True) for _, one in made])
-    evaluate(tmp_path, name, unit="chunk", chunk=chunk)
-    size = SIZES[chunk]
+    least, most, overlap = size
+    chunks = {"chunks.least": least, "chunks.most": most, "chunks.overlap": overlap}
+    result = evaluate(tmp_path, name, unit="chunk", **chunks)
+    assert result["settings"]["chunks"] == {"least": least, "most": most, "overlap": overlap}
+    assert f"over chunks of {least} to {most} words" in (tmp_path / "w" / "table.md").read_text()
     assert seen and all("s55w3" in text for text in seen)
-    assert all(size.least <= len(text.split()) - 1 <= size.most for text in seen)
+    assert all(least <= len(text.split()) - 1 <= most for text in seen)
     seen.clear()
     evaluate(tmp_path, name, unit="article")
     assert [len(text.split()) for text in seen] == [601]
@@ -359,7 +361,7 @@ def test_bad_input(tmp_path):
             str(tmp_path))  # fmt: skip
     refuses(r"config\.score='bleu' must be one of em, f1, acc", good, score="bleu")
     refuses(r"config\.unit='word' must be one of passage, chunk, article", good, unit="word")
-    refuses(r"config\.chunk='1-2' must be one of 64-128", good, chunk="1-2")
+    refuses(r"config\.chunks: overlap must not exceed least", good, **{"chunks.most": 100})
     refuses(r"config\.aggregate='max' must be one of min, mean", good, aggregate="max")
     refuses(r"config\.power must not be 0", good, power=0.0)
     refuses(r"config\.profile='x' is no profile", good, profile="x")

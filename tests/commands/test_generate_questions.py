@@ -12,10 +12,10 @@ from cirag_jax.commands import backends
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.grade import records
-from cirag_jax.llm.types import Generated, Usage, failed
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Journal
 from tests import answering, tiny, tiny_decoder
+from tests.grade.articles import Model, write_articles
 
 pytest.importorskip("sklearn")
 pytest.importorskip("networkx")
@@ -24,14 +24,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MAIN = runpy.run_path(str(_ROOT / "launch/generate_questions.py"))["main"]
 _ANSWER = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
-# A chain of facts over articles; "Osk" and "Oskton" are one town.
-ARTICLES = (
-    ("Ule", "Ule feeds Tarn. Nobody likes Ule!"),
-    ("Tarn", "Tarn governs Osk. Tarn is garbled."),
-    ("Oskton", "Oskton borders Fenn. It says nothing."),
-    ("Fenn", "Fenn joins Brum."),
-    ("Brum", "Brum cuts Dunn. Tarn owns Vell."),
-)
 FILES = ("questions.jsonl", "corpus.jsonl", "openie.jsonl", "paths.jsonl", "groups.jsonl",
          "review.jsonl", "sources.jsonl")  # fmt: skip
 
@@ -55,65 +47,6 @@ def rules_folder(folder):
     return folder
 
 
-class Model:
-    """A backend that does every step by rules, from what the last message shows."""
-
-    usage = Usage()
-
-    def __init__(self):
-        self.left, self.asked, self.broken = 10**6, [], ""
-
-    @property
-    def budget_exhausted(self):
-        return self.left <= 0
-
-    def generate(self, requests, progress, done):
-        del progress
-        for index, request in enumerate(requests):
-            if self.left <= 0:
-                done(index, failed("the budget is exhausted"))
-                continue
-            self.left -= 1
-            shown = request.messages[-1].text
-            self.asked.append((request.role, shown))
-            if request.role == self.broken:
-                done(index, failed("the server is away"))
-                continue
-            text = getattr(self, request.role)(shown)
-            done(index, Generated(text, "stop", Usage(prompt_tokens=5, generated_tokens=2)))
-
-    def close(self):
-        pass
-
-    def filter(self, shown):
-        return "Opinion" if shown.endswith("!") else "Fact"
-
-    def claimer(self, shown):
-        sentence = shown.rpartition("Sentence: ")[2]
-        return "Claim: none" if "nothing" in sentence else f"Claim: {sentence}"
-
-    def checker(self, shown):
-        return "No" if "garbled" in shown else "Yes"
-
-    def extractor(self, shown):
-        found = re.findall(r"Sentence (\d+): (\w+) (\w+) (\w+)\.", shown)
-        return "\n".join(f"({head}|{verb}|{tail}|{n})" for n, head, verb, tail in found)
-
-    def matcher(self, shown):
-        both = "Osk " in shown.replace("|", " ") and "Oskton" in shown
-        return '[Osk|Oskton|"always"]' if both else "No identical entities found"
-
-    def asker(self, shown):
-        triples = re.findall(r"Triple \d+: (\w+)\|(\w+)\|(\w+)", shown)
-        if triples[-1][2] == "Vell":
-            return "I would rather not."
-        verbs = " what it ".join(verb for _, verb, _ in triples)
-        return f"Question: What is it that {triples[0][0]} {verbs}? | Answer: {triples[-1][2]}"
-
-    def validator(self, shown):
-        return "False" if "cuts" in shown and "feeds" in shown else "True"
-
-
 @pytest.fixture
 def model(monkeypatch):
     found = Model()
@@ -125,12 +58,8 @@ def model(monkeypatch):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("tiny")
-    articles = root / "articles"
-    articles.mkdir()
-    rows = [{"title": t, "text": x, "source": "The Daily"} for t, x in ARTICLES]
-    (articles / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
-        "articles": articles,
+        "articles": write_articles(root / "articles"),
         "films": rules_folder(root / "films"),
         "encoder": tiny.model_folder(root / "encoder"),
         "decoder": tiny_decoder.folder(root / "decoder", max_position_embeddings=4096),

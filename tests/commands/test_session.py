@@ -60,6 +60,7 @@ def test_a_dataset_folder_and_another_method(folders):
         ({"preset": "llm"}, "cirag.py:small, which needs none"),
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
+        ({"documents": None}, "documents must be a path or texts, not None"),
     ],
 )
 def test_what_cannot_be_opened_is_said(folders, fields, words):
@@ -70,11 +71,13 @@ def test_what_cannot_be_opened_is_said(folders, fields, words):
 
 
 def test_an_empty_question_is_refused(folders):
-    with (
-        cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag,
-        pytest.raises(UserError, match="question is empty"),
-    ):
-        rag.answer("  ")
+    with cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag:
+        with pytest.raises(UserError, match="question is empty"):
+            rag.answer("  ")
+        with pytest.raises(UserError, match="a question is a text, not 5"):
+            rag.answer(5)
+    with pytest.raises(UserError, match="the models are closed"):
+        rag.answer("Who?")
 
 
 def test_the_command_over_documents(folders, tmp_path, capsys, monkeypatch):

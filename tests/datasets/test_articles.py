@@ -1,65 +1,44 @@
-"""Articles from passages, chunks by hand, and what must be found for a question."""
+"""Articles from passages, and what must be found for a question."""
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from cirag_jax.datasets.articles import SIZES, Articles, Size, join, spans
-from cirag_jax.grade.chunks import ChunkSettings, chunk
+from cirag_jax.datasets.articles import Articles, join
+from cirag_jax.datasets.chains import passage_text
+from cirag_jax.datasets.chunks import ChunkSettings
+from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Document
 from cirag_jax.types import Passage, Question
 
 
-def words(first, last):
-    return " ".join(f"w{i}" for i in range(first, last))
-
-
-@pytest.mark.parametrize(
-    ("num_words", "wanted"),
-    [
-        (0, [(0, 0)]),
-        (40, [(0, 40)]),
-        (256, [(0, 256)]),
-        (257, [(0, 256), (129, 257)]),  # One word is left: the chunk has 128 nevertheless.
-        (334, [(0, 256), (206, 334)]),  # From here on the last one begins where it should.
-        (460, [(0, 256), (206, 460)]),
-        (470, [(0, 256), (206, 462), (342, 470)]),
-    ],
-)
-def test_chunks_of_the_paper(num_words, wanted):
-    assert spans(num_words, SIZES["128-256"]) == wanted
-
-
-@given(st.integers(0, 3000), st.sampled_from(sorted(SIZES)))
-def test_chunks_cover_a_text_within_their_sizes(num_words, name):
-    size = SIZES[name]
-    found = spans(num_words, size)
-    assert found[0][0] == 0 and found[-1][1] == num_words
-    for start, end in found:
-        assert min(size.least, num_words) <= end - start <= size.most
-    for (_, end), (start, _) in zip(found, found[1:], strict=False):
-        assert end - start >= size.overlap
+def passage(name, *sentences):
+    return Passage(name, "A", " ".join(sentences), sentences)
 
 
 def test_an_article_holds_what_its_parts_share_once():
     parts = [
-        Passage("news/a#1", "A", words(0, 20)),
-        Passage("news/a#2", "A", words(12, 40)),
-        Passage("news/a#3", "A", words(37, 50)),  # Three words are alike by chance.
+        passage("news/a#1", "Ule rose.", "It fell.", "It is far."),
+        passage("news/a#2", "It fell.", "It is far.", "Osk too."),
+        passage("news/a#3", "Osk rose."),
     ]
     article = join(parts)
-    assert article.places == {"news/a#1": (0, 20), "news/a#2": (12, 40), "news/a#3": (40, 53)}
-    assert article.text() == f"A. {words(0, 40)} {words(37, 50)}"
-    assert article.text((2, 4)) == "A. w2 w3"
+    assert article.places == {
+        "news/a#1": range(3),
+        "news/a#2": range(1, 4),
+        "news/a#3": range(4, 5),
+    }
+    assert article.text() == "A. Ule rose. It fell. It is far. Osk too. Osk rose."
+    assert article.text(range(1, 3)) == "A. It fell. It is far."
 
 
-def test_chunks_of_a_generated_benchmark_are_joined():
-    """In two chunks of whole sentences, of which the second repeats one of six words."""
-    document = Document("news/a", "A", (words(0, 6), words(6, 12), words(12, 20)))
-    chunks = chunk(document, ChunkSettings(6, 14, 6))
-    passages = {one.passage.id: one.passage for one in chunks}
-    assert [len(p.text.split()) for p in passages.values()] == [12, 14]
-    assert Articles(passages).of("news/a@2").words == tuple(words(0, 20).split())
+def test_chunks_of_a_generated_benchmark_are_its_passages():
+    sentences = tuple(" ".join(f"w{10 * i + j}" for j in range(10)) + "." for i in range(70))
+    settings = ChunkSettings()
+    passages = Database([Document("news/a", "A", sentences)], settings).passages
+    assert len(passages) == 4
+    articles = Articles(passages)
+    assert articles.of("news/a@2").sentences == sentences
+    question = Question("q", "?", ("x",), supporting=("news/a@2",))
+    texts = [passage_text(passages[f"news/a@{n}"]) for n in (1, 2, 3)]
+    # The first and the third repeat some of the second.
+    assert articles.gold_texts(question, "chunk", settings) == [tuple(texts)]
 
 
 CORPUS = {
@@ -67,18 +46,18 @@ CORPUS = {
     for passage in (
         Passage("a#1", "A", "One two. Three four five.", ("One two.", "Three four five.")),
         Passage("b", "B", "Six seven."),
-        Passage("a#2", "A", "Eight. Nine ten.", ("Eight.", "Nine ten.")),
+        Passage("a#2", "A", "Eight. Nine ten.", ("Eight.", "", "Nine\nten.")),
         Passage("c#x", "C", "Eleven."),
         Passage("c#y", "C", "Twelve."),
-        Passage("d", "D", "One.Two three four five.", ("One.", "Two three four five.")),
+        Passage("e", "E", ""),
     )
 }
-SIZE = Size(2, 4, 1)  # Of the eight words of "a": 0-4, 3-7 and 6-8.
+SETTINGS = ChunkSettings(3, 5, 3)
 
 
 def gold(unit, supporting, sentences=None):
     question = Question("q", "?", ("x",), supporting=supporting, supporting_sentences=sentences)
-    return Articles(CORPUS).gold_texts(question, unit, SIZE)
+    return Articles(CORPUS).gold_texts(question, unit, SETTINGS)
 
 
 def test_passages_and_articles():
@@ -87,30 +66,16 @@ def test_passages_and_articles():
     assert gold("article", ("a#2", "a#1", "c#x")) == [(whole,), ("C. Eleven.",)]
 
 
-def test_chunks_that_hold_words_of_a_gold_sentence():
-    first, second, third = (
-        "A. One two. Three four",
-        "A. four five. Eight. Nine",
-        "A. Nine ten.",
-    )
-    assert spans(8, SIZE) == [(0, 4), (3, 7), (6, 8)]
-    # The second sentence of a#1 ends in the second chunk; that of a#2 is Nine ten.
+def test_chunks_that_hold_a_gold_sentence():
+    first, second = "A. One two. Three four five.", "A. Three four five. Eight."
+    third = "A. Eight. Nine ten."
+    # The second sentence of a#1 stands in two chunks; the third of a#2, after a blank one, in one.
     assert gold("chunk", ("a#1",), (("a#1", 1),)) == [(first, second)]
-    assert gold("chunk", ("a#1", "a#2"), (("a#1", 0), ("a#2", 1))) == [(first,), (second, third)]
+    assert gold("chunk", ("a#1", "a#2"), (("a#1", 0), ("a#2", 2))) == [(first,), (third,)]
     # Without annotation any chunk of the passage will do.
     assert gold("chunk", ("a#1", "a#2"), (("a#1", 0),)) == [(first,), (second, third)]
 
 
-def test_sentences_that_are_not_the_text_leave_the_passage():
-    """The text has four words, its sentences have five: no place in the text is known."""
-    assert spans(4, Size(1, 2, 0)) == [(0, 2), (2, 4)]
-    question = Question("q", "?", ("x",), supporting=("d",), supporting_sentences=(("d", 0),))
-    found = Articles(CORPUS).gold_texts(question, "chunk", Size(1, 2, 0))
-    assert found == [("D. One.Two three", "D. four five.")]
-
-
 def test_a_gold_passage_without_words_is_its_title():
-    corpus = {"e": Passage("e", "E", "")}
-    question = Question("q", "?", ("x",), supporting=("e",))
     for unit in ("passage", "chunk", "article"):
-        assert Articles(corpus).gold_texts(question, unit) == [("E. ",)]
+        assert gold(unit, ("e",)) == [("E. ",)]

@@ -55,7 +55,8 @@ def test_texts_have_their_first_words_for_a_title():
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.txt", b"caf\xe9", r"a\.txt is not UTF-8 text \(byte 3\)"),
+        ("a.txt", b"caf\xe9", r"a\.txt is not UTF-8 text \(byte 3\); save it as UTF-8"),
+        ("a.txt", b"PK\0\0", r"a\.txt is not UTF-8 text \(byte 2\)"),
         ("a.txt", b" \n", "has no text"),
         ("a.pdf", b"x", "has no text: documents are .txt and .md files, or a corpus.jsonl"),
     ],

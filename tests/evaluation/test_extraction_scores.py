@@ -246,11 +246,11 @@ def test_a_passage_that_changed_is_extracted_again():
     passage = Passage("p1", "T1", "T1 knows U1.")
     changed = Passage("p1", "T1", "T1 knows U1 well.")
     model = Canned(True)
-    with Journal(":memory:", {}) as journal:
+    with Journal(":memory:", {}) as book:
         for one in (passage, passage, changed):
             jobs = [evaluate_extraction.job(one, ExtractionSettings())]
-            records = Scheduler({"extractor": model}, journal).records_of(jobs)
-            (found,) = evaluate_extraction.read([Reference(one, (), ())], records)
+            records = Scheduler({"extractor": model}, book).records_of(jobs)
+            (found,) = evaluate_extraction.read([Reference(one, (), ())], records, book.path)
             assert found.status == "ok" and found.entities == ("U1", "T1")
             assert found.triples == (Triple("T1", "knows", "U1", "p1", 0),)
     assert len(model.asked) == 4

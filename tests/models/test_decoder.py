@@ -364,6 +364,23 @@ def test_bf16_stays_near_fp32(tmp_path):
     assert 0 < error.mean() < 0.03 * np.abs(exact).mean() + 0.01
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_fp32_by_bf16_is_summed_in_fp32(rows, axis):
+    """The product of what bf16 keeps of ``x``, as exact as fp32 sums are; a lone row, too."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, rows, 24)).astype(np.float32)
+    kernel = jnp.asarray(rng.standard_normal((24, 8) if axis == 0 else (8, 24)), jnp.bfloat16)
+    found = decoder.multiply(jnp.asarray(x), kernel, axis)
+    rounded = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32)
+    matrix = np.asarray(kernel, np.float32)
+    expected = rounded @ (matrix if axis == 0 else matrix.T)
+    assert found.dtype == jnp.float32 and found.shape == (1, rows, 8)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(x @ (matrix if axis == 0 else matrix.T) - expected).max() > 1e-3
+    assert decoder.multiply(jnp.asarray(x, jnp.bfloat16), kernel, axis).dtype == jnp.bfloat16
+
+
 PROMPTS = (
     "What is the capital of France?",
     "List three rivers of Germany, one per line.\n\n1. ",

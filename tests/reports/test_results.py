@@ -83,6 +83,7 @@ def test_the_runs_of_a_comparison_become_one_page(shown, made):
     assert result["page"] == str(out / "index.html")
     assert list(result["traces"].items())[1] == ("kirag", str(out / "trace-2.html"))
     assert result["systems"]["late"]["failures"] == 1 and result["num_questions"] == 4
+    assert result["unfinished"] == {}
     index = blocks(out / "index.html")["index"]
     assert [run["name"] for run in index["runs"]] == ["cirag", "kirag", "late"]
     first, _, third, _ = index["questions"]
@@ -95,8 +96,43 @@ def test_the_runs_of_a_comparison_become_one_page(shown, made):
     for heading in ("Scores", "Differences", "Recall by step", "Time", "Questions"):
         assert f"<h2>{heading}</h2>" in text
     assert "Settings of cirag / late: seed 1 / 2" in text
+    assert "Unfinished" not in text
     assert "<title>Three runs</title>" in text and text.count("data:image/svg+xml") == 2
     assert blocks(out / "trace-3.html")["index"]["title"] == "late"
+
+
+def test_runs_stand_in_the_order_of_their_methods_and_the_unfinished_are_named(
+    made, tmp_path, capsys
+):
+    """In flight when it was killed, killed between two questions, stopped, at work, not begun."""
+    root = shutil.copytree(made, tmp_path / "w")
+    pairs = made_up.many(4)
+    workdir(root, "killed", [*pairs[:3], (pairs[3][0], None)])
+    workdir(root, "between", pairs[:2])
+    write_json(workdir(root, "stopped", pairs) / "result.json", {"complete": False})
+    workdir(root, "other", pairs)
+    write_json(root / "config.json", {"methods": "late=cirag, killed=ircot,kirag:small,ircot"})
+    with journal.Journal(workdir(root, "busy", pairs) / journal.FILE, {"method": "cirag"}):
+        result = report(tmp_path / "out", run=str(root))
+    assert list(result["systems"]) == ["late", "kirag", "cirag", "other"]
+    assert result["unfinished"] == {
+        "killed": "3 questions so far",
+        "ircot": "0 questions so far",
+        "between": "2 questions so far",
+        "busy": "at work",
+        "stopped": "4 questions so far",
+    }
+    said = (
+        "Unfinished and not shown: killed (3 questions so far), ircot (0 questions so far), "
+        "between (2 questions so far), busy (at work), stopped (4 questions so far)."
+    )
+    assert said in capsys.readouterr().err
+    assert f"<p>{said}</p>" in (tmp_path / "out" / "index.html").read_text("utf-8")
+    for name in ("late", "kirag", "cirag", "other", "busy"):
+        shutil.rmtree(root / name)
+    with pytest.raises(UserError, match=r"no run in .*w has ended: late \(0 questions so far\), k"):
+        report(tmp_path / "no", run=str(root))
+    assert not list((tmp_path / "no").iterdir())
 
 
 def test_one_run_has_its_trace_as_before(made, tmp_path):

@@ -16,6 +16,8 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import logging
+import pathlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -56,6 +58,10 @@ from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, 
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
+
+log = logging.getLogger(__name__)
+
+CPU_FEATURES = pathlib.Path("/proc/cpuinfo")  # Linux; elsewhere there is none.
 
 _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
 
@@ -129,14 +135,19 @@ class Engine:
           model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
           adapter: a folder in PEFT's format, or what `models.io.workdir.open_adapter` has read.
           merge_adapter: add the adapter to the weights once instead of applying it at every step.
-          dtype: of weights and computation; default: bf16 on an accelerator, fp32 on a CPU.
+          dtype: of weights and computation; default: bf16 on an accelerator, fp32 on a CPU. On a
+            CPU bf16 is of the weights and of what is multiplied with them; it becomes fp32 where
+            the CPU has no instructions for it.
           mesh: shards the weights; default: one device.
           options: sizes.
 
         Raises:
           UserError: model or adapter cannot be read, or do not fit each other.
         """
-        loaded = load_decoder(model, dtype=dtype, param_dtype=dtype, mesh=mesh)
+        compute, stored = dtype, dtype
+        if jax.default_backend() == "cpu" and dtype == "bfloat16":
+            compute, stored = "float32", _stored_on_cpu()
+        loaded = load_decoder(model, dtype=compute, param_dtype=stored, mesh=mesh)
         params = decoder.to_params(loaded.state)
         pairs, options_lora = None, PLAIN_LORA
         if adapter is not None:
@@ -455,6 +466,18 @@ class _Held:
 
 def _prefix_cache(config: DecoderConfig, options: EngineConfig) -> PrefixCache | None:
     return PrefixCache(config, options.prefix_tokens) if options.prefix_tokens else None
+
+
+def _stored_on_cpu() -> Literal["float32", "bfloat16"]:
+    """bf16 where the CPU multiplies it (Linux names its instructions), else fp32."""
+    try:
+        features = set(CPU_FEATURES.read_text("utf-8").split())
+    except OSError:
+        features = set()
+    if features & {"avx512_bf16", "amx_bf16", "bf16"}:
+        return "bfloat16"
+    log.info("this CPU has no instructions for bfloat16: weights are float32")
+    return "float32"
 
 
 def _unstacked(tree: Any) -> Any:

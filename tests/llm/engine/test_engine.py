@@ -480,6 +480,22 @@ def test_an_adapter_is_exchanged_and_merged(folder, engine, tmp_path):
     assert [r.text for r in opened.generate(mixed())] == [r.text for r in adapted]
 
 
+@pytest.mark.parametrize(
+    ("features", "stored"), [("flags : sse avx512_bf16", "bfloat16"), ("flags : sse", "float32")]
+)
+def test_bf16_on_a_cpu_is_of_the_weights(folder, engine, tmp_path, monkeypatch, features, stored):
+    """Where the CPU multiplies bf16, and nowhere else; the cache stays fp32."""
+    (tmp_path / "cpuinfo").write_text(features)
+    monkeypatch.setattr("cirag_jax.llm.engine.engine.CPU_FEATURES", tmp_path / "cpuinfo")
+    options = EngineConfig(**{**SIZES, "prefix_tokens": 0})
+    opened = Engine.open(str(folder), dtype="bfloat16", options=options)
+    assert (opened.config.dtype, opened.config.param_dtype) == ("float32", stored)
+    found, exact = opened.generate(mixed()), engine.generate(mixed())
+    assert not any(r.error for r in found)
+    if stored == "float32":
+        assert [r.text for r in found] == [r.text for r in exact]
+
+
 def test_another_engine_over_the_same_weights(folder, engine):
     """Other sizes, the same texts; what one keeps of a prompt the other reuses; each is closed."""
     first = make(folder, prefix_tokens=512)

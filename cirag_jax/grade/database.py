@@ -1,38 +1,13 @@
 """The database: documents in overlapping chunks of whole sentences (section 4.1, A.8)."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.datasets.chunks import ChunkSettings, spans
 from cirag_jax.grade.records import Document
 from cirag_jax.types import Passage
 
 Place = tuple[str, int]  # a document and a sentence of it, or a chunk and a sentence of it
-
-
-@dataclasses.dataclass(frozen=True)
-class ChunkSettings:
-    """Sizes in words; beside these the paper has 64 to 128 with 25, and 256 to 512 with 100.
-
-    Attributes:
-      least: words of a chunk; a document that has fewer is one chunk.
-      most: words of a chunk; a longer sentence is a chunk of its own.
-      overlap: words that a chunk repeats of the one before, at most.
-    """
-
-    least: int = 128
-    most: int = 256
-    overlap: int = 50
-
-    def __post_init__(self):
-        check_at_least(1, self, "least", prefix="config.chunks.")
-        check_at_least(0, self, "overlap", prefix="config.chunks.")
-        if not self.overlap <= self.least <= self.most:
-            raise UserError(
-                "config.chunks: overlap must not exceed least, and least not most "
-                f"({self.overlap}, {self.least}, {self.most})."
-            )
 
 
 class Chunk(NamedTuple):
@@ -44,37 +19,9 @@ class Chunk(NamedTuple):
 
 
 def chunk(document: Document, settings: ChunkSettings) -> tuple[Chunk, ...]:
-    """A document's chunks, in order; the last reaches further back where it would be too short."""
-    sizes = [len(sentence.split()) for sentence in document.sentences]
-    spans: list[range] = []
-    start = 0
-    while start < len(sizes):
-        end, words = start, 0
-        while end < len(sizes) and (end == start or words + sizes[end] <= settings.most):
-            words += sizes[end]
-            end += 1
-        spans.append(range(start, end))
-        if end == len(sizes):
-            break
-        start, repeated = end, 0
-        while start - 1 > spans[-1].start and repeated + sizes[start - 1] <= settings.overlap:
-            start -= 1
-            repeated += sizes[start]
-        # A long sentence must follow what is repeated, or nothing new would be told.
-        while start < end and sum(sizes[start : end + 1]) > settings.most:
-            start += 1
-    last = spans[-1] if spans else range(0)
-    first = last.start
-    while len(spans) > 1 and first > spans[-2].start + 1:
-        words = sum(sizes[first : last.stop])
-        if words >= settings.least or words + sizes[first - 1] > settings.most:
-            break
-        first -= 1
-    if spans:
-        spans[-1] = range(first, last.stop)
-    return tuple(
-        _passage(document, number, span, len(spans)) for number, span in enumerate(spans, 1)
-    )
+    """A document's chunks, in order."""
+    found = spans(document.sentences, settings)
+    return tuple(_passage(document, n, span, len(found)) for n, span in enumerate(found, 1))
 
 
 def _passage(document: Document, number: int, span: range, count: int) -> Chunk:

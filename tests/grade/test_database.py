@@ -1,0 +1,18 @@
+"""Where evidence stands in the database."""
+
+from cirag_jax.datasets.chunks import ChunkSettings
+from cirag_jax.grade.database import Database
+from cirag_jax.grade.records import Document
+
+
+def document(*sizes, name="d"):
+    return Document(name, "T", tuple(" ".join([f"s{i}"] * n) for i, n in enumerate(sizes)))
+
+
+def test_evidence_takes_few_chunks_and_counts_sentences_in_them():
+    database = Database([document(*[4] * 6), document(4, name="e")], ChunkSettings(4, 12, 4))
+    assert list(database.passages) == ["d@1", "d@2", "d@3", "e"]
+    assert database.places("d", 2) == [("d@1", 2), ("d@2", 0)]
+    assert database.evidence([("d", 2), ("d", 4), ("e", 0)]) == (("d@2", 0), ("d@2", 2), ("e", 0))
+    assert database.evidence([("d", 2), ("d", 2)]) == (("d@1", 2),)
+    assert database.passages["d@2"].sentences == document(*[4] * 6).sentences[2:5]
