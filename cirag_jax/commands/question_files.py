@@ -75,7 +75,7 @@ def _questions(
     asked: Sequence[Asked],
     graph: equivalence.Graph,
     stated: Sequence[Claim],
-    database: chunks.Database,
+    database: Database,
 ) -> tuple[list[Question], list[dict[str, Any]]]:
     """The questions that are kept, numbered by hops, and a row of `PATHS` for every path."""
     kept: list[Question] = []
