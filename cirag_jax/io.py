@@ -134,6 +134,15 @@ def cache_folder(name: str) -> Path | None:
     return Path(setting or Path.home() / ".cache" / "cirag_jax") / name
 
 
+def bar(description: str, total: int, unit: str = "text") -> tqdm.tqdm:
+    """A progress bar on a terminal; elsewhere one line that says what has begun, if anything."""
+    if description and not sys.stderr.isatty():
+        print(f"{description}: {total:,} {unit}s", file=sys.stderr, flush=True)
+    return tqdm.tqdm(
+        total=total, desc=description, unit=unit, file=sys.stderr, disable=None, leave=False
+    )
+
+
 def one_line(text: str) -> str:
     """``text`` with a space for every run of white space."""
     return " ".join(text.split())

@@ -86,7 +86,6 @@ def logical_to_spec(
     axes: Sequence[str | None],
     shape: Sequence[int] | None = None,
     mesh: Any = None,
-    rules: Mapping[str, tuple[str, ...]] = RULES,
 ) -> PartitionSpec:
     """The `PartitionSpec` of an array whose dimensions are named by ``axes``.
 
@@ -94,7 +93,7 @@ def logical_to_spec(
     and this is logged once.
 
     Raises:
-      ValueError: an axis name is not in ``rules``, two dimensions map to the same mesh axis, or
+      ValueError: an axis name is not in `RULES`, two dimensions map to the same mesh axis, or
         the lengths of ``axes`` and ``shape`` differ.
     """
     if shape is not None and len(shape) != len(axes):
@@ -105,9 +104,9 @@ def logical_to_spec(
         if name is None:
             spec.append(None)
             continue
-        if name not in rules:
+        if name not in RULES:
             raise ValueError(f"logical axis {name!r} is not in the table of sharding rules")
-        mesh_axes = rules[name]
+        mesh_axes = RULES[name]
         for axis in mesh_axes:
             if axis in used:
                 raise ValueError(

@@ -17,45 +17,38 @@ from cirag_jax.errors import UserError
 
 def main(config, workdir):
     """Evaluates what the config describes."""
-    component = config.get("component")
+    from cirag_jax.commands import (
+        comparison,
+        difficulty,
+        evaluate_extraction,
+        evaluate_integrator,
+        evaluate_reader,
+        evaluate_retrieval,
+        judge,
+    )
+
     if "bootstrap_samples" not in config:
         raise UserError(
             "--config is not one to evaluate by; there are configs/retrieval.py, "
             "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, "
             "difficulty.py and judge.py."
         )
-    if component == "integrator":
-        from cirag_jax.commands import evaluate_integrator
-
-        return evaluate_integrator.evaluate(config, workdir)
-    if component == "extractor":
-        from cirag_jax.commands import evaluate_extraction
-
-        return evaluate_extraction.evaluate(config, workdir)
-    if component == "reader":
-        from cirag_jax.commands import evaluate_reader
-
-        return evaluate_reader.evaluate(config, workdir)
-    if component == "answers":
-        from cirag_jax.commands import comparison
-
-        return comparison.compare(config, workdir)
-    if component == "difficulty":
-        from cirag_jax.commands import difficulty
-
-        return difficulty.evaluate(config, workdir)
-    if component == "judge":
-        from cirag_jax.commands import judge
-
-        return judge.evaluate(config, workdir)
-    if component is None:
-        from cirag_jax.commands import evaluate_retrieval
-
-        return evaluate_retrieval.evaluate(config, workdir)
-    raise UserError(
-        f"config.component is {component!r}; it must be integrator, extractor, reader, answers, "
-        "difficulty or judge."
-    )
+    component = config.get("component")
+    evaluations = {
+        None: evaluate_retrieval.evaluate,
+        "integrator": evaluate_integrator.evaluate,
+        "extractor": evaluate_extraction.evaluate,
+        "reader": evaluate_reader.evaluate,
+        "answers": comparison.compare,
+        "difficulty": difficulty.evaluate,
+        "judge": judge.evaluate,
+    }
+    if component not in evaluations:
+        raise UserError(
+            f"config.component is {component!r}; it must be integrator, extractor, reader, "
+            "answers, difficulty or judge."
+        )
+    return evaluations[component](config, workdir)
 
 
 if __name__ == "__main__":

@@ -14,71 +14,63 @@ def main(config, workdir):
     """Writes ``workdir/model``, a folder that sentence-transformers (aligner, cross-encoder), PEFT
     or, merged, transformers (integrator, extractor) load unchanged.
     """
-    from cirag_jax.models.io.export import export_cross_encoder, export_sentence_transformers
-    from cirag_jax.models.io.workdir import (
-        ADAPTED,
-        component_of,
-        export_adapter,
-        export_encoder_adapter,
-        open_cross_encoder,
-        open_encoder,
-    )
+    from cirag_jax.models.io.workdir import ADAPTED, component_of
 
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir")
     folder = workdir / "model"
     component = component_of(config.checkpoint)
     if component in ADAPTED:
-        meta = export_adapter(
-            config.checkpoint,
-            folder,
-            merge=config.merge,
-            dtype=config.dtype,
-            average_with=config.average_with,
-            share=config.share,
-        )
-        return {
-            "folder": str(folder),
-            "checkpoint": config.checkpoint,
-            "step": meta["step"],
-            "model": meta["model"],
-            "merged": config.merge,
-            **meta["lora"],
-        }
-    if config.rank and component != "aligner":
-        raise UserError(f"config.rank needs an aligner; {config.checkpoint} is none")
-    if config.average_with is not None:
-        raise UserError(f"config.average_with needs an adapter, which {config.checkpoint} has not")
-    if config.merge:
-        raise UserError(f"config.merge needs an adapter, which {config.checkpoint} has not")
-    if component == "cross_encoder":
-        model, meta = open_cross_encoder(config.checkpoint)
-        export_cross_encoder(model, None, folder)
-        return {
-            "folder": str(folder),
-            "checkpoint": config.checkpoint,
-            "step": meta.get("step"),
-            "max_length": model.max_length,
-        }
+        told = _adapter(config, folder)
+    else:
+        if config.rank and component != "aligner":
+            raise UserError(f"config.rank needs an aligner; {config.checkpoint} is none")
+        for field, asked in (
+            ("average_with", config.average_with is not None),
+            ("merge", config.merge),
+        ):
+            if asked:
+                raise UserError(
+                    f"config.{field} needs an adapter, which {config.checkpoint} has not"
+                )
+        told = (_cross_encoder if component == "cross_encoder" else _aligner)(config, folder)
+    return {"folder": str(folder), "checkpoint": config.checkpoint, **told}
+
+
+def _adapter(config, folder):
+    from cirag_jax.models.io.workdir import export_adapter
+
+    meta = export_adapter(
+        config.checkpoint,
+        folder,
+        merge=config.merge,
+        dtype=config.dtype,
+        average_with=config.average_with,
+        share=config.share,
+    )
+    return {"step": meta["step"], "model": meta["model"], "merged": config.merge, **meta["lora"]}
+
+
+def _cross_encoder(config, folder):
+    from cirag_jax.models.io.export import export_cross_encoder
+    from cirag_jax.models.io.workdir import open_cross_encoder
+
+    model, meta = open_cross_encoder(config.checkpoint)
+    export_cross_encoder(model, None, folder)
+    return {"step": meta.get("step"), "max_length": model.max_length}
+
+
+def _aligner(config, folder):
+    from cirag_jax.models.io.export import export_sentence_transformers
+    from cirag_jax.models.io.workdir import export_encoder_adapter, open_encoder
+
     encoder, meta = open_encoder(config.checkpoint)
     if config.rank:
         kept = export_encoder_adapter(encoder, meta, folder, config.rank)
-        return {
-            "folder": str(folder),
-            "checkpoint": config.checkpoint,
-            "step": meta["step"],
-            "model": meta["model"],
-            "rank": config.rank,
-            "kept": round(kept, 4),
-        }
+        told = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}
+        return {"step": meta["step"], **told}
     export_sentence_transformers(encoder, encoder.state, folder)
-    return {
-        "folder": str(folder),
-        "checkpoint": config.checkpoint,
-        "step": meta.get("step"),
-        "dimension": encoder.dim,
-        "pooling": encoder.pooling,
-    }
+    return {"step": meta.get("step"), "dimension": encoder.dim, "pooling": encoder.pooling}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import logging
 import pathlib
 import sys
 import time
@@ -29,8 +28,6 @@ from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
-
-log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions.jsonl"
 TIMINGS = "timings.jsonl"

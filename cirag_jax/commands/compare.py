@@ -15,7 +15,7 @@ from cirag_jax import cli, config_files
 from cirag_jax.commands import alone, comparison, opening, task
 from cirag_jax.commands.answer import Plan, carry_out, plan
 from cirag_jax.commands.pool import Pool
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
 from cirag_jax.runtime import journal
 from cirag_jax.types import Config
@@ -53,9 +53,8 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: a method cannot run with these settings on these data, which is found out of all
         before any is begun; or a model cannot be used.
     """
-    for name, least in (("repeats", 1), ("latency_questions", 0)):
-        if config[name] < least:
-            raise UserError(f"config.{name} must be at least {least}.")
+    check_at_least(1, config, "repeats")
+    check_at_least(0, config, "latency_questions")
     until = task.deadline(config)
     entries = read_entries(config.methods, config.preset)
     with Pool() as pool:

@@ -14,7 +14,7 @@ from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import Answered, Scoring, over
-from cirag_jax.evaluation.significance import interval, intervals, pairwise
+from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
 from cirag_jax.methods.registry import METHODS
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
@@ -146,7 +146,7 @@ def measure_runs(
             }
             for run in runs
         },
-        "differences": _differences(
+        "differences": pairwise_scores(
             {name: _pooled(of_seeds) for name, of_seeds in scores.items()}, *how_often
         ),
         "scores": list(dict.fromkeys(n for of in scores.values() for n in of[0])),
@@ -308,18 +308,6 @@ def _repeats(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
         return {"count": 1, "std": {}}
     std = {n: float(np.std([s[n].value for s in of_seeds], ddof=1)) for n in of_seeds[0]}
     return {"count": len(of_seeds), "std": std}
-
-
-def _differences(
-    scores: Mapping[str, Mapping[str, Ratio]], samples: int, seed: int
-) -> dict[str, dict[str, dict[str, float]]]:
-    """``FIRST-SECOND`` -> score -> as `pairwise`; of scores that both have."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in dict.fromkeys(name for own in scores.values() for name in own):
-        have = {run: own[name] for run, own in scores.items() if name in own}
-        for (first, second), difference in pairwise(have, samples, seed).items():
-            found.setdefault(f"{first}-{second}", {})[name] = difference
-    return found
 
 
 def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends, opening, task
 from cirag_jax.datasets import load
@@ -25,7 +25,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Extract, Needs, Program, Retrieve
 from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory
+from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory, Triple
 
 _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
@@ -60,30 +60,18 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         q.id: teachers.assign(q, q.id in golds, kind, share, config.seed) for q in selected
     }
     questions = [q for q in selected if teacher_of[q.id] == "llm" or q.id in golds]
-    by_sentences = settings.units == "sentence"
     if not questions:
-        fields = "evidences, decomposition, supporting_sentences or supporting"
+        fields = "supporting_sentences"
+        if settings.units != "sentence":
+            fields = f"evidences, decomposition, {fields} or supporting"
         raise UserError(
             f"none of the {len(selected)} questions of {dataset.name} has annotations to teach "
-            f"from: {'supporting_sentences' if by_sentences else fields}."
+            f"from: {fields}."
         )
     held_out = _warn_of_held_out(questions)
-    missing, wanted = {}, {}
+    insertions = _Insertions({}, {})
     if config.teacher.insert_missing:
-        chosen_golds = {  # of questions that nobody evaluates on
-            q.id: golds[q.id]
-            for q in questions
-            if q.id in golds and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
-        }
-        if by_sentences:
-            taught = {k: g for k, g in chosen_golds.items() if teacher_of[k] == "annotations"}
-            wanted = teachers.wanted_passages(taught, dataset.corpus)
-        else:
-            missing = teachers.missing_facts(chosen_golds)
-            golds |= {
-                key: teachers.with_facts(gold, missing, settings.normalization)
-                for key, gold in chosen_golds.items()
-            }
+        insertions, golds = _insertions(questions, golds, teacher_of, dataset, settings)
     needs, config = _prepared(config, settings)
     jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
     chosen = chosen._replace(needs=needs)
@@ -92,13 +80,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
         at_once = min(config.in_flight, len(jobs))
         handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
-        if missing:
-            insert = functools.partial(teachers.insert_facts, missing)
-            handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], insert)}
-        if wanted:
-            insert = functools.partial(teachers.insert_passage, wanted)
-            handlers = {**handlers, Retrieve: teachers.Inserting(handlers[Retrieve], insert)}
-        return _with_teachers(config, handlers, golds, teacher_of)
+        return _with_teachers(config, insertions.into(handlers), golds, teacher_of)
 
     run = task.run(config, open_all, jobs, workdir, bound, started, task.deadline(config))
     if run is None:
@@ -118,7 +100,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
-        "inserted": sum(map(len, missing.values())) + _inserted(kept, wanted, settings),
+        "inserted": insertions.number(kept, settings),
         "sees_gold": kind != "llm",
         "dropped": _dropped(found, kept, config.keep, config.min_steps),
         **_usage(records),
@@ -127,6 +109,59 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     print(trajectories.table(result), file=sys.stderr)
     return result
+
+
+# ----------------------------------------------------------------------------------- the insertions
+
+
+class _Insertions(NamedTuple):
+    """What a teacher is given beside what is found: facts by passage, or passages by query."""
+
+    facts: Mapping[str, Sequence[Triple]]
+    passages: teachers.Wanted
+
+    def into(self, handlers: Mapping[type | str, Handler]) -> Mapping[type | str, Handler]:
+        """The handlers, which insert."""
+        if self.facts:
+            insert = functools.partial(teachers.insert_facts, self.facts)
+            handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], insert)}
+        if self.passages:
+            insert = functools.partial(teachers.insert_passage, self.passages)
+            handlers = {**handlers, Retrieve: teachers.Inserting(handlers[Retrieve], insert)}
+        return handlers
+
+    def number(self, kept: Sequence[Trajectory], settings: CiragConfig) -> int:
+        """Facts, and rounds to which a passage was given that their query had not retrieved."""
+        return sum(map(len, self.facts.values())) + sum(
+            passage.id in step.passages[settings.num_passages :]
+            for trajectory in kept
+            for step in trajectory.steps
+            if (passage := self.passages.get(trajectory.question_id, {}).get(step.query))
+        )
+
+
+def _insertions(
+    questions: Sequence[Question],
+    golds: dict[str, Any],
+    teacher_of: Mapping[str, str],
+    dataset: Dataset,
+    settings: CiragConfig,
+) -> tuple[_Insertions, dict[str, Any]]:
+    """What questions that nobody evaluates on are given, and all annotations with such facts."""
+    chosen = {
+        q.id: golds[q.id]
+        for q in questions
+        if q.id in golds and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
+    }
+    if settings.units == "sentence":
+        taught = {k: gold for k, gold in chosen.items() if teacher_of[k] == "annotations"}
+        return _Insertions({}, teachers.wanted_passages(taught, dataset.corpus)), golds
+    missing = teachers.missing_facts(chosen)
+    known = {
+        key: teachers.with_facts(gold, missing, settings.normalization)
+        for key, gold in chosen.items()
+    }
+    return _Insertions(missing, {}), golds | known
 
 
 # ------------------------------------------------------------------------------------- the config
@@ -237,16 +272,6 @@ def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
 
 
 # ------------------------------------------------------------------------------------ the results
-
-
-def _inserted(kept: Sequence[Trajectory], wanted: teachers.Wanted, settings: CiragConfig) -> int:
-    """Rounds to which a passage was given that their query had not retrieved."""
-    return sum(
-        passage.id in step.passages[settings.num_passages :]
-        for trajectory in kept
-        for step in trajectory.steps
-        if (passage := wanted.get(trajectory.question_id, {}).get(step.query))
-    )
 
 
 def _trajectory(

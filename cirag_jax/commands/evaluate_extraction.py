@@ -7,11 +7,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from cirag_jax.commands import side_by_side, task
+from cirag_jax.commands import side_by_side
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.evaluation.overlap import Ratio, overlap_ratios
-from cirag_jax.evaluation.significance import intervals
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
 from cirag_jax.io import write_lines
 from cirag_jax.methods import extraction
@@ -59,42 +58,31 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Raises:
       UserError: the config, the data or a model cannot be used.
     """
-    check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
-    check_at_least(0, config, "limit")
-    check_choice("config.normalization", config.normalization, get_args(Normalization))
-    settings = ExtractionSettings(
-        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
-    )
+    settings = _settings(config)
     models = side_by_side.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     names = [reference.passage.id for reference in references]
     num_trained_on = side_by_side.count_seen(models, names, "passages")
-    until = task.deadline(config)
 
-    # ---- Every model over all passages -----------------------------------------------------------
+    jobs = [job(reference.passage, settings) for reference in references]
+    bound = {**settings.identity, **extraction.version()}
+    asked = ("extractor", settings.triple_tokens)
+    told = side_by_side.ask_all(config, workdir, models, bound, asked, jobs, "passage")
+
     scores: dict[str, dict[str, Ratio]] = {}
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    jobs = [job(reference.passage, settings) for reference in references]
-    for name, model in models.items():
-        bound = {**settings.identity, **extraction.version()}
-        asked = ("extractor", settings.triple_tokens)
-        file = workdir / f"{name}.sqlite"
-        records, usage = side_by_side.ask(config, file, model, bound, asked, jobs, until, "passage")
-        if records is None:
-            continue
-        found = read(references, records, file)
+    for name, (records, usage) in told.items():
+        found = read(references, records, workdir / f"{name}.sqlite")
         scores[name] = score(references, found, normalization=config.normalization)
         systems[name] = {
-            **side_by_side.by_kind(intervals(scores[name], config.bootstrap_samples, config.seed)),
+            **side_by_side.bounded(config, scores[name]),
             **_outcomes(found),
             **usage,
         }
         rows += [
             _row(name, r, f, config.normalization) for r, f in zip(references, found, strict=True)
         ]
-
-    # ---- Figures ---------------------------------------------------------------------------------
     result = {
         "systems": systems,
         "differences": side_by_side.leads(config, scores),
@@ -114,6 +102,15 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     write_lines(workdir / FILE, rows)
     write_table(table_of(result), workdir)
     return result
+
+
+def _settings(config: Config) -> ExtractionSettings:
+    check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
+    check_at_least(0, config, "limit")
+    check_choice("config.normalization", config.normalization, get_args(Normalization))
+    return ExtractionSettings(
+        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+    )
 
 
 # ------------------------------------------------------------------------------------- extracting

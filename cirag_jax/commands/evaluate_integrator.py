@@ -17,8 +17,6 @@ from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Search, Similarity
-from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts.compact import Units
@@ -33,6 +31,7 @@ FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
 TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING = "top_k", "top_k_chain", "aligner", "nothing"
 BASELINES = (TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING)  # which write no text
+_SHOWN = (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -63,64 +62,29 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     normalization: Normalization = _prompt(config, described, {}, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
     gold = _gold(dataset, found, normalization, units)
-    until = task.deadline(config)
 
     # ---- Every model at every step ---------------------------------------------------------------
-    decided: dict[str, list[list[Decided]]] = {}
-    spent: dict[str, dict[str, Any]] = {}
-    settings: dict[str, Any] = {}
-    for name, model in models.items():
-        how = _settings(config, name, _prompt(config, described, model.described, units))
-        plain = {f"cirag.{key}": value for key, value in dataclasses.asdict(how).items()}
-        bound = {**plain, "max_tokens": config.integrator.max_tokens}
-        jobs = decisions.jobs(found, how)
-        steps = [job for row in jobs for job in row]
-        asked = ("integrator", config.integrator.max_tokens)
-        journal = workdir / f"{name}.sqlite"
-        records, spent[name] = side_by_side.ask(
-            config, journal, model, bound, asked, steps, until, "step"
-        )
-        if records is not None:
-            decided[name] = decisions.read(jobs, records)
-        settings[name] = {
-            key: getattr(how, key)
-            for key in (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
-        }
+    settings = {
+        name: _settings(config, name, _prompt(config, described, model.described, units))
+        for name, model in models.items()
+    }
+    decided, spent = _decide(config, workdir, models, settings, found)
     complete = len(decided) == len(models)
-    decided[TOP_K] = decisions.top_k(found)
-    decided[TOP_K_CHAIN] = decisions.top_k(found, chain=True, units=units)
-    plain_chain = CiragConfig(
-        units=units,
-        integrator=ALIGNER,
-        normalization=normalization,
-        stop_below=config.stop_below,
-    )
-    decided[ALIGNER] = decisions.aligner(found, plain_chain)
-    decided[NOTHING] = decisions.nothing(found)
+    decided |= _baselines(config, found, normalization, units)
 
     # ---- Figures ---------------------------------------------------------------------------------
-    similarity = _similarity(config) if config.query_cosine else None
-    search = _search(config, dataset) if dataset is not None and config.query_recall else None
-    annotated = dataset.questions if dataset is not None else ()
-    supporting = {question.id: question.supporting or () for question in annotated}
     score = functools.partial(
-        decisions.score,
-        found,
-        normalization=normalization,
-        gold=gold,
-        search=search,
-        supporting=supporting,
+        decisions.score, found, normalization=normalization, gold=gold, **_passages(config, dataset)
     )
-    scores: dict[str, dict[str, Ratio]] = {
-        name: score(rows, similarity=similarity) for name, rows in decided.items()
-    }
+    similarity = _similarity(config) if config.query_cosine else None
+    scores = {name: score(rows, similarity=similarity) for name, rows in decided.items()}
     own = score(decisions.teachers_own(found)).get("query_recall")
     for name in BASELINES:
         del scores[name]["parse_rate"]  # there is nothing that could be parsed
     result: dict[str, Any] = {
         "systems": {
             name: {
-                **side_by_side.by_kind(intervals(ratios, config.bootstrap_samples, config.seed)),
+                **side_by_side.bounded(config, ratios),
                 "parse_errors": decisions.parse_errors(decided[name]),
                 **spent.get(name, {}),
             }
@@ -136,7 +100,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "trajectories": config.trajectories,
             "keep": config.keep,
             "stop_below": config.stop_below,
-            **settings,
+            **{name: {key: getattr(how, key) for key in _SHOWN} for name, how in settings.items()},
         },
         "complete": complete,
     }
@@ -206,6 +170,65 @@ def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConf
             own["few_shot"] = config.base.few_shot
         own["keep_above"] = config.base.keep_above
     return CiragConfig(**own, prefilled_headers=prefilled_headers, match_cutoff=config.match_cutoff)
+
+
+def _decide(
+    config: Config,
+    workdir: pathlib.Path,
+    models: Mapping[str, Model],
+    settings: Mapping[str, CiragConfig],
+    found: Sequence[Trajectory],
+) -> tuple[dict[str, list[list[Decided]]], dict[str, dict[str, Any]]]:
+    """What the models decide at every step, without those that did not come to the end; and what
+    each took.
+    """
+    until = task.deadline(config)
+    max_tokens = config.integrator.max_tokens
+    decided, spent = {}, {}
+    for name, model in models.items():
+        plain = {f"cirag.{k}": value for k, value in dataclasses.asdict(settings[name]).items()}
+        bound = {**plain, "max_tokens": max_tokens}
+        jobs = decisions.jobs(found, settings[name])
+        records, spent[name] = side_by_side.ask(
+            config,
+            workdir / f"{name}.sqlite",
+            model,
+            bound,
+            ("integrator", max_tokens),
+            [job for row in jobs for job in row],
+            until,
+            "step",
+        )
+        if records is not None:
+            decided[name] = decisions.read(jobs, records)
+    return decided, spent
+
+
+def _baselines(
+    config: Config, found: Sequence[Trajectory], normalization: Normalization, units: Units
+) -> dict[str, list[list[Decided]]]:
+    chain = CiragConfig(
+        units=units,
+        integrator=ALIGNER,
+        normalization=normalization,
+        stop_below=config.stop_below,
+    )
+    return {
+        TOP_K: decisions.top_k(found),
+        TOP_K_CHAIN: decisions.top_k(found, chain=True, units=units),
+        ALIGNER: decisions.aligner(found, chain),
+        NOTHING: decisions.nothing(found),
+    }
+
+
+def _passages(config: Config, dataset: Dataset | None) -> dict[str, Any]:
+    """What recall of queries needs: a search, and the gold passages of every question."""
+    if dataset is None:
+        return {"search": None, "supporting": {}}
+    return {
+        "search": _search(config, dataset) if config.query_recall else None,
+        "supporting": {question.id: question.supporting or () for question in dataset.questions},
+    }
 
 
 def _gold(

@@ -8,12 +8,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cirag_jax.commands import side_by_side, task
+from cirag_jax.commands import side_by_side
 from cirag_jax.errors import check_at_least
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, ratio
-from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
@@ -65,30 +64,24 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     num_trained_on = side_by_side.count_seen(
         models, {made.question.id for made in found}, "questions"
     )
-    until = task.deadline(config)
 
-    # ---- Every model over all readings -----------------------------------------------------------
+    jobs = [job(made, how, config.calibration) for made in found]
+    bound = {"prompts": reading.prompt_digest(how), "max": config.max_tokens}
+    asked = ("reader", config.max_tokens)
+    told = side_by_side.ask_all(config, workdir, models, bound, asked, jobs, "reading")
+
     scores: dict[str, dict[str, Ratio]] = {}
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    jobs = [job(made, how, config.calibration) for made in found]
-    for name, model in models.items():
-        bound = {"prompts": reading.prompt_digest(how), "max": config.max_tokens}
-        asked = ("reader", config.max_tokens)
-        journal = workdir / f"{name}.sqlite"
-        records, usage = side_by_side.ask(
-            config, journal, model, bound, asked, jobs, until, "reading"
-        )
-        if records is None:
-            continue
+    for name, (records, usage) in told.items():
         said = [_read(records[one.id]) for one in jobs]
         scores[name] = score(found, said, config.profile)
-        told = intervals(scores[name], config.bootstrap_samples, config.seed)
-        calibrated = _calibration(found, said, config.profile)
-        systems[name] = {**side_by_side.by_kind(told), "calibration": calibrated, **usage}
+        systems[name] = {
+            **side_by_side.bounded(config, scores[name]),
+            "calibration": _calibration(found, said, config.profile),
+            **usage,
+        }
         rows += [_row(name, r, s, config.profile) for r, s in zip(found, said, strict=True)]
-
-    # ---- Figures ---------------------------------------------------------------------------------
     result = {
         "systems": systems,
         "differences": side_by_side.leads(config, scores),

@@ -3,13 +3,11 @@
 import dataclasses
 import functools
 import pathlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
@@ -21,7 +19,7 @@ from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.evaluation.significance import paired_interval
-from cirag_jax.io import write_lines
+from cirag_jax.io import bar, write_lines
 from cirag_jax.methods.evidence import Evidence
 from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.models.io.encoder_adapter import base_of
@@ -30,7 +28,7 @@ from cirag_jax.models.io.workdir import open_encoder, trained_units
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.encoders import Encoder, Progress, RememberingEncoder, Role
+from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, Progress, RememberingEncoder, Role
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex
@@ -76,42 +74,47 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the checkpoint or the data cannot be used.
     """
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
-    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
-    for system in config.systems:
-        check_choice("config.systems", system, SYSTEMS)
-    systems = tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
+    systems = _systems(config)
     aligners = _Aligners(config, systems)
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     task = _make_task(config, config.data.units or trained or "triple")
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 
-    # ---- Figures
-    # ------------------------------------------------------------------------------------
+    # ---- Figures ---------------------------------------------------------------------------------
     ids = [passage.id for passage in task.corpus.passages]
     recalls = {
         system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
         for system in systems
     }
-    result: dict[str, Any] = {
-        system: {f"recall@{k}": float(recalls[system][k].mean()) for k in ks} for system in systems
-    }
-    how_often = (config.bootstrap_samples, config.seed)
-    result["differences"] = {
-        f"trained-{system}": {
-            f"recall@{k}": paired_interval(
-                mean_of(recalls["trained"][k]), mean_of(recalls[system][k]), *how_often
-            )
-            for k in ks
-        }
-        for system in systems
-        if "trained" in systems and system != "trained"
-    }
-    result["per_hop"] = _by_group(recalls, [question.hops for question in task.questions])
-    result["per_fold"] = _by_group(recalls, [question.fold for question in task.questions])
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
-    result["next_unit"] = _next_unit(task, embeds, ks)
-    result["settings"] = {
+    result: dict[str, Any] = {
+        **{name: {f"recall@{k}": float(recalls[name][k].mean()) for k in ks} for name in systems},
+        "differences": _differences(config, recalls),
+        "per_hop": _by_group(recalls, [question.hops for question in task.questions]),
+        "per_fold": _by_group(recalls, [question.fold for question in task.questions]),
+        "next_unit": _next_unit(task, embeds, ks),
+        "settings": _settings(config, task, aligners),
+        "num_questions": len(task.questions),
+        "num_passages": len(task.texts),
+    }
+    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
+    write_lines(workdir / "rankings.jsonl", records)
+    result["seconds"] = round(time.monotonic() - start, 1)
+    write_report(result, workdir)
+    return result
+
+
+def _systems(config: Config) -> tuple[str, ...]:
+    """The systems to compare, all where none is named."""
+    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
+    for system in config.systems:
+        check_choice("config.systems", system, SYSTEMS)
+    return tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
+
+
+def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, Any]:
+    return {
         "steps": config.steps,
         "k": config.k,
         "units": task.kind,
@@ -127,13 +130,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "fold": config.data.fold,
         "setting": config.data.setting,
     }
-    result["num_questions"] = len(task.questions)
-    result["num_passages"] = len(task.texts)
-    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
-    write_lines(workdir / "rankings.jsonl", records)
-    result["seconds"] = round(time.monotonic() - start, 1)
-    write_report(result, workdir)
-    return result
 
 
 def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
@@ -153,33 +149,15 @@ def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
     return _Task(dataset, questions, corpus, texts, allowed, kind)
 
 
-class _Embedder:
-    """An encoder of queries and units, with a progress bar."""
-
-    identity: Mapping[str, Any] = {}
-
-    def __init__(
-        self, encoder: TextEncoder, mesh: Any, query_max_length: int, unit_max_length: int
-    ):
-        self.dim = encoder.dim
-        self._encoder, self._mesh = encoder, mesh
-        self._limits = {"query": query_max_length, "passage": unit_max_length}
+class _Embedder(FlaxEncoder):
+    """An encoder of queries and units, with a progress bar of its own."""
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder`; a passage is a unit."""
-        del progress  # It has its own.
-        with _bar(f"as {kind}", len(texts), "text") as progress:
-            return encode(
-                self._encoder,
-                None,
-                texts,
-                kind=kind,
-                max_length=self._limits[kind],
-                mesh=self._mesh,
-                progress=progress,
-            )
+        with bar(f"encoding, as {kind}", len(texts)) as shown:
+            return super().encode(texts, kind, shown.update)
 
 
 class _Aligners:
@@ -216,15 +194,19 @@ class _Aligners:
                     f"config.frozen is required: {silent} does not say what it was trained from"
                 )
             self._encoders["frozen"], _ = open_as_told(self.frozen)
-        limits = (config.query_max_length, config.unit_max_length)
+        how: Any = {
+            "query_max_length": config.query_max_length,
+            "passage_max_length": config.unit_max_length,
+            "mesh": self._mesh,
+        }
         self.embeds: dict[str, Encoder] = {
-            name: RememberingEncoder(_Embedder(encoder, self._mesh, *limits))
+            name: RememberingEncoder(_Embedder(encoder, **how))
             for name, encoder in self._encoders.items()
         }
 
     def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
         """An index over passages."""
-        with _bar(f"passages, {name}", len(set(texts)), "passage") as progress:
+        with bar(f"encoding, {name}", len(set(texts)), "passage") as shown:
             return ExactIndex(
                 encode(
                     self._encoders[name],
@@ -232,7 +214,7 @@ class _Aligners:
                     texts,
                     max_length=self._passage_max_length,
                     mesh=self._mesh,
-                    progress=progress,
+                    progress=shown.update,
                 )
             )
 
@@ -356,6 +338,21 @@ def _recalls(
     )
 
 
+def _differences(config: Config, recalls: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, Any]:
+    """Recall of the trained system less that of each other one, where it was asked for at all."""
+    trained = recalls.get("trained", {})
+    return {
+        f"trained-{system}": {
+            f"recall@{k}": paired_interval(
+                mean_of(trained[k]), mean_of(values[k]), config.bootstrap_samples, config.seed
+            )
+            for k in trained
+        }
+        for system, values in recalls.items()
+        if trained and system != "trained"
+    }
+
+
 def _by_group(
     recalls: Mapping[str, Mapping[int, np.ndarray]], groups: Sequence[int | str | None]
 ) -> dict[str, Any]:
@@ -417,25 +414,3 @@ def _ranking_records(
                 for name, found in runs.items()
             },
         }
-
-
-class _bar:
-    """A progress bar on a terminal; elsewhere one line that says what has begun."""
-
-    def __init__(self, description: str, total: int, unit: str):
-        if not sys.stderr.isatty():
-            print(f"encoding {total} {unit}s ({description})", file=sys.stderr)
-        self._bar = tqdm.tqdm(
-            total=total,
-            desc=description,
-            unit=unit,
-            file=sys.stderr,
-            disable=None,  # Silent where standard error is no terminal.
-            leave=False,
-        )
-
-    def __enter__(self) -> Callable[[int], Any]:
-        return self._bar.update
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()

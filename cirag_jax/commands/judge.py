@@ -13,7 +13,7 @@ from cirag_jax.evaluation.metrics.answers import METRICS
 from cirag_jax.evaluation.metrics.raw_or_short import raw
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, over
-from cirag_jax.evaluation.significance import intervals, pairwise
+from cirag_jax.evaluation.significance import intervals, pairwise_scores
 from cirag_jax.io import write_lines
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts import judge as prompts
@@ -102,7 +102,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     how_often = (config.bootstrap_samples, config.seed)
     result["systems"] = {name: intervals(own, *how_often) for name, own in scores.items()}
-    result["differences"] = _differences(scores, how_often)
+    result["differences"] = pairwise_scores(scores, *how_often)
     if len(verdicts) == 2:
         result["agreement"] = _agreement(given, verdicts)
     write_lines(workdir / FILE, _rows(given, verdicts))
@@ -245,17 +245,6 @@ def _beside(one: Given, profile: str) -> dict[str, Ratio]:
         )
         for name in BESIDE
     }
-
-
-def _differences(
-    scores: Mapping[str, Mapping[str, Ratio]], how_often: tuple[int, int]
-) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for name in next(iter(scores.values())):
-        have = {run: own[name] for run, own in scores.items()}
-        for (first, second), difference in pairwise(have, *how_often).items():
-            found.setdefault(f"{first}-{second}", {})[name] = difference
-    return found
 
 
 def _agreement(

@@ -331,7 +331,6 @@ def _open_ranker(config: Config, name: str, pool: Pool) -> Ranker:
 def _open_index(
     config: Config, task: Task, encoder: Encoder | None, pool: Pool
 ) -> PassageIndex | UnitIndex:
-    """The index over the task's passages."""
     passages, triples = task.corpus.passages, task.dataset.triples
     decided_by: list[Any] = [config.retriever.to_dict(), hash_corpus(passages)]
     if encoder is not None:

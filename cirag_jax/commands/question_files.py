@@ -49,53 +49,63 @@ def write(
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
     """Writes every file of the dataset folder, and those beside it; returns what they count."""
-    kept: list[Question] = []
-    rows: list[dict[str, Any]] = []
-    counts: collections.Counter[str] = collections.Counter()
-    texts: set[str] = set()
-    for one in asked:
-        outcome, hops = dict(one.outcome), str(len(one.path))
-        if "reason" not in outcome and outcome["question"] in texts:
-            outcome["reason"] = "asked_twice"
-        row = _path_row(one.path, graph, stated, database)
-        if "reason" in outcome:
-            rows.append({"question_id": None, **row, **outcome})
-            continue
-        texts.add(outcome["question"])
-        counts[hops] += 1
-        name = f"{hops}hop-{counts[hops]:04d}"
-        rows.append({"question_id": name, **row, **outcome})
-        kept.append(_question(name, one, graph, stated, database))
+    kept, rows = _questions(asked, graph, stated, database)
     kept = _with_contexts(kept, database, config.context)
     by_chunk = _triples(graph, stated, database)
     jsonl.write_dataset(Dataset(workdir.name, tuple(kept), database.passages, by_chunk), workdir)
     write_lines(workdir / PATHS, rows)
     write_lines(workdir / SOURCES, _sources(found, database))
-    by_claim = equivalence.facts_of_claims(graph.facts)
-    shown = [
-        _group_row(
-            group,
-            [graph.facts[at] for c in clustered[group.cluster] for at in by_claim.get(c, ())],
-            stated,
-        )
-        for group in groups
-    ]
+    shown = _group_rows(groups, clustered, graph, stated)
     write_lines(workdir / GROUPS, shown)
     random.Random(config.seed).shuffle(shown)
     write_lines(workdir / REVIEW, ({**row, "judgement": None} for row in shown[: config.review]))
-    dropped = {h: collections.Counter[str]() for h in map(str, config.paths.hops)}
-    for row in rows:
-        if row["question_id"] is None:
-            dropped[str(row["hops"])][row["reason"]] += 1
+    dropped = _dropped(rows, config.paths.hops)
     return {
         "paths": dict(collections.Counter(str(len(one.path)) for one in asked)),
         "questions": len(kept),
-        "hops": dict(counts),
+        "hops": dict(collections.Counter(str(question.hops) for question in kept)),
         "dropped_questions": dict(added(dropped.values())),
         "dropped_by_hops": {hops: dict(why) for hops, why in dropped.items() if why},
         "needs_link": _needs_link(rows),
         "chunks": len(database.chunks),
     }
+
+
+def _questions(
+    asked: Sequence[Asked],
+    graph: equivalence.Graph,
+    stated: Sequence[Claim],
+    database: Database,
+) -> tuple[list[Question], list[dict[str, Any]]]:
+    """The questions that are kept, numbered by hops, and a row of `PATHS` for every path."""
+    kept: list[Question] = []
+    rows: list[dict[str, Any]] = []
+    counts: collections.Counter[int] = collections.Counter()
+    texts: set[str] = set()
+    for one in asked:
+        outcome, hops = dict(one.outcome), len(one.path)
+        if "reason" not in outcome and outcome["question"] in texts:
+            outcome["reason"] = "asked_twice"
+        name = None
+        if "reason" not in outcome:
+            texts.add(outcome["question"])
+            counts[hops] += 1
+            name = f"{hops}hop-{counts[hops]:04d}"
+            kept.append(_question(name, one, graph, stated, database))
+        row = _path_row(one.path, graph, stated, database)
+        rows.append({"question_id": name, **row, **outcome})
+    return kept, rows
+
+
+def _dropped(
+    rows: Iterable[Mapping[str, Any]], hops: Sequence[int]
+) -> dict[str, collections.Counter[str]]:
+    """By hops, for which reason how many paths gave no question."""
+    found = {str(number): collections.Counter[str]() for number in hops}
+    for row in rows:
+        if row["question_id"] is None:
+            found[str(row["hops"])][row["reason"]] += 1
+    return found
 
 
 def _path_row(
@@ -180,6 +190,20 @@ def _sources(found: Sequence[Document], database: Database) -> Iterable[dict[str
         {"id": d.id, "title": d.title, "source": d.source, "date": d.date, "chunks": of[d.id]}
         for d in found
     )
+
+
+def _group_rows(
+    groups: Sequence[Group],
+    clustered: clusters.Clusters,
+    graph: equivalence.Graph,
+    stated: Sequence[Claim],
+) -> list[dict[str, Any]]:
+    by_claim = equivalence.facts_of_claims(graph.facts)
+    facts_of = {
+        number: [graph.facts[at] for claim in cluster for at in by_claim.get(claim, ())]
+        for number, cluster in enumerate(clustered)
+    }
+    return [_group_row(group, facts_of[group.cluster], stated) for group in groups]
 
 
 def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> dict[str, Any]:

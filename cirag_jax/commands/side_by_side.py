@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from cirag_jax.commands import backends
+from cirag_jax.commands import backends, task
 from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.significance import differences
+from cirag_jax.evaluation.significance import differences, intervals
 from cirag_jax.io import is_training_workdir, local_path, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.peft_format import CONFIG_FILE
@@ -125,6 +125,26 @@ def ask(
         return records, {**usage.tokens, "seconds": seconds}
 
 
+def ask_all(
+    config: Config,
+    workdir: pathlib.Path,
+    models: Mapping[str, Model],
+    settings: Mapping[str, Any],
+    asked: tuple[str, int],
+    jobs: Sequence[Job],
+    unit: str,
+) -> dict[str, tuple[dict[str, Record], dict[str, Any]]]:
+    """What `ask` gives of every model that came to the end; their journals are in ``workdir``."""
+    until = task.deadline(config)
+    told = {
+        name: ask(config, workdir / f"{name}.sqlite", model, settings, asked, jobs, until, unit)
+        for name, model in models.items()
+    }
+    return {
+        name: (records, usage) for name, (records, usage) in told.items() if records is not None
+    }
+
+
 @contextlib.contextmanager
 def open_model(
     config: Config, model: Model, roles: dict[str, int], journal: Journal
@@ -158,6 +178,11 @@ def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -
             "figures say nothing about others"
         )
     return seen
+
+
+def bounded(config: Config, ratios: Mapping[str, Ratio]) -> dict[str, Any]:
+    """A system's scores with their intervals, `by_kind`."""
+    return by_kind(intervals(ratios, config.bootstrap_samples, config.seed))
 
 
 def leads(config: Config, scores: Mapping[str, Mapping[str, Ratio]]) -> dict[str, Any]:

@@ -23,10 +23,10 @@ def sentences_of(passage: Passage) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def split_sentences(text: str, language: str = "en") -> tuple[str, ...]:
-    """Splits ``text`` with Wikimedia's sentencex; cached, since every epoch asks again."""
+def split_sentences(text: str) -> tuple[str, ...]:
+    """Splits English ``text`` with Wikimedia's sentencex; cached, since every epoch asks again."""
     try:
-        parts = [part.strip() for part in segment(language, text)]
+        parts = [part.strip() for part in segment("en", text)]
     except UnicodeEncodeError:  # half of a surrogate pair, which a server's JSON may hold
         parts = [text.strip()]
     return tuple(part for part in parts if part)

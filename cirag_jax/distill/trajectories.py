@@ -10,7 +10,7 @@ from typing import Any
 
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import AnyGold
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object, write_lines
 from cirag_jax.prompts.compact import Units
 from cirag_jax.prompts.decisions import PARSE_ERRORS
@@ -152,8 +152,7 @@ def select(
 
 def check_keep(keep: str) -> None:
     """Raises a `UserError` for an unknown filter."""
-    if keep not in KEEPS:
-        raise UserError(f"config.keep={keep!r} must be one of {', '.join(KEEPS)}.")
+    check_choice("config.keep", keep, KEEPS)
 
 
 def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:

@@ -82,7 +82,7 @@ def pairwise(
     if not pairs:
         return {}
     drawn_RM = _resampled(scores, samples, seed)
-    p_P = _permutation_test(scores, pairs, samples, seed)
+    p_P = permutation_test(scores, pairs, samples, seed)
     found = {}
     for (i, j), p, p_holm in zip(pairs, p_P, holm(p_P), strict=True):
         bounds = _percentiles(scores[i].value - scores[j].value, drawn_RM[:, i] - drawn_RM[:, j])
@@ -90,17 +90,16 @@ def pairwise(
     return found
 
 
-def permutation_test(a: Ratio, b: Ratio, samples: int = SAMPLES, seed: int = 0) -> float:
-    """Two-sided p of ``a - b``: how often swapping the systems on random groups gives as much.
-
-    Approximate randomisation (Noreen, 1989): each group's two scores change places with
-    probability 1/2. The observed arrangement counts as one (Phipson and Smyth, 2010), so that p is
-    at least 1 / (samples + 1). NaN where nothing counts.
-
-    Raises:
-      ValueError: the groups differ in number.
-    """
-    return float(_permutation_test([a, b], [(0, 1)], samples, seed)[0])
+def pairwise_scores(
+    scores: Mapping[str, Mapping[str, Ratio]], samples: int = SAMPLES, seed: int = 0
+) -> dict[str, dict[str, dict[str, float]]]:
+    """``FIRST-SECOND`` -> score -> as `pairwise`; of scores that both systems have."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in dict.fromkeys(name for own in scores.values() for name in own):
+        have = {system: own[name] for system, own in scores.items() if name in own}
+        for (first, second), difference in pairwise(have, samples, seed).items():
+            found.setdefault(f"{first}-{second}", {})[name] = difference
+    return found
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -155,10 +154,21 @@ def _resampled(scores: Sequence[Ratio], samples: int, seed: int) -> np.ndarray:
     return np.concatenate(drawn)
 
 
-def _permutation_test(
+def permutation_test(
     scores: Sequence[Ratio], pairs: Sequence[tuple[int, int]], samples: int, seed: int
 ) -> np.ndarray:
-    """P of every pair, float64; all pairs are swapped on the same groups."""
+    """Two-sided p of every pair's difference: how often swapping on random groups gives as much.
+
+    Approximate randomisation (Noreen, 1989): each group's two scores change places with
+    probability 1/2, for all pairs on the same groups. The observed arrangement counts as one
+    (Phipson and Smyth, 2010), so that p is at least 1 / (samples + 1).
+
+    Returns:
+      float64, a number for each pair of ``scores``; NaN where nothing counts.
+
+    Raises:
+      ValueError: the groups differ in number.
+    """
     top_KM, bottom_KM, size_K = _kinds(scores)
     first, second = map(list, zip(*pairs, strict=True))
     rng = np.random.default_rng((seed, 1))  # not the bootstrap's stream

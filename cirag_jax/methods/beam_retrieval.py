@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, query_text
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_at_least
 from cirag_jax.methods.reading import check_reader_format, read
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
 from cirag_jax.types import Passage, Prediction, Question, Step
@@ -36,8 +36,7 @@ class BeamRetrievalConfig:
     reader_format: str = "documents"
 
     def __post_init__(self):
-        if min(self.max_hops, self.num_chains, self.num_passages, self.num_read) < 1:
-            raise UserError("max_hops, num_chains, num_passages and num_read must be at least 1.")
+        check_at_least(1, self, "max_hops", "num_chains", "num_passages", "num_read", prefix="")
         check_reader_format(self.reader_format)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import say
 from cirag_jax.llm.types import Ability
 from cirag_jax.prompts import c2rag as prompts
@@ -148,16 +148,10 @@ class C2ragConfig:
 
     def __post_init__(self):
         for name, words in _CHOICES.items():
-            if getattr(self, name) not in words:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}."
-                )
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1.")
-        for name in ("plan_retries", "max_bound", "max_texts", "plain_hops"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative.")
+            check_choice(name, getattr(self, name), words)
+        check_at_least(1, self, *_AT_LEAST_ONE, prefix="")
+        none = ("plan_retries", "max_bound", "max_texts", "plain_hops")
+        check_at_least(0, self, *none, prefix="")
         if not 0 <= self.num_examples <= prompts.NUM_EXAMPLES:
             raise UserError(f"num_examples must lie between 0 and {prompts.NUM_EXAMPLES}.")
         if self.kg_scope == "corpus" and not (self.use_constraints and not self.plain_hops):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from cirag_jax.datasets.chains import query_text
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.types import Ability, Message
 from cirag_jax.methods.evidence import passage_line, places_of
 from cirag_jax.prompts import dualrag as prompts
@@ -83,17 +83,12 @@ class DualragConfig:
 
     def __post_init__(self):
         counts = ("max_steps", "num_retrieved", "num_documents", "max_entities", "max_keywords")
-        for name in (*counts, "num_sentences"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1.")
-        if self.max_retries < 0 or self.min_retrievals < 0:
-            raise UserError("max_retries and min_retrievals must not be negative.")
-        if self.entities not in ("free", "named"):
-            raise UserError(f"entities={self.entities!r} must be free or named.")
+        check_at_least(1, self, *counts, "num_sentences", prefix="")
+        check_at_least(0, self, "max_retries", "min_retrievals", prefix="")
+        check_choice("entities", self.entities, ("free", "named"))
+        check_choice("summarizer", self.summarizer, ("model", "sentences"))
         if self.entities == "named" and not self.constrained:
             raise UserError("entities=named needs constrained.")
-        if self.summarizer not in ("model", "sentences"):
-            raise UserError(f"summarizer={self.summarizer!r} must be model or sentences.")
         if self.summarizer == "sentences" and not self.use_reranker:
             raise UserError("summarizer=sentences needs use_reranker.")
         if self.reader_format != "outline":

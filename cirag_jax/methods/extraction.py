@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir
 from cirag_jax.models.io import fingerprint
 from cirag_jax.prompts import dialects
@@ -48,10 +48,7 @@ class ExtractionSettings:
     dialect: str = dialects.OPENIE
 
     def __post_init__(self):
-        if self.dialect not in dialects.DIALECTS:
-            raise UserError(
-                f"dialect={self.dialect!r} must be one of {', '.join(dialects.DIALECTS)}."
-            )
+        check_choice("dialect", self.dialect, dialects.DIALECTS)
         if self.constrained and self.dialect != dialects.OPENIE:
             raise UserError(f"dialect={self.dialect} is no JSON that constrained could enforce.")
 

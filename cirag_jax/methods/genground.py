@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.methods.evidence import passage_line
 from cirag_jax.methods.reading import check_reader_format, read, search
 from cirag_jax.prompts import genground as prompts
@@ -45,10 +45,8 @@ class GengroundConfig:
     reader_format: str = "pairs"
 
     def __post_init__(self):
-        if min(self.max_steps, self.num_passages, self.batch, self.max_batches) < 1:
-            raise UserError("max_steps, num_passages, batch and max_batches must be at least 1.")
-        if self.grounding not in ("tags", "reader"):
-            raise UserError(f"grounding={self.grounding!r} must be tags or reader.")
+        check_at_least(1, self, "max_steps", "num_passages", "batch", "max_batches", prefix="")
+        check_choice("grounding", self.grounding, ("tags", "reader"))
         if self.reader_format != "pairs":
             check_reader_format(self.reader_format)
         if self.grounding == "reader" and self.reader_format not in reading.FORMATS:

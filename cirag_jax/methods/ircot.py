@@ -7,7 +7,7 @@ import collections
 import dataclasses
 from typing import Literal
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_choice
 from cirag_jax.methods.evidence import passage_line
 from cirag_jax.methods.reading import check_reader_format, read
 from cirag_jax.prompts import ircot as prompts
@@ -36,8 +36,7 @@ class IrcotConfig:
     reader_format: str = "documents"
 
     def __post_init__(self):
-        if self.thoughts not in ("model", "documents"):
-            raise UserError(f"thoughts={self.thoughts!r} must be model or documents.")
+        check_choice("thoughts", self.thoughts, ("model", "documents"))
         check_reader_format(self.reader_format)
 
     @property

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from typing import Literal
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.methods.reading import check_reader_format, read
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
 from cirag_jax.types import Prediction, Question, Step
@@ -34,8 +34,7 @@ class IterRetgenConfig:
     def __post_init__(self):
         if self.num_rounds < 1 or not 1 <= self.num_read <= self.num_passages:
             raise UserError("num_rounds must be at least 1, num_read between 1 and num_passages.")
-        if self.query_with not in ("answer", "response"):
-            raise UserError(f"query_with={self.query_with!r} must be answer or response.")
+        check_choice("query_with", self.query_with, ("answer", "response"))
         check_reader_format(self.reader_format)
 
 

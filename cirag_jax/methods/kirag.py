@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind, query_text, sentence_texts
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cascade import GRANULARITIES, cascade, outcome
 from cirag_jax.methods.evidence import (
@@ -140,21 +140,10 @@ class KiragConfig:
             ("reader", READERS),
             ("normalization", ("ascii", "unicode")),
         ):
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}."
-                )
-        for name, least in (
-            ("max_steps", 1),
-            ("num_passages", 1),
-            ("num_candidates", 0),
-            ("pool_size", 0),
-            ("num_demonstrations", 0),
-            ("boost", 0),
-            ("num_read", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} must be at least {least}.")
+            check_choice(name, getattr(self, name), known)
+        check_at_least(1, self, "max_steps", "num_passages", "num_read", prefix="")
+        none = ("num_candidates", "pool_size", "num_demonstrations", "boost")
+        check_at_least(0, self, *none, prefix="")
         if not 0.0 <= self.match_cutoff <= 1.0:
             raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
         if not self.use_aligner and (not self.use_constructor or self.append_best):

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.methods.evidence import (
     Evidence,
     Fact,
@@ -46,8 +46,7 @@ class NativeRagConfig:
     normalization: Normalization = "ascii"
 
     def __post_init__(self):
-        if self.units not in UNIT_KINDS:
-            raise UserError(f"units={self.units!r} must be one of {', '.join(UNIT_KINDS)}.")
+        check_choice("units", self.units, UNIT_KINDS)
         if self.num_read < 1 or self.units == "passage" and self.num_read > self.num_passages:
             raise UserError("num_read must lie between 1 and num_passages.")
         if self.rerank_from and self.rerank_from < self.num_passages:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cirag_jax.datasets.annotations import fill
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.methods.evidence import sentence_line, triple_line
 from cirag_jax.methods.reading import check_reader_format, read
 from cirag_jax.runtime.requests import Fetch, Needs, Program, Retrieved
@@ -31,8 +31,7 @@ class OracleConfig:
     reader_format: str = "documents"
 
     def __post_init__(self):
-        if self.units not in UNIT_KINDS:
-            raise UserError(f"units={self.units!r} must be one of {', '.join(UNIT_KINDS)}.")
+        check_choice("units", self.units, UNIT_KINDS)
         check_reader_format(self.reader_format)
         if self.units != "passage" and self.reader_format == "documents":
             raise UserError(f"units={self.units} needs reader_format=thought, chain or brief.")

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Sequence
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_choice
 from cirag_jax.methods.evidence import passage_line
 from cirag_jax.prompts import rag, reading
 from cirag_jax.runtime.requests import (
@@ -22,8 +22,7 @@ FORMATS = ("documents", *reading.FORMATS)
 
 def check_reader_format(value: str) -> None:
     """Raises UserError where there is no such format."""
-    if value not in FORMATS:
-        raise UserError(f"reader_format={value!r} must be one of {', '.join(FORMATS)}.")
+    check_choice("reader_format", value, FORMATS)
 
 
 def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:

@@ -251,6 +251,13 @@ def _layer_norm_backward(eps, saved, dy_BTD):
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
+def _norm(
+    config: EncoderConfig, params: dict[str, jax.Array], name: str, x_BTD: jax.Array
+) -> jax.Array:
+    scale_D, bias_D = params[f"{name}_scale"], params[f"{name}_bias"]
+    return _layer_norm(x_BTD, scale_D, bias_D, config.layer_norm_eps)
+
+
 @jax.custom_vjp
 def _linear(x_BTD: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array) -> jax.Array:
     """``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32 parameters.
@@ -352,12 +359,7 @@ def _embed_tokens(
     else:  # XLM-R counts real tokens only; padding has the position just before the first.
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
-    hidden_BTD = _layer_norm(
-        hidden_BTD,
-        params["embedding_norm_scale"],
-        params["embedding_norm_bias"],
-        config.layer_norm_eps,
-    )
+    hidden_BTD = _norm(config, params, "embedding_norm", hidden_BTD)
     hidden_BTD = drop_units(hidden_BTD, config.hidden_dropout, key)
     hidden_BTD = hidden_BTD.astype(config.dtype)
     return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
@@ -377,12 +379,7 @@ def _layer(
     p = params
     mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, attention_key)
     mixed_BTD = drop_units(mixed_BTD, config.hidden_dropout, out_key)
-    hidden_BTD = _layer_norm(
-        hidden_BTD + mixed_BTD,
-        p["attention_norm_scale"],
-        p["attention_norm_bias"],
-        config.layer_norm_eps,
-    )
+    hidden_BTD = _norm(config, p, "attention_norm", hidden_BTD + mixed_BTD)
     hidden_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
     down_BTD = _feed_forward(
         config.hidden_act,
@@ -393,12 +390,7 @@ def _layer(
         p["down_bias"],
     )
     down_BTD = drop_units(down_BTD, config.hidden_dropout, down_key)
-    hidden_BTD = _layer_norm(
-        hidden_BTD + down_BTD,
-        p["output_norm_scale"],
-        p["output_norm_bias"],
-        config.layer_norm_eps,
-    )
+    hidden_BTD = _norm(config, p, "output_norm", hidden_BTD + down_BTD)
     return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import check_choice
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts.refusals import refuses
 
@@ -85,8 +85,7 @@ def answer_messages(
 
 def check_reader_format(value: str) -> None:
     """Raises UserError where there is no such format."""
-    if value not in FORMATS:
-        raise UserError(f"reader_format={value!r} must be one of {', '.join(FORMATS)}.")
+    check_choice("reader_format", value, FORMATS)
 
 
 def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()) -> str:

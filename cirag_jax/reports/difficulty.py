@@ -190,8 +190,8 @@ def _error_label(result: Mapping[str, Any]) -> str:
     return f"error (1 - {title(result['settings']['score'])})"
 
 
-def _percent(values: Mapping[str, Any], sign: str = "") -> str:
-    return f"{100 * values['value']:{sign}.1f} %"
+def _percent(values: Mapping[str, Any]) -> str:
+    return f"{100 * values['value']:.1f} %"
 
 
 def _bounded(values: Mapping[str, Any], sign: str = "") -> str:

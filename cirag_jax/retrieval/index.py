@@ -126,11 +126,11 @@ class PassageIndex:
     def _row(self) -> dict[str, int]:
         return {passage_id: row for row, passage_id in enumerate(self.ids)}
 
-    def check_corpus(self, passages: Iterable[Passage], name: str = "the corpus") -> None:
+    def check_corpus(self, passages: Iterable[Passage]) -> None:
         """Raises UserError unless the index was built from exactly these passages, in order."""
         if hash_corpus(passages) != self.corpus_hash:
             raise UserError(
-                f"the index was built from other passages than {name} holds now; build it anew "
+                "the index was built from other passages than the corpus holds now; build it anew "
                 "(launch/index.py)"
             )
 

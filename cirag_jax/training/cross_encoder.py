@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import operator
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from tqdm import tqdm
 
 from cirag_jax import sharding
 from cirag_jax.datasets import load
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import reranking
+from cirag_jax.io import bar
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.checkpoints import Checkpoints
@@ -242,14 +241,14 @@ def make_targets(
             pid for q in questions for pid in (*(q.context or ()), *(q.supporting or ()))
         )
         everything = list(dict.fromkeys(passage_text(dataset.corpus[pid]) for pid in ids))
-        with _bar("mining passages", len(everything)) as bar:
-            found += data_lib.mine(targets, everything, bi_encoder, depth, bar.update)
+        with bar("mining passages", len(everything)) as shown:
+            found += data_lib.mine(targets, everything, bi_encoder, depth, shown.update)
     if "triple" in config.kinds:
         usable = [q for q in questions if data_lib.may_train_triples(dataset, q)]
         targets = data_lib.triple_targets(dataset, usable, config.normalization)
         everything = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
-        with _bar("mining triples", len(everything)) as bar:
-            found += data_lib.mine(targets, everything, bi_encoder, depth, bar.update)
+        with bar("mining triples", len(everything)) as shown:
+            found += data_lib.mine(targets, everything, bi_encoder, depth, shown.update)
     if not found:
         raise UserError(f"{dataset.name} gives no pair of config.kinds={tuple(config.kinds)}")
     return found
@@ -374,8 +373,8 @@ def _scorer(
 ) -> reranking.Score:
     def score(queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
         total = sum(len(set(group)) for group in texts)
-        with _bar(name, total) as bar:
-            how: Any = {"max_length": config.max_length, "mesh": mesh, "progress": bar.update}
+        with bar(name, total) as shown:
+            how: Any = {"max_length": config.max_length, "mesh": mesh, "progress": shown.update}
             return score_groups(model, params, queries, texts, **how)
 
     return score
@@ -406,12 +405,3 @@ def check_config(config: Config) -> None:
 def _count_kinds(targets: Sequence[data_lib.Target]) -> dict[str, int]:
     kinds = [target.kind for target in targets]
     return {kind: kinds.count(kind) for kind in ("passage", "triple")}
-
-
-def _bar(description: str, total: int) -> tqdm:
-    """A progress bar on a terminal; elsewhere one line that says what has begun."""
-    if description and not sys.stderr.isatty():
-        print(f"{description}: {total} texts", file=sys.stderr, flush=True)
-    return tqdm(
-        total=total, desc=description, unit="text", file=sys.stderr, disable=None, leave=False
-    )

@@ -19,13 +19,6 @@ def test_text_is_split_at_sentences_only():
     )
 
 
-def test_another_language():
-    assert split_sentences("これは文です。これも文です。", "ja") == (
-        "これは文です。",
-        "これも文です。",
-    )
-
-
 @pytest.mark.parametrize(
     "text", ["", " \n ", "a", "a. b? c! d… e\n\n\nf", '"Go." he said. (So.) End']
 )

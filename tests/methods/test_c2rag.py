@@ -402,8 +402,8 @@ def test_readers_read_as_they_were_trained():
 def test_settings_that_cannot_be_are_refused():
     for settings, said in (
         ({"kg_scope": "world"}, "kg_scope='world' must be one of per_question, corpus"),
-        ({"num_texts": 0}, "num_texts must be at least 1"),
-        ({"max_bound": -1}, "max_bound must not be negative"),
+        ({"num_texts": 0}, "num_texts=0 must be at least 1"),
+        ({"max_bound": -1}, "max_bound=-1 must not be negative"),
         ({"num_examples": 9}, "num_examples must lie between 0 and 3"),
         ({"kg_scope": "corpus", "plain_hops": 1}, "kg_scope must be per_question"),
         ({"reader_format": "poem"}, "reader_format='poem' must be one of blocks, thought"),

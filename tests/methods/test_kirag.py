@@ -414,7 +414,7 @@ def test_the_presets_are_what_paper_and_code_say():
         ({"retriever_query": "all"}, "retriever_query='all'"),
         ({"normalization": "utf"}, "normalization='utf'"),
         ({"max_steps": 0}, "max_steps=0 must be at least 1"),
-        ({"boost": -1}, "boost=-1 must be at least 0"),
+        ({"boost": -1}, "boost=-1 must not be negative"),
         ({"match_cutoff": 2.0}, r"match_cutoff=2.0 must lie in \[0, 1\]"),
         ({"use_aligner": False, "use_constructor": False}, "leaves no best unit"),
         ({"use_aligner": False, "append_best": True}, "leaves no best unit"),

@@ -47,7 +47,6 @@ class Entity:
     name: str
     title: str
     facts: dict[str, list[Fact]] = dataclasses.field(default_factory=dict)
-    aliases: tuple[str, ...] = ()
     unique: bool = True
 
     def one(self, relation: str) -> Fact | None:

@@ -167,7 +167,7 @@ def add_countries(world: World, gazetteer: Gazetteer) -> None:
             continue
         name = country_name(row)
         title = f"{name} (country)" if name == "Georgia" else name
-        country = world.add("country", code, name, title, aliases=(row["iso3"],))
+        country = world.add("country", code, name, title)
         add_country_facts(world, gazetteer, country, row, profiles.get(code, {}))
     currency_names = Locale("en").currencies
     users = Counter(

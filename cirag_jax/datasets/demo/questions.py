@@ -398,9 +398,7 @@ def draft_split(asker: Asker, split: str) -> list[Draft]:
 def finish(asker: Asker, draft: Draft, split: str, number: int) -> Question:
     """The question with its gold passages, sentences, triples and distractors."""
     identifier = f"{split}-{number:04d}"
-    triples = [
-        find_triple(asker.rendered[hop.entity.key][1], hop.entity, hop.fact) for hop in draft.chain
-    ]
+    triples = [find_triple(asker.rendered[hop.entity.key][1], hop.fact) for hop in draft.chain]
     gold = [asker.rendered[key][0].id for key in draft.keys]
     others = [asker.rendered[key][0].id for key in asker.distractors(draft.keys, draft.text)]
     return Question(

@@ -54,7 +54,7 @@ def said_name(entity: Entity) -> str:
     return with_article(entity.name) if entity.kind == "country" else entity.name
 
 
-def find_triple(triples: tuple[Triple, ...], entity: Entity, fact: Fact) -> Triple:
+def find_triple(triples: tuple[Triple, ...], fact: Fact) -> Triple:
     """The triple that states a fact in its entity's passage."""
     names = RELATIONS[fact.relation]
     return next(t for t in triples if t.relation in names and t.tail == fact.value)

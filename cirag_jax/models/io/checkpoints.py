@@ -15,7 +15,7 @@ import logging
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -324,10 +324,9 @@ def _without_closed_loops(kind: type, error: BaseException, trace: Any) -> None:
         sys.__excepthook__(kind, error, trace)
 
 
-def _some(names: Iterable[str], limit: int = 8) -> str:
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
 
 
 def _spell(leaf: Any) -> str:

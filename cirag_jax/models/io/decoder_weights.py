@@ -347,15 +347,13 @@ def write_checkpoint(
     hf_config: Mapping[str, Any],
     companions: Callable[[Path], None],
     *,
-    dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a folder that plain transformers loads, aside, then renames it.
 
-    Tensors are of ``dtype``, by default that of ``params``; above ``shard_bytes`` there are several
-    files and an index. ``hf_config`` is written as ``config.json`` with the new dtype and gives
-    ``model_type``. ``companions`` is called with the folder under construction, to put tokenizer
-    files in it.
+    Tensors are of the dtype of ``params``; above ``shard_bytes`` there are several files and an
+    index. ``hf_config`` is written as ``config.json`` with that dtype and gives ``model_type``.
+    ``companions`` is called with the folder under construction, to put tokenizer files in it.
 
     Raises:
       UserError: the folder holds something already.
@@ -363,7 +361,7 @@ def write_checkpoint(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not empty; a model is only written to a new folder.")
-    name = dtype or str(params["embedding"].dtype)
+    name = str(params["embedding"].dtype)
     tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
     np_dtype = np.dtype(jax.numpy.dtype(name))
     if jax.process_index() != 0:

@@ -18,18 +18,14 @@ _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Norm
 
 
 def export_sentence_transformers(
-    encoder: TextEncoder,
-    params: Any,
-    folder: str | os.PathLike,
-    *,
-    max_length: int | None = None,
+    encoder: TextEncoder, params: Any, folder: str | os.PathLike
 ) -> Path:
     """Writes ``folder``; embeddings of sentence-transformers equal ours within 1e-5. Returns the
     folder.
 
     Everything is written aside and renamed at the end. An earlier export in ``folder`` is replaced.
     In a run of several processes all must call it, and process 0 writes. ``params`` None means
-    ``encoder.state``; ``max_length`` is the limit recorded in the folder, by default the encoder's.
+    ``encoder.state``.
 
     Raises:
       UserError: ``folder`` holds something that is not such an export, or the tokenizer's files
@@ -45,7 +41,7 @@ def export_sentence_transformers(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as aside:
         aside.mkdir()
-        _write(encoder, tensors, aside, max_length or encoder.max_length)
+        _write(encoder, tensors, aside)
     return folder
 
 
@@ -76,7 +72,7 @@ def _check_target(folder: Path) -> None:
         raise UserError(f"{folder}: exists and is not a folder.")
 
 
-def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, max_length: int) -> None:
+def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path) -> None:
     config = {key: value for key, value in encoder.hf_config.items() if key != "torch_dtype"}
     write_json(folder / "config.json", config | {"dtype": "float32"})
     save_tensors(tensors, folder / "model.safetensors")
@@ -99,15 +95,16 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, max_leng
     write_json(folder / "1_Pooling" / "config.json", pooling)
     write_json(folder / "2_Normalize" / "config.json", {})
     write_json(
-        folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": encoder.max_length, "do_lower_case": False},
     )
     prompts = {"query": encoder.query_prefix, "document": encoder.passage_prefix}
     write_json(
         folder / "config_sentence_transformers.json",
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
-    write_json(folder / MARKER, encoder.manifest() | {"max_length": max_length})
-    _write_card("aligner_card.md", folder, encoder=encoder, max_length=max_length)
+    write_json(folder / MARKER, encoder.manifest() | {"max_length": encoder.max_length})
+    _write_card("aligner_card.md", folder, encoder=encoder)
 
 
 def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Path) -> None:

@@ -5,7 +5,6 @@ are transposed and stacked over layers. Whatever of its configuration would chan
 and is not supported here is refused by name.
 """
 
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -24,8 +23,6 @@ from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
 from cirag_jax.models.lora import ALL_LINEAR, LoraConfig
-
-log = logging.getLogger(__name__)
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
@@ -169,14 +166,11 @@ def load_adapter(
     folder: str | os.PathLike,
     config: DecoderConfig,
     mesh: jax.sharding.Mesh | None = None,
-    *,
-    base_model_name: str | None = None,
 ) -> tuple[nnx.State, LoraConfig]:
     """An adapter in PEFT's format for the base that ``config`` describes, in fp32, on ``mesh``.
 
     ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; every layer of
-    the base must be adapted alike. If ``base_model_name`` is given and the adapter names another
-    base, a warning is logged.
+    the base must be adapted alike.
 
     Raises:
       UserError: a file is missing or cannot be read, the configuration has what is not supported,
@@ -184,9 +178,6 @@ def load_adapter(
     """
     folder = Path(folder)
     raw = read_object(folder / CONFIG_FILE)
-    named = raw.get("base_model_name_or_path")
-    if base_model_name and named and Path(named).name != Path(base_model_name).name:
-        log.warning("%s: made for the base %s, used with %s", folder, named, base_model_name)
     lora_config = _parse_config(raw, folder / CONFIG_FILE, config)
     host = _read_tensors(folder, config, lora_config)
     filled = []

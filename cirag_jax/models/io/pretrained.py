@@ -356,10 +356,11 @@ def computing(
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
-    scan_layers: bool | None = None,
     platform: str | None = None,
 ) -> EncoderConfig:
     """``config`` with how it is computed; the arguments are `load_encoder`'s.
+
+    From 12 layers on the stack runs as a scan.
 
     ``platform``: for which attention is chosen; None: the one JAX runs on.
 
@@ -377,7 +378,7 @@ def computing(
             dtype, config.head_dim, platform=platform, dropout=attention_dropout
         ),
         remat=remat,
-        scan_layers=config.num_layers >= 12 if scan_layers is None else scan_layers,
+        scan_layers=config.num_layers >= 12,
     )
 
 
@@ -393,7 +394,6 @@ def load_encoder(
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
-    scan_layers: bool | None = None,
 ) -> TextEncoder:
     """Opens an encoder.
 
@@ -409,7 +409,6 @@ def load_encoder(
       hidden_dropout: rate, active only where a dropout key is passed.
       attention_dropout: likewise, of the attention probabilities.
       remat: recompute layers in the backward pass.
-      scan_layers: run the stack as a scan; default: from 12 layers on.
 
     Raises:
       UserError: the model cannot be found, read or mapped.
@@ -433,7 +432,6 @@ def load_encoder(
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         remat=remat,
-        scan_layers=scan_layers,
     )
     pooling = pooling or training.get("pooling") or _pooling(folder, known)
     config = dataclasses.replace(config, pooling=pooling)

@@ -321,7 +321,6 @@ def load_decoder(
     param_dtype: Literal["float32", "bfloat16"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     remat: Remat = "off",
-    max_positions: int | None = None,
 ) -> TextDecoder:
     """Opens a decoder.
 
@@ -331,7 +330,6 @@ def load_decoder(
       param_dtype: of the weights; None: ``dtype``.
       mesh: parameters are placed on it by their logical axes; None: the first device.
       remat: what the backward pass recomputes.
-      max_positions: a context length below the model's own; None: that.
 
     Raises:
       UserError: the model cannot be found, read or mapped.
@@ -344,18 +342,7 @@ def load_decoder(
     folder = resolve_decoder(spec)
     source = None if folder.is_dir() else gguf_weights.open_gguf(folder)
     config, raw = _read_config(folder, source)
-    if max_positions is not None and not 0 < max_positions <= config.max_positions:
-        raise UserError(
-            f"max_positions {max_positions} is not between 1 and {config.max_positions}, the "
-            f"context length of {spec!r}."
-        )
-    config = dataclasses.replace(
-        config,
-        dtype=dtype,
-        param_dtype=param_dtype or dtype,
-        remat=remat,
-        max_positions=max_positions or config.max_positions,
-    )
+    config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, remat=remat)
     config = dataclasses.replace(config, attention=choose_attention(config))
     model_type = raw["model_type"]
     if source is None:
@@ -371,7 +358,6 @@ def save_decoder(
     params: Params,
     folder: str | os.PathLike,
     *,
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     shard_bytes: int = decoder_weights.SHARD_BYTES,
 ) -> None:
     """Writes ``params`` as a model folder that plain transformers loads, tokenizer included.
@@ -394,6 +380,5 @@ def save_decoder(
         text_decoder.config,
         text_decoder.hf_config,
         companions,
-        dtype=dtype,
         shard_bytes=shard_bytes,
     )

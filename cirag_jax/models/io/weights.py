@@ -224,15 +224,13 @@ def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
     }
 
 
-def to_tensors(
-    state: Any, config: EncoderConfig, family: str = "bert", dtype: Any = np.float32
-) -> dict[str, np.ndarray]:
-    """The inverse of `load_state`: checkpoint name -> host array in the checkpoint's layout."""
+def to_tensors(state: Any, config: EncoderConfig, family: str = "bert") -> dict[str, np.ndarray]:
+    """The inverse of `load_state`: checkpoint name -> float32 array in the checkpoint's layout."""
     host = {path: fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
     tensors = {}
     for name, place in _places(config, family).items():
         array = host[place.path][place.index]
         if place.transpose:
             array = array.reshape(place.shape[::-1]).T
-        tensors[name] = np.ascontiguousarray(array.reshape(place.shape).astype(dtype))
+        tensors[name] = np.ascontiguousarray(array.reshape(place.shape).astype(np.float32))
     return tensors

@@ -66,9 +66,7 @@ def open_encoder(
     return encoder, {**meta, "step": step}
 
 
-def open_cross_encoder(
-    spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
-) -> tuple[PairEncoder, dict[str, Any]]:
+def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
     """The cross-encoder and, for a workdir, what its checkpoint says of its training (else empty).
 
     A workdir gives its best checkpoint, see `open_encoder`. Its revision is a hash of its weights.
@@ -77,15 +75,10 @@ def open_cross_encoder(
       UserError: the folder holds neither a checkpoint nor a cross-encoder, or they do not fit.
     """
     if not is_training_workdir(spec):
-        return load_cross_encoder(spec, dtype=dtype, mesh=mesh), {}
+        return load_cross_encoder(spec), {}
     with _best(spec, "cross_encoder") as (checkpoints, step, meta):
         base = load_cross_encoder(
-            meta["model"],
-            dtype=dtype,
-            mesh=mesh,
-            name=spec,
-            new_head=0,
-            max_length=meta["max_length"],
+            meta["model"], name=spec, new_head=0, max_length=meta["max_length"]
         )
         restored = checkpoints.restore(step, {"params": base.state}, subset=True)
     state = restored.state["params"]

@@ -5,14 +5,14 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from cirag_jax.datasets import lives, load
 from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
 from cirag_jax.prompts import digests
@@ -29,6 +29,8 @@ from cirag_jax.training.data.reading_examples import (
     reading_examples,
 )
 from cirag_jax.types import Config, Dataset, Question, Trajectory
+
+Item = TypeVar("Item")
 
 
 class Data(NamedTuple):
@@ -119,50 +121,36 @@ def hold_out(names: Iterable[str], fraction: float, limit: int, seed: int) -> se
     return {distinct[place] for place in order[len(distinct) - count :]}
 
 
+def _held_out(
+    config: Config, found: Sequence[Item], name_of: Callable[[Item], str]
+) -> tuple[list[Item], list[Item]]:
+    """What is trained on and what is dev, by `hold_out` of the names."""
+    held = hold_out(map(name_of, found), config.dev_fraction, config.num_dev, config.seed)
+    train = [one for one in found if name_of(one) not in held]
+    return train, [one for one in found if name_of(one) in held]
+
+
+def _check_apart(
+    found: Iterable[Item], dev: Iterable[Item], name_of: Callable[[Item], str], names: str
+) -> None:
+    """Refuses a dev set that shares a name with what is trained on."""
+    if clash := {name_of(one) for one in found} & {name_of(one) for one in dev}:
+        raise UserError(
+            f"config.dev holds {len(clash)} of the training {names} (first: {min(clash)})"
+        )
+
+
 # -------------------------------------------------------------------------------------- integrator
 
 
 def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """Decisions of the teachers' trajectories."""
-    paths = _paths(config.trajectories)
-    if not paths:
-        raise UserError(
-            "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
-        )
-    dev_paths = _paths(config.dev)
-    _warn_of_held_out(paths)
-    found = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
-    dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
-    units = trajectories_lib.units_of([*found, *dev])
-    described = _described(config, [*paths, *dev_paths], units)
-    if units == "sentence" and _paths(config.query_folders):
-        raise UserError(
-            "config.query_folders shows annotated triples, and the trajectories are of "
-            "units=sentence; leave it out."
-        )
-    if dev_paths:
-        dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
-        clash = {t.question_id for t in found} & {t.question_id for t in dev}
-        if clash:
-            raise UserError(
-                f"config.dev holds {len(clash)} of the training questions (first: {min(clash)})"
-            )
-    else:
-        names = (t.question_id for t in found)
-        held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
-        dev = [t for t in found if t.question_id in held]
-        found = [t for t in found if t.question_id not in held]
-    reasons = collections.Counter(
-        why for t in found if (why := trajectories_lib.drop_reason(t, config.keep))
+    found, dev, described = _trajectories(config)
+    dropped = collections.Counter(
+        f"dropped_{why}" for t in found if (why := trajectories_lib.drop_reason(t, config.keep))
     )
-    found = trajectories_lib.select(found, config.keep)
-    if config.num_trajectories > len(found):
-        raise UserError(
-            f"config.num_trajectories={config.num_trajectories}, but there are {len(found)} to "
-            f"train on (config.keep={config.keep}, dev questions left out)"
-        )
-    found = trajectories_lib.select(found, "all", config.seed, config.num_trajectories)
-    dev = trajectories_lib.select(dev, config.keep)  # of those that were held out
+    found = _chosen(config, found)
+    queries = _query_writing(config, {t.question_id for t in dev})
 
     def render(
         trajectories: Sequence[Trajectory], weights: Mapping[Part, float]
@@ -177,24 +165,60 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
             reasons.update(why)
         return examples, dict(reasons)
 
-    found = trajectories_lib.shuffled(found, config.shuffled, config.seed)
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
     train_examples, cut = render(found, weights)
-    queries = _query_writing(config, {t.question_id for t in dev})
     query_examples, query_cut = render(queries, {**weights, **WEIGHTS})
     dev_examples, dev_cut = render(dev, {})
     counts = {
         "num_trajectories": len(found),
         "num_query_writing": len(queries),
         "num_dev_trajectories": len(dev),
-        "left_out": {**{f"dropped_{why}": n for why, n in reasons.items()}, **cut},
+        "left_out": {**dropped, **cut},
         "left_out_of_query_writing": query_cut,
         "left_out_of_dev": dev_cut,
         "teachers": dict(collections.Counter(t.teacher for t in found)),
     }
     shown = max((len(step.candidates) for t in found for step in t.steps), default=0)
-    train_examples += query_examples
-    return Data(train_examples, dev_examples, counts, described, shown, tuple(dev))
+    return Data(train_examples + query_examples, dev_examples, counts, described, shown, tuple(dev))
+
+
+def _trajectories(
+    config: Config,
+) -> tuple[Sequence[Trajectory], Sequence[Trajectory], dict[str, Any]]:
+    """Those to choose from for training, those of dev, and how both are rendered."""
+    paths, dev_paths = _paths(config.trajectories), _paths(config.dev)
+    if not paths:
+        raise UserError(
+            "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
+        )
+    _warn_of_held_out(paths)
+    found = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
+    dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
+    units = trajectories_lib.units_of([*found, *dev])
+    described = _described(config, [*paths, *dev_paths], units)
+    if units == "sentence" and _paths(config.query_folders):
+        raise UserError(
+            "config.query_folders shows annotated triples, and the trajectories are of "
+            "units=sentence; leave it out."
+        )
+    if dev_paths:
+        dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
+        _check_apart(found, dev, lambda t: t.question_id, "questions")
+    else:
+        found, dev = _held_out(config, found, lambda t: t.question_id)
+    return found, trajectories_lib.select(dev, config.keep), described
+
+
+def _chosen(config: Config, found: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """As many of the trajectories as are asked for, some with their candidates shuffled."""
+    found = trajectories_lib.select(found, config.keep)
+    if config.num_trajectories > len(found):
+        raise UserError(
+            f"config.num_trajectories={config.num_trajectories}, but there are {len(found)} to "
+            f"train on (config.keep={config.keep}, dev questions left out)"
+        )
+    found = trajectories_lib.select(found, "all", config.seed, config.num_trajectories)
+    return trajectories_lib.shuffled(found, config.shuffled, config.seed)
 
 
 def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory]:
@@ -262,24 +286,15 @@ def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, 
 
 def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """The two calls about each passage, answered by its reference."""
-    if config.num_passages < 0:
-        raise UserError(f"config.num_passages={config.num_passages} must not be negative")
+    check_at_least(0, config, "num_passages")
     references, counts = select_references(config.data, limit=config.num_passages, seed=config.seed)
     if config.dev:
         wanted = config.data.copy_and_resolve_references()
         wanted.fold = config.dev
         dev, _ = select_references(wanted, limit=config.num_dev, seed=config.seed)
-        clash = {r.passage.id for r in references} & {r.passage.id for r in dev}
-        if clash:
-            raise UserError(
-                f"config.dev={config.dev} holds {len(clash)} of the training passages (first: "
-                f"{min(clash)})"
-            )
+        _check_apart(references, dev, lambda r: r.passage.id, "passages")
     else:
-        names = (reference.passage.id for reference in references)
-        held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
-        dev = tuple(r for r in references if r.passage.id in held)
-        references = tuple(r for r in references if r.passage.id not in held)
+        references, dev = _held_out(config, references, lambda r: r.passage.id)
     train_examples, reasons = extraction_examples(tokenizer, references, max_length=max_length)
     dev_examples, dev_reasons = extraction_examples(tokenizer, dev, max_length=max_length)
     found = {
@@ -357,16 +372,9 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold)
         order = np.random.default_rng(config.seed).permutation(len(dev))
         dev = [dev[i] for i in sorted(order[: config.num_dev or len(dev)])]
-        clash = {r.question.id for r in found} & {r.question.id for r in dev}
-        if clash:
-            raise UserError(
-                f"config.dev holds {len(clash)} of the training questions (first: {min(clash)})"
-            )
+        _check_apart(found, dev, lambda made: made.question.id, "questions")
     else:
-        names = (made.question.id for made in found)
-        held = hold_out(names, config.dev_fraction, config.num_dev, config.seed)
-        dev = [made for made in found if made.question.id in held]
-        found = [made for made in found if made.question.id not in held]
+        found, dev = _held_out(config, found, lambda made: made.question.id)
     how = settings.reader_format
     train_examples, reasons = reading_examples(
         tokenizer, found, how, max_length=max_length, answer_weight=config.get("answer_weight", 1.0)

@@ -59,10 +59,6 @@ class Example(NamedTuple):
 # Where each part of a turn's text begins: (character, part), ascending, the first at 0.
 Split = Callable[[str], Sequence[tuple[int, Part]]]
 
-# Why something of a trajectory is not trained on, or trained on otherwise; see
-# `trajectory_examples`.
-REASONS = ("dropped_no_steps", "dropped_too_long", "cut_trajectories", "cut_steps", "split_turns")
-
 
 class UnstableTemplateError(ValueError):
     """The template renders a turn otherwise once another follows it."""
@@ -135,7 +131,7 @@ def trajectory_examples(
       weights: of the tokens of a part; 1 where nothing is said.
 
     Returns:
-      The examples, and for each of `REASONS` that occurred how often: trajectories
+      The examples, and how often something is not trained on, or otherwise: trajectories
       ``dropped_no_steps``, examples ``dropped_too_long``, trajectories with ``cut_steps`` and how
       many these are, trajectories with ``split_turns`` (one example a step after all).
     """

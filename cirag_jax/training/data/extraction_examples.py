@@ -15,10 +15,6 @@ from cirag_jax.prompts import extraction as prompts
 from cirag_jax.training.data.examples import Example, chat_examples
 from cirag_jax.types import Passage
 
-# What of a reference is not trained on: an answer that is too long; entities and triples that the
-# parser would not read back; a passage of which nothing is left.
-REASONS = ("dropped_too_long", "dropped_entities", "dropped_triples", "dropped_empty")
-
 
 def passage_examples(
     tokenizer: ChatTokenizer, reference: Reference, *, max_length: int
@@ -31,8 +27,9 @@ def passage_examples(
     ``max_length`` tokens is dropped whole: a passage without its end would teach inventions, an
     answer without its end would teach to stop early.
 
-    Returns at most two examples, whose source is the passage's id, and for each of `REASONS` that
-    occurred how often.
+    Returns at most two examples, whose source is the passage's id, and how often something is not
+    trained on: answers ``dropped_too_long``; ``dropped_entities`` and ``dropped_triples`` that the
+    parser would not read back; ``dropped_empty`` where nothing of the passage is left.
     """
     reasons: collections.Counter[str] = collections.Counter()
     passage = reference.passage

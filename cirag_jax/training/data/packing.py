@@ -93,9 +93,9 @@ class Plan:
     supervised: tuple[int, ...]
     computed: tuple[int, ...]
 
-    def efficiency(self, steps: int | None = None) -> float:
-        """Real tokens over computed ones, of the first ``steps`` steps (None: all)."""
-        return sum(self.tokens[:steps]) / max(sum(self.computed[:steps]), 1)
+    def efficiency(self) -> float:
+        """Real tokens over computed ones."""
+        return sum(self.tokens) / max(sum(self.computed), 1)
 
 
 def make_plan(

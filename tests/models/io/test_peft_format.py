@@ -261,12 +261,3 @@ def test_files_that_cannot_be_read(adapter):
     settings.unlink()
     with pytest.raises(UserError, match=re.escape(str(settings))):
         load_adapter(folder, config)
-
-
-def test_another_bases_name_is_logged(adapter, caplog):
-    folder, config = adapter
-    with caplog.at_level("WARNING"):
-        load_adapter(folder, config, base_model_name="org/base")
-        assert not caplog.records
-        load_adapter(folder, config, base_model_name="org/other")
-    assert "used with org/other" in caplog.text
