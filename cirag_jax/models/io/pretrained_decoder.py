@@ -326,7 +326,7 @@ def load_decoder(
 
     Args:
       spec: see `resolve_decoder`.
-      dtype: compute dtype; None: fp32 on a CPU (where XLA's bf16 products are slower), else bf16.
+      dtype: compute dtype; None: fp32 on a CPU, where XLA's bf16 results are slower, else bf16.
       param_dtype: of the weights; None: ``dtype``.
       mesh: parameters are placed on it by their logical axes; None: the first device.
       remat: what the backward pass recomputes.
