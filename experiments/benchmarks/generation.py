@@ -482,7 +482,8 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        print(json.dumps(measure(*args.worker, args.model, args.server)))
+        task, side = args.worker
+        print(json.dumps(measure(task, side, args.model, args.server)))
         return
     import jax
 
