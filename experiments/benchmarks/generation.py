@@ -53,7 +53,7 @@ Results
     31 choices together            1.04 s   1.00 of the processor time
     a single one                   0.87 s   0.85
     31 requests, prompt reused     2.51 s   2.39
-  Qwen2.5-Coder-1.5B-Instruct (``--model=FILE.gguf --only "first token" --sides ours "ours, bf16"``),
+  Qwen2.5-Coder-1.5B-Instruct, ``--model=FILE.gguf --only "first token" --sides ours "ours, bf16"``,
   two cores of an AMD EPYC with bfloat16 instructions, otherwise idle; 2026-11-25, commit db8a3d4:
 
     first token    ours             35.2     0.1   1.00   1.00  12.0       8.2       0      0
