@@ -174,10 +174,8 @@ def _execute_config_file(path_and_preset: str) -> ConfigDict:
     except UserError:
         raise
     except Exception as error:
-        given = f" with preset {preset!r}" if preset is not None else ""
-        if given and type(error) is ValueError:  # There is none of that name.
-            raise UserError(f"config file {path}{given}: {error}") from error
         where = _line_in(path, error)
+        given = f" with preset {preset!r}" if preset is not None else ""
         raise UserError(
             f"config file {path}{where}{given} failed: {type(error).__name__}: {error}"
         ) from error

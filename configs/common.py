@@ -1,9 +1,17 @@
 """Blocks that several configs share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+
+from cirag_jax.errors import UserError
+
+
+def no_preset(preset: str, presets: Iterable[str]) -> UserError:
+    """The exception to raise where a config has other presets."""
+    return UserError(f"there is no preset {preset!r}; the presets are {', '.join(presets)}.")
 
 
 def data(split: str, units: str | None = "triple", *, several: bool = False) -> Any:

@@ -62,5 +62,5 @@ def get_config(preset: str = "") -> Any:
         config.entity_tokens, config.triple_tokens, config.constrained = 64, 160, True
         config.grounded = True
     elif preset:
-        raise ValueError("the preset is small")
+        raise common.no_preset(preset, ["small"])
     return config

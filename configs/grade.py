@@ -40,7 +40,7 @@ PRESETS = ("", "rules", "small", "medium", "paper")
 def get_config(preset: str = "") -> Any:
     """Which documents, and how every step works."""
     if preset not in PRESETS:
-        raise ValueError(f"the presets are {', '.join(PRESETS[1:])}")
+        raise common.no_preset(preset, PRESETS[1:])
     config: Any = ConfigDict()
     # A folder with documents.jsonl (text, title, source, date), with a corpus.jsonl, or of .txt and
     # .md files; or one such file. null: the built-in dataset.

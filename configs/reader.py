@@ -51,7 +51,7 @@ def get_config(preset: str = "quick") -> Any:
     """The config of a preset."""
     presets = {"quick": quick, "paper": paper}
     if preset not in presets:
-        raise ValueError(f"unknown preset {preset!r}; presets: {', '.join(presets)}")
+        raise common.no_preset(preset, presets)
     return presets[preset]()
 
 

@@ -45,6 +45,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs import common
 from configs.methods import blocks
 
 PRESETS = ("annotations", "llm", "mixture")  # teachers, see cirag_jax/distill/teachers.py
@@ -53,7 +54,7 @@ PRESETS = ("annotations", "llm", "mixture")  # teachers, see cirag_jax/distill/t
 def get_config(preset: str = "annotations") -> Any:
     """What is asked, of whom, and what is kept."""
     if preset not in PRESETS:
-        raise ValueError(f"the presets are {', '.join(PRESETS)}")
+        raise common.no_preset(preset, PRESETS)
     config = blocks.method("cirag", reader=192)  # The reader is asked only with config.answer.
     del config.question, config.integrator
     config.cirag.num_candidates = 15  # The paper has 30; a small student's context holds fewer.

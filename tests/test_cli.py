@@ -236,11 +236,11 @@ def test_config_file_without_presets(run, tmp_path):
     assert refused(run(f"--config={path}:quick"), "takes no preset")
 
 
-def test_an_unknown_preset_is_no_fault_in_the_file(run, tmp_path):
-    path = tmp_path / "sizes.py"
-    path.write_text("def get_config(preset):\n    raise ValueError('the presets are a and b')\n")
-    done = run(f"--config={path}:c")
-    assert refused(done, f"{path} with preset 'c': the presets are a and b")
+@pytest.mark.parametrize("name", ["aligner", "extract", "grade", "trajectories", "methods/cirag"])
+def test_an_unknown_preset(run, name):
+    root = pathlib.Path(__file__).parents[1]
+    done = run(f"--config={root}/configs/{name}.py:smal")
+    assert refused(done, "there is no preset 'smal'; the presets are ")
 
 
 def test_workdir_is_no_file(run, tmp_path):

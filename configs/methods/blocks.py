@@ -95,7 +95,7 @@ def preset(config: Any, name: str) -> Any:
     models, for a GPU.
 
     Raises:
-      ValueError: there is no such preset.
+      UserError: there is no such preset.
     """
     needs = find_method(config.method).config().needs
     blocks = {name: block for name, block in config.items() if isinstance(block, ConfigDict)}
@@ -117,5 +117,5 @@ def preset(config: Any, name: str) -> Any:
         if needs.index:
             config.encoder.model = "BAAI/bge-small-en-v1.5"
     elif name:
-        raise ValueError("the presets are small, medium and paper")
+        raise common.no_preset(name, ("small", "medium", "paper"))
     return config

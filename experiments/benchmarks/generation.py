@@ -404,7 +404,7 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
     engine = Engine.open(dtype="float32", options=EngineConfig.for_platform(prefix_tokens=4096))
     messages = request(load_conversations()[0][1], 0, 0).messages
     texts = tuple(f" {number}\n" for number in range(1, choices)) + (" none\n",)
-    sides = {
+    asked = {
         "together": [Score(messages, texts)],
         "one alone": [Score(messages, texts[-1:])],
         "one by one": [Score(messages, (text,)) for text in texts],
@@ -417,7 +417,7 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
 
         return run
 
-    seconds = alternately({name: side(requests) for name, requests in sides.items()}, 3)
+    seconds = alternately({name: side(requests) for name, requests in asked.items()}, 3)
     found = []
     for name, measured in seconds.items():
         row = {

@@ -242,7 +242,7 @@ def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, word
 def test_a_preset_that_does_not_exist(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path)
     argv[0] = "--config=configs/methods/cirag.py:huge"
-    assert "the presets are small, medium and paper" in fails(capsys, argv)
+    assert "the presets are small, medium, paper" in fails(capsys, argv)
 
 
 @pytest.mark.parametrize("damage", ["no triples", "broken corpus", "broken question", "no folder"])

@@ -257,7 +257,7 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
             {"methods": "direct,blocks"},
             "method='blocks' is unknown; there are beam_retrieval",
         ),
-        ({"methods": "direct:huge"}, "the presets are small, medium and paper"),
+        ({"methods": "direct:huge"}, "the presets are small, medium, paper"),
         ({"set": "reader.max_tokens"}, "'reader.max_tokens' must be KEY=VALUE"),
         ({"set": "nobody:reader.max_tokens=3"}, "names none of config.methods, direct, native_rag"),
         ({"set": "cirag.max_steps=3"}, "none of config.methods has a key 'cirag.max_steps'"),

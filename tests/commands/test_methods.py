@@ -300,7 +300,7 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
 
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_a_preset_that_does_not_exist_is_refused(name):
-    with pytest.raises(UserError, match="the presets are small, medium and paper"):
+    with pytest.raises(UserError, match="the presets are small, medium, paper"):
         load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
 
 

@@ -44,26 +44,25 @@ from cirag_jax.training.data.examples import Part
 from configs import common
 from tests import tiny
 from tests.distill import by_hand
-from tests.training.students import SIDECAR, base_folder, config_of, write
+from tests.training.students import (
+    SIDECAR,
+    base_and_trajectories,
+    config_of,
+    short_prompts,
+    write,
+)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Optax raises a float to the integer step; a short instruction makes short examples."""
-    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+    yield from short_prompts(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A tiny base and twelve trajectories of one to three rounds."""
-    root = tmp_path_factory.mktemp("integrator")
-    base = base_folder(root / "base")
-    made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
-    return base, write(root / "t", made)
+    return base_and_trajectories(tmp_path_factory.mktemp("integrator"))
 
 
 def lines_of(workdir):

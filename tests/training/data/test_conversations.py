@@ -4,34 +4,30 @@ import dataclasses
 import json
 import pathlib
 
-import jax
 import pytest
 
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.prompts import cirag as prompts
 from cirag_jax.training.data import conversations
 from tests import tiny
 from tests.distill import by_hand
-from tests.training.students import base_folder, config_of, write
+from tests.training.students import (
+    base_and_trajectories,
+    config_of,
+    short_prompts,
+    write,
+)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Optax raises a float to the integer step; a short instruction makes short examples."""
-    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+    yield from short_prompts(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A tiny base and twelve trajectories of one to three rounds."""
-    root = tmp_path_factory.mktemp("integrator")
-    base = base_folder(root / "base")
-    made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
-    return base, write(root / "t", made)
+    return base_and_trajectories(tmp_path_factory.mktemp("integrator"))
 
 
 def load(config, length=448):
