@@ -10,6 +10,7 @@ from typing import Protocol
 from cirag_jax.methods.evidence import Evidence, passage_line, triple_line
 from cirag_jax.prompts import reading
 from cirag_jax.runtime.requests import Generate, Generated, Program
+from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Attempt, Granularity, Passage
 
 GRANULARITIES: tuple[Granularity, ...] = ("triple", "sentence", "passage")
@@ -30,6 +31,11 @@ class CascadeConfig(Protocol):
 
     @property
     def wide_refusal(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def grounded_answers(self) -> bool:
         """See above."""
         ...
 
@@ -113,7 +119,15 @@ def _read(
     )
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
+    if config.grounded_answers and not _holds(pool, answer):
+        sufficient = False
     return Attempt(granularity, pool, response.text, answer, sufficient)
+
+
+def _holds(pool: Sequence[str], answer: str) -> bool:
+    """Whether the evidence has the answer's words in a row; it need not have a yes or a no."""
+    words = normalise(answer, "unicode")
+    return words in ("yes", "no") or f" {words} " in f" {normalise(' '.join(pool), 'unicode')} "
 
 
 def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:

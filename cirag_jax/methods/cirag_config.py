@@ -45,6 +45,8 @@ class CiragConfig:
       force_answer: where every granularity refuses, ask the last one again without letting it
         refuse (the passages, where its pool is empty).
       wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
+      grounded_answers: also take for a refusal an answer whose words the evidence does not have in
+        a row, unless it is yes or no: small models seldom refuse. Ours.
       prompt_format: multi_turn, paper (one turn, history last), or compact (ours: candidates are
         kept by number, in two thirds of the tokens).
       normalization: normalisation of triples: ascii (the paper's case study) or unicode.
@@ -59,7 +61,8 @@ class CiragConfig:
       prefilled_headers: write the headers for the integrator and have it fill the sections one
         by one; small models then keep the format. A server must support continuing an
         assistant's turn.
-      few_shot: show the integrator a worked example, which the paper's prompt has not.
+      few_shot: show the integrator a worked example (two in ``compact``), which the paper's prompt
+        has not.
       keep_above: above 0: every candidate is kept whose number is at least so probable as the whole
         list, "none" being one more; compact format only. 0: those that the integrator writes.
       integrator: model; or, without a language model, aligner: in every round keep the candidate
@@ -89,6 +92,7 @@ class CiragConfig:
     granularities: tuple[str, ...] = GRANULARITIES
     force_answer: bool = False
     wide_refusal: bool = False
+    grounded_answers: bool = False
     prompt_format: str = "multi_turn"
     normalization: Normalization = "ascii"
     match_cutoff: float = 0.8

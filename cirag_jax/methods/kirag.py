@@ -98,8 +98,8 @@ class KiragConfig:
       num_read: K, passages that are read.
       reader_format: documents (KiRAG's), or as CIRAG's readers are trained: thought, chain, brief.
       granularities: steps of the cascade.
-      force_answer: see `CiragConfig`, as for the next two.
-      wide_refusal: see above.
+      force_answer: see `CiragConfig`, as for the next three.
+      wide_refusal, grounded_answers: see above.
       answer_tokens: see above.
     """
 
@@ -129,6 +129,7 @@ class KiragConfig:
     granularities: tuple[str, ...] = GRANULARITIES
     force_answer: bool = True
     wide_refusal: bool = False
+    grounded_answers: bool = False
     answer_tokens: int = 0
 
     def __post_init__(self):

@@ -79,15 +79,27 @@ def integration_messages(
       prompt_format: ``multi_turn`` alternates observations and decisions, so that a step extends
         the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last;
         ``compact`` is ours (`prompts.compact`).
-      few_shot: begin with a worked example (the paper has none).
+      few_shot: begin with a worked example, in ``compact`` two (the paper has none).
       units: what the candidates are; sentences, with their texts, in ``compact`` alone.
     """
-    shown = _example(prompt_format, normalization, units) if few_shot else ()
+    shown = _examples(normalization, prompt_format, units) if few_shot else ()
+    own = _conversation(question, steps, candidates, normalization, prompt_format, units)
+    return (*shown, *own[bool(shown) :])
+
+
+def _conversation(
+    question: str,
+    steps: Sequence[Step],
+    candidates: Sequence[Any],
+    normalization: Normalization,
+    prompt_format: str,
+    units: compact.Units,
+) -> Sequence[Message]:
     if prompt_format == "compact":
-        return (*shown, *compact.messages(question, steps, candidates, units)[bool(shown) :])
+        return compact.messages(question, steps, candidates, units)
     if prompt_format == "paper":
-        return (*shown, *_single_turn(question, steps, candidates, normalization)[bool(shown) :])
-    return (*shown, *_turns(question, steps, candidates, normalization)[bool(shown) :])
+        return _single_turn(question, steps, candidates, normalization)
+    return _turns(question, steps, candidates, normalization)
 
 
 def _turns(
@@ -135,10 +147,11 @@ def prompt_digest(
     units: compact.Units = "triple",
 ) -> str:
     """A hash of how conversations read: what a student was trained on, it must be asked."""
+    steps = _EXAMPLES[units][0]
     messages = integration_messages(
         EXAMPLE_QUERY,
-        _EXAMPLES[units],
-        _EXAMPLES[units][0].candidates,
+        steps,
+        steps[0].candidates,
         normalization=normalization,
         prompt_format=prompt_format,
         few_shot=few_shot,
@@ -148,18 +161,18 @@ def prompt_digest(
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _example(
-    prompt_format: str, normalization: Normalization, units: compact.Units
+def _examples(
+    normalization: Normalization, prompt_format: str, units: compact.Units
 ) -> tuple[Message, ...]:
-    """The conversation about `EXAMPLE_QUERY`, from the instruction to its last decision."""
-    first, last = _EXAMPLES[units]
-    if prompt_format == "compact":
-        turns = compact.messages(EXAMPLE_QUERY, [first], last.candidates, units)
-    elif prompt_format == "paper":
-        turns = _single_turn(EXAMPLE_QUERY, [first], last.candidates, normalization)
-    else:
-        turns = _turns(EXAMPLE_QUERY, [first], last.candidates, normalization)
-    return (*turns, Message("assistant", render_decision(last, normalization, prompt_format)))
+    """Worked examples, the instruction in front; the paper's formats, which are long, show one."""
+    examples = _EXAMPLES[units] if prompt_format == "compact" else _EXAMPLES[units][:1]
+    made: list[Message] = []
+    for *before, last in examples:
+        query = before[0].query
+        turns = _conversation(query, before, last.candidates, normalization, prompt_format, units)
+        decision = render_decision(last, normalization, prompt_format)
+        made += [*turns[bool(made) :], Message("assistant", decision)]
+    return tuple(made)
 
 
 def render_facts(triples: Iterable[Triple], normalization: Normalization) -> str:
@@ -385,65 +398,140 @@ def _closest(
     return texts[close[0]] if close else None
 
 
-# ----------------------------------------------------------------------------------------- example
+# ---------------------------------------------------------------------------------------- examples
 
 # One fact a round, and never the first: Qwen2.5-1.5B copies the pattern. Shown "Keep: 1" it keeps
-# the first of any list, shown "Keep: 4 5" it counts on to the end.
-_EXAMPLE_OF_TRIPLES = (
-    Step(
-        EXAMPLE_QUERY,
-        candidates=(
-            Triple("Mira Solheim", "profession", "cellist"),
-            Triple("Solheim Prize", "awarded in", "spring"),
-            Triple("Mira Solheim", "recorded", "six albums"),
-            Triple("Mira Solheim", "born in", "Lindvik"),
-            Triple("Lindvik Prize", "given to", "cellists"),
+# the first of any list, shown "Keep: 4 5" it counts on to the end. Of a single example it also
+# copies the words: a third of its queries began with "In which country".
+_OF_TRIPLES = (
+    (
+        Step(
+            EXAMPLE_QUERY,
+            candidates=(
+                Triple("Mira Solheim", "profession", "cellist"),
+                Triple("Solheim Prize", "awarded in", "spring"),
+                Triple("Mira Solheim", "recorded", "six albums"),
+                Triple("Mira Solheim", "born in", "Lindvik"),
+                Triple("Lindvik Prize", "given to", "cellists"),
+            ),
+            thought=(
+                "The fourth fact names the town of her birth, Lindvik. The country of Lindvik is "
+                "still missing."
+            ),
+            kept=(Triple("Mira Solheim", "born in", "Lindvik"),),
+            next_query="In which country is Lindvik?",
         ),
-        thought=(
-            "The fourth fact names the town of her birth, Lindvik. The country of Lindvik is still "
-            "missing."
+        Step(
+            "In which country is Lindvik?",
+            candidates=(
+                Triple("Lindvik", "known for", "fishing"),
+                Triple("Lindvik", "town in", "Norway"),
+                Triple("Norway", "borders", "Sweden"),
+            ),
+            thought="The second fact places Lindvik in Norway. The query can be answered now.",
+            kept=(Triple("Lindvik", "town in", "Norway"),),
         ),
-        kept=(Triple("Mira Solheim", "born in", "Lindvik"),),
-        next_query="In which country is Lindvik?",
     ),
-    Step(
-        "In which country is Lindvik?",
-        candidates=(
-            Triple("Lindvik", "known for", "fishing"),
-            Triple("Lindvik", "town in", "Norway"),
-            Triple("Norway", "borders", "Sweden"),
+    (
+        Step(
+            "Who founded the school that the painter of Two Boats went to?",
+            candidates=(
+                Triple("Harlow School", "known for", "painting"),
+                Triple("Two Boats", "hangs in", "Torvik Museum"),
+                Triple("Two Boats", "painted by", "Ivo Brandt"),
+            ),
+            kept=(Triple("Two Boats", "painted by", "Ivo Brandt"),),
+            next_query="Which school did Ivo Brandt go to?",
         ),
-        thought="The second fact places Lindvik in Norway. The query can be answered now.",
-        kept=(Triple("Lindvik", "town in", "Norway"),),
-        next_query=None,
+        Step(
+            "Which school did Ivo Brandt go to?",
+            candidates=(
+                Triple("Ivo Brandt", "has", "two sisters"),
+                Triple("Anna Brandt", "went to", "Torvik College"),
+            ),
+            next_query="Where was Ivo Brandt, the painter of Two Boats, a pupil?",
+        ),
+        Step(
+            "Where was Ivo Brandt, the painter of Two Boats, a pupil?",
+            candidates=(
+                Triple("Ivo Brandt", "pupil at", "Harlow School"),
+                Triple("Ivo Brandt", "painted", "Two Boats"),
+            ),
+            kept=(Triple("Ivo Brandt", "pupil at", "Harlow School"),),
+            next_query="Who founded Harlow School?",
+        ),
+        Step(
+            "Who founded Harlow School?",
+            candidates=(
+                Triple("Harlow School", "located in", "Torvik"),
+                Triple("Torvik", "founded by", "monks"),
+                Triple("Harlow School", "founded by", "Edith Harlow"),
+            ),
+            kept=(Triple("Harlow School", "founded by", "Edith Harlow"),),
+        ),
     ),
 )
 
 
-def _sentences(page: str, title: str, *texts: str) -> tuple[Sentence, ...]:
-    return tuple(Sentence(page, index, f"{title}: {text}") for index, text in enumerate(texts))
+def _page(title: str, *texts: str) -> tuple[Sentence, ...]:
+    return tuple(Sentence(title, index, f"{title}: {text}") for index, text in enumerate(texts))
 
 
-_MIRA = _sentences(
-    "mira",
+_PRIZE = _page("Solheim Prize", "The Solheim Prize is awarded every spring.")
+_MIRA = _page(
     "Mira Solheim",
     "Mira Solheim is a cellist who has recorded six albums.",
     "She was born in Lindvik as the daughter of a shipwright.",
 )
-_LINDVIK = _sentences(
-    "lindvik", "Lindvik", "It lives from fishing.", "Lindvik is a town in the west of Norway."
+_LINDVIK = _page("Lindvik", "It lives from fishing.", "Lindvik is a town in the west of Norway.")
+_BOATS = _page("Two Boats", "It hangs in Torvik Museum.", "Two Boats is by Ivo Brandt.")
+_IVO = _page(
+    "Ivo Brandt", "He was a pupil at Harlow School.", "He painted Two Boats.", "He has two sisters."
 )
-_PRIZE = _sentences("prize", "Solheim Prize", "The Solheim Prize is awarded every spring.")
-_EXAMPLE_OF_SENTENCES = (
-    Step(
-        EXAMPLE_QUERY,
-        candidates=(*_PRIZE, *_MIRA),
-        kept=_MIRA[1:],
-        next_query="In which country is Lindvik?",
+_ANNA = _page("Anna Brandt", "Anna Brandt went to Torvik College.")
+_HARLOW = _page(
+    "Harlow School",
+    "It is known for its classes in painting.",
+    "Harlow School is in Torvik.",
+    "It was founded by Edith Harlow.",
+)
+_TORVIK = _page("Torvik", "Monks founded Torvik.")
+_OF_SENTENCES = (
+    (
+        Step(
+            EXAMPLE_QUERY,
+            candidates=(*_PRIZE, *_MIRA),
+            kept=_MIRA[1:],
+            next_query="In which country is Lindvik?",
+        ),
+        Step("In which country is Lindvik?", candidates=_LINDVIK, kept=_LINDVIK[1:]),
     ),
-    Step("In which country is Lindvik?", candidates=_LINDVIK, kept=_LINDVIK[1:]),
+    (
+        Step(
+            "Who founded the school that the painter of Two Boats went to?",
+            candidates=(_HARLOW[0], *_BOATS),
+            kept=_BOATS[1:],
+            next_query="Which school did Ivo Brandt go to?",
+        ),
+        Step(
+            "Which school did Ivo Brandt go to?",
+            candidates=(_IVO[2], *_ANNA),
+            next_query="Where was Ivo Brandt, the painter of Two Boats, a pupil?",
+        ),
+        Step(
+            "Where was Ivo Brandt, the painter of Two Boats, a pupil?",
+            candidates=_IVO[:2],
+            kept=_IVO[:1],
+            next_query="Who founded Harlow School?",
+        ),
+        Step(
+            "Who founded Harlow School?",
+            candidates=(_HARLOW[1], *_TORVIK, _HARLOW[2]),
+            kept=_HARLOW[2:],
+        ),
+    ),
 )
-_EXAMPLES: Mapping[str, tuple[Step, Step]] = {
-    "triple": _EXAMPLE_OF_TRIPLES,
-    "sentence": _EXAMPLE_OF_SENTENCES,
+_EXAMPLES: Mapping[str, Sequence[Sequence[Step]]] = {
+    "triple": _OF_TRIPLES,
+    "sentence": _OF_SENTENCES,
 }

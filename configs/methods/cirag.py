@@ -9,8 +9,8 @@ reader writes the facts and the answer. (none) is the paper's setting (L = 4, K 
 reads extracted triples, with this package's untrained small models; ``llm`` the same with two
 rounds, 15 candidates and a worked example, so that SmolLM2-135M keeps the integrator's format;
 ``medium`` is the paper's setting with a model of 1.5B parameters, which chooses numbered candidates
-after an example; ``paper`` names the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a
-GPU: not yet run.
+after two examples, and whose answers must stand in what it read; ``paper`` names the paper's models
+(Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a GPU: not yet run.
 
 Record of ``small`` (--config.data.dir=2wikimultihopqa --config.data.split=dev
 --config.data.fold=dev_tune --config.data.limit=80 --config.data.random=true
@@ -59,5 +59,6 @@ def get_config(preset: str = "") -> Any:
         config.cirag.few_shot = True
         # Left alone, this model keeps the first candidate and asks the same question for ever.
         config.cirag.only_new, config.cirag.on_repeat = True, "chain"
+        config.cirag.grounded_answers = True  # It seldom refuses by itself.
         config.integrator.max_tokens = 64
     return blocks.preset(config, preset)

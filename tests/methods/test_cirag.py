@@ -395,7 +395,7 @@ def test_the_example_stands_between_instruction_and_question(prompt_format):
         plain.asked(Generate, "integrator"), shown.asked(Generate, "integrator"), strict=True
     ):
         extra = len(b.messages) - len(a.messages)
-        assert extra == (2 if prompt_format == "paper" else 4)
+        assert extra == {"paper": 2, "multi_turn": 4, "compact": 12}[prompt_format]
         assert b.messages[0] == a.messages[0] and b.messages[1 + extra :] == a.messages[1:]
         roles = [message.role for message in b.messages]
         assert roles == ["system", *("user", "assistant") * (len(roles) // 2 - 1), "user"]
@@ -554,6 +554,20 @@ def test_paraphrased_refusals_count_only_where_asked():
     assert found.granularity == "triple"
     found = run(hand([GOES_ON, ENDS], [shy, shy, ANSWERS]), wide_refusal=True)
     assert found.granularity == "passage"
+
+
+def test_an_answer_that_the_evidence_lacks_is_refused_where_asked():
+    made_up, torn = "Answer: Oslo", "Answer: in Sk"  # a part of "in Skåne" is not its words
+    found = run(hand([GOES_ON, ENDS], [made_up]))
+    assert (found.answer, found.granularity) == ("Oslo", "triple")
+    found = run(hand([GOES_ON, ENDS], [made_up, torn, "Answer: LUND."]), grounded_answers=True)
+    assert [a.sufficient for a in found.attempts] == [False, False, True]
+    assert (found.answer, found.granularity) == ("LUND.", "passage")
+    # Where no evidence has the answer, it stands by default; a yes or a no need not be there.
+    found = run(hand([GOES_ON, ENDS], [made_up] * 3), grounded_answers=True)
+    assert (found.answer, found.granularity) == ("Oslo", "default")
+    found = run(hand([GOES_ON, ENDS], ["Answer: No."]), grounded_answers=True)
+    assert (found.answer, found.granularity) == ("No.", "triple")
 
 
 @pytest.mark.parametrize(

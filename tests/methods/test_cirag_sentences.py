@@ -122,8 +122,9 @@ def test_a_language_model_keeps_sentences_by_number():
     assert "each of them a sentence" in first.messages[0].text
     # Sentences of the first round are shown again in the second, as the ranker read them.
     shown = "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. Ada Moen: She paints.\n3. Kiruna"
-    assert first.messages[5].text == second.messages[5].text and shown in first.messages[5].text
-    assert second.messages[7].text.startswith(
+    assert first.messages[13].text == second.messages[13].text
+    assert shown in first.messages[13].text
+    assert second.messages[15].text.startswith(
         "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. L"
     )
     assert [a.evidence for a in found.attempts] == [

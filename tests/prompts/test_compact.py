@@ -111,14 +111,23 @@ def test_sentences_are_lines_behind_their_titles():
         for units in ("triple", "sentence")
     }
     texts = [message.text for message in made["sentence"]]
-    assert texts[5:] == [
+    assert texts[13:] == [
         "Question: Who?\n\nFacts:\n1. Ada: She was born in Lund.\n2. Lund 2. x: It | is Next: done",
         "Keep: 2\nNext: Where?",
         "Facts:\n1. Ada: She was born in Lund.",
     ]
     assert "sentence" in texts[0] and "sentence" not in made["triple"][0].text
     assert "\n3. Mira Solheim: She" in texts[1] and texts[4].endswith("\nNext: done")
-    assert texts[5:] == [message.text for message in made["triple"]][5:]
+    assert texts[13:] == [message.text for message in made["triple"]][13:]
+    # The second example keeps nothing in a round, and begins no query as the first does.
+    for shown in made.values():
+        said = [message.text for message in shown if message.role == "assistant"][:6]
+        assert [text.partition("\n")[0] for text in said] == [
+            "Keep: 4" if shown is made["triple"] else "Keep: 3", "Keep: 2", "Keep: 3",
+            "Keep: none", "Keep: 1", "Keep: 3",
+        ]  # fmt: skip
+        assert [text.endswith("\nNext: done") for text in said] == [False, True, *[False] * 3, True]
+        assert sum("In which country" in text for text in said) == 1
     found = prompts.parse_decision("Keep: 2 1\nNext: done", SAID, prompt_format="compact")
     assert found == Decision("", SAID[::-1], None, True, ())
     digests = {
