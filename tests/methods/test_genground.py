@@ -68,6 +68,25 @@ def test_nothing_found_leaves_the_guess():
     assert found.steps[0].notes["answer"] == "Malmo" and found.steps[0].passages == ()
 
 
+def test_passages_are_read_in_batches_up_to_a_limit():
+    hands, found = run(
+        [deduced(BORN, "Malmo"), EMPTY, EMPTY], ["It lies there."], max_steps=1, batch=2,
+        max_batches=2,
+    )  # fmt: skip
+    first, second = (prompt(r) for r in hands.asked(Generate, "generator")[1:])
+    assert "Text 1." in first and "Text 2." not in first
+    assert "Text 3." in second and "Text 4." not in second
+    assert found.parse_errors == {"answer_no_answer_mark": 1, "answer_not_grounded": 1}
+
+
+def test_it_opens_what_it_asks():
+    needs = GengroundConfig().needs
+    assert (needs.roles, needs.rankers) == (("generator", "reader"), ("passages",))
+    assert needs.abilities == {"generator": ("json_schema",)}
+    assert GengroundConfig(rerank_from=0).needs.rankers == ()
+    assert GengroundConfig(constrained=False).needs.abilities == {}
+
+
 def test_marks_that_are_missing_are_counted():
     _, found = run([deduced(BORN, "Malmo"), "Yes."], max_steps=1, num_passages=3)
     assert found.parse_errors == {"answer_not_grounded": 1, "grounding_no_reference": 1}
@@ -99,6 +118,7 @@ def test_where_nothing_is_grounded_the_pairs_are_read():
     ("settings", "words"),
     [
         ({"max_steps": 0}, "max_steps"),
+        ({"rerank_from": -1}, "rerank_from=-1 must not be negative"),
         ({"grounding": "page"}, "grounding='page'"),
         ({"reader_format": "xml"}, "reader_format='xml'"),
         ({"grounding": "reader"}, "grounding=reader needs"),
