@@ -6,12 +6,14 @@ import random
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.c2rag import c2rag
 from cirag_jax.methods.c2rag_config import C2ragConfig
 from cirag_jax.runtime.requests import Anchor, Extract, Fetch, Generate, Rank, Retrieve
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Passage, Question, Triple
+from configs.methods import c2rag as c2rag_config
 from tests.methods.by_hand import Hand, prompt
 
 QUESTION = "Until which year was the prison where Silent Road was written a prison?"
@@ -459,3 +461,29 @@ def test_the_graph_of_the_corpus_is_a_need():
     fields = {field.name for field in dataclasses.fields(C2ragConfig)}
     documented = C2ragConfig.__doc__ or ""
     assert all(f"      {field}: " in documented for field in fields)
+
+
+def test_the_presets_are_what_paper_and_code_say():
+    paper, code, files = (
+        c2rag_config.get_config(name) for name in ("paper", "code", "code_defaults")
+    )
+    assert C2ragConfig(**task.plain(paper.c2rag)) == C2ragConfig()
+    assert {k: v for k, v in code.c2rag.items() if v != paper.c2rag[k]} == {
+        "kg_scope": "corpus", "plan_retries": 2, "plan_failure": "empty", "num_anchors": 1,
+        "anchor_match": "ratio", "num_relations": 3, "gamma": 1.0, "neff_unit": "variable",
+        "neff_rule": "shift_if_nonpositive", "floor_at_zero": True, "binding_end": "other_end",
+        "max_bound": 3, "consistent_only": False, "propagation": "single_pass",
+        "ground_constants": True, "resolved_evidence": "sentence", "fetch_sources": False,
+        "recovery_unit": "sentence", "recovery_question": False, "num_dense": 20, "num_texts": 8,
+        "max_texts": 8, "recall_order": "plan",
+    }  # fmt: skip
+    assert {k: v for k, v in files.c2rag.items() if v != code.c2rag[k]} == {
+        "num_anchors": 3, "num_relations": 8, "gamma": 1.5, "num_texts": 3,
+    }  # fmt: skip
+    for config in (paper, code, files):
+        assert config.data.corpus == "per_question"
+        assert config.rankers.relations.model == config.encoder.model
+        assert config.rankers.relations.model == "sentence-transformers/all-MiniLM-L6-v2"
+        for name in ("triples", "passages"):
+            ranker = config.rankers[name]
+            assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.dualrag import DualragConfig, dualrag
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Question
+from configs.methods import dualrag as dualrag_config
 from tests.methods.by_hand import Hand, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -358,3 +360,10 @@ def test_the_papers_case_study():
     assert found.answer == "El Extraño Viaje" and found.parse_errors == {}
     assert found.passages[:4] == ("v", "p", "g", "s")
     assert set(found.passages[4:]) == {"w", "r"}
+
+
+def test_the_preset_of_the_paper_is_the_methods_own():
+    paper = dualrag_config.get_config("paper")
+    assert DualragConfig(**task.plain(paper.dualrag)) == DualragConfig()
+    ranker = paper.rankers.passages  # a score of 0 is its logit
+    assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

@@ -5,11 +5,13 @@ import random
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.genground import GengroundConfig, genground
 from cirag_jax.prompts.genground import parse_deduction, parse_grounding
 from cirag_jax.runtime.requests import Generate, Rank, Retrieve
 from cirag_jax.types import Passage, Question
+from configs.methods import genground as genground_config
 from tests.methods.by_hand import Hand, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -156,3 +158,10 @@ def test_mutated_outputs_never_raise():
         assert found.problem or (found.question and found.guess)
         grounded = parse_grounding(text)
         assert grounded.problem or not grounded.reference or grounded.revised
+
+
+def test_the_preset_of_the_paper_is_the_methods_own():
+    paper = genground_config.get_config("paper")
+    assert GengroundConfig(**task.plain(paper.genground)) == GengroundConfig()
+    ranker = paper.rankers.passages  # a score of 0 is its logit
+    assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")
