@@ -75,8 +75,7 @@ def plan(config: Config, pool: Pool) -> Plan:
     Raises:
       UserError: the config or the data cannot be used.
     """
-    method = find_method(config.method)
-    settings = method.config(**task.plain(config[config.method]))
+    method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)
     opening.check(config, settings.needs)

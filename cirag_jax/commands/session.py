@@ -49,9 +49,8 @@ class Cirag(Closing):
 
     def __init__(self, config: Any, documents: str | os.PathLike[str] | Sequence[str]):
         """Use `open`. ``config``: of configs/methods, locked."""
-        method = find_method(config.method)
-        self._program = method.program
-        self._settings = method.config(**task.plain(config[config.method]))
+        self._program = find_method(config.method).program
+        self._settings = task.method_settings(config)
         needs = self._settings.needs
         if needs.gold:
             raise UserError(f"{config.method} needs annotated questions.")

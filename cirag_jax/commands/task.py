@@ -16,6 +16,7 @@ from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
@@ -127,6 +128,19 @@ def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
             if text != TripleText("tuple", block.normalization):  # as all did before it was noted
                 found[f"{name}.writes"] = dataclasses.asdict(text)
     return found
+
+
+def method_settings(config: Config) -> Any:
+    """The settings of ``config.method``, of its own block of a config of configs/methods.
+
+    Raises:
+      UserError: there is no such method, or a setting of its block cannot be.
+    """
+    method = find_method(config.method)
+    try:
+        return method.config(**plain(config[config.method]))
+    except UserError as error:
+        raise UserError(f"config.{config.method}: {error}") from None
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def collect_evidence(run: Run, grounding: Grounding) -> Program[list[Block]]:
         kept = {
             i: constraints.consistent(run.pools[i], grounding.bindings, config) for i in resolved
         }
-    if config.kg_scope == "corpus":
+    if config.kg_scope == "corpus" and config.fetch_sources:
         sources = (p for own in kept.values() for c in own for p, _ in c.fact.sources)
         unseen = tuple(dict.fromkeys(p for p in sources if p and p not in run.passages))
         if unseen:

@@ -17,6 +17,8 @@ from cirag_jax.triples.normalization import Normalization
 Rule = Literal["always_shift", "shift_if_nonpositive", "softmax"]
 RULES: tuple[Rule, ...] = ("always_shift", "shift_if_nonpositive", "softmax")
 
+_NO_SCORE = -1e9  # Any score reaches it.
+
 # Fields with a choice of words.
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kg_scope": ("per_question", "corpus"),
@@ -62,7 +64,8 @@ class C2ragConfig:
       num_structural: K_s, candidates kept by the reranker (Eq. 6).
       lin_relation: Lin(tau) has the relation alone (canonical) or the variants with it (variants).
       sufficiency: what decides whether candidates suffice: neff (Eq. 8 and 9), score (the best
-        reaches ``min_score``: w/o Dist), none (whatever there is: w/o Check).
+        reaches ``min_score``, which must then be given: w/o Dist), none (whatever there is: w/o
+        Check).
       gamma: most effective candidates.
       min_score: least score of the best candidate, of sufficiency=score and beside neff.
       neff_unit: N_eff is taken over the triples of a constraint (paper) or over the entities of an
@@ -80,9 +83,12 @@ class C2ragConfig:
         case study does and its section 3.3 forbids.
       resolved_evidence: of a candidate: passage (its source) or sentence (the source's first that
         has both names; released code).
+      fetch_sources: of kg_scope=corpus: read sources that are not in U(q), too; off: a candidate
+        that only other passages state has no evidence (released code).
       recover_if_empty: look a resolved constraint up in text where its evidence is empty.
       recovery_unit: passage, or sentence (released code).
-      num_dense: K'_t, passages retrieved for a constraint that is looked up in text.
+      num_dense: K'_t, passages retrieved for a constraint that is looked up in text: from U(q)
+        where a question searches its own context alone (Eq. 11), else from all passages (ours).
       num_texts: K_t, of these, or of their sentences, kept by the reranker.
       recovery_question: the reranker of texts reads the question with the constraint (Eq. 12).
       max_texts: texts of a block that the reader sees; 0: all.
@@ -118,7 +124,7 @@ class C2ragConfig:
     lin_relation: Literal["canonical", "variants"] = "canonical"
     sufficiency: Literal["neff", "score", "none"] = "neff"
     gamma: float = 1.5
-    min_score: float = -1e9
+    min_score: float = _NO_SCORE
     neff_unit: Literal["constraint", "variable"] = "constraint"
     neff_rule: Rule = "always_shift"
     floor_at_zero: bool = False
@@ -130,6 +136,7 @@ class C2ragConfig:
     ground_constants: bool = False
     bind_from_text: bool = False
     resolved_evidence: Literal["passage", "sentence"] = "passage"
+    fetch_sources: bool = True
     recover_if_empty: bool = False
     recovery_unit: Literal["passage", "sentence"] = "passage"
     num_dense: int = 8
@@ -156,6 +163,11 @@ class C2ragConfig:
             raise UserError(f"num_examples must lie between 0 and {prompts.NUM_EXAMPLES}.")
         if self.kg_scope == "corpus" and not (self.use_constraints and not self.plain_hops):
             raise UserError("without constraints, kg_scope must be per_question.")
+        if self.sufficiency == "score" and self.min_score <= _NO_SCORE:
+            raise UserError(
+                "sufficiency=score needs min_score, the least score of the best candidate (0 is "
+                "where a cross-encoder takes it for relevant)."
+            )
         if self.sufficiency == "neff":
             self._warn()
 

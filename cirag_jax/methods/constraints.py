@@ -65,14 +65,12 @@ def shares(score_N: Sequence[float], rule: Rule) -> np.ndarray:
     """Scores as a distribution over the candidates.
 
     Args:
-      score_N: of the candidates.
+      score_N: of the candidates, at least one.
       rule: ``always_shift``: in proportion to the distance from the lowest (Eq. 7);
         ``shift_if_nonpositive``: the same only where the lowest is not positive, else in
         proportion to the scores (released code); ``softmax``.
     """
     z_N = np.asarray(score_N, np.float64)
-    if not z_N.size:
-        return z_N
     if rule == "softmax":
         weight_N = np.exp(z_N - z_N.max())
     elif rule == "shift_if_nonpositive" and z_N.min() > 0:

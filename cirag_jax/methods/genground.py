@@ -46,6 +46,7 @@ class GengroundConfig:
 
     def __post_init__(self):
         check_at_least(1, self, "max_steps", "num_passages", "batch", "max_batches", prefix="")
+        check_at_least(0, self, "rerank_from", prefix="")
         check_choice("grounding", self.grounding, ("tags", "reader"))
         if self.reader_format != "pairs":
             check_reader_format(self.reader_format)

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 from typing import Literal
 
-from cirag_jax.errors import check_choice
+from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.methods.evidence import passage_line
 from cirag_jax.methods.reading import check_reader_format, read
 from cirag_jax.prompts import ircot as prompts
@@ -36,6 +36,9 @@ class IrcotConfig:
     reader_format: str = "documents"
 
     def __post_init__(self):
+        counts = ("num_passages", "max_passages", "max_thoughts")
+        check_at_least(1, self, *counts, prefix="")
+        check_at_least(0, self, "num_read", prefix="")
         check_choice("thoughts", self.thoughts, ("model", "documents"))
         check_reader_format(self.reader_format)
 

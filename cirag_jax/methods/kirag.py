@@ -143,7 +143,7 @@ class KiragConfig:
         ):
             check_choice(name, getattr(self, name), known)
         check_at_least(1, self, "max_steps", "num_passages", "num_read", prefix="")
-        none = ("num_candidates", "pool_size", "num_demonstrations", "boost")
+        none = ("num_candidates", "pool_size", "num_demonstrations", "boost", "answer_tokens")
         check_at_least(0, self, *none, prefix="")
         if not 0.0 <= self.match_cutoff <= 1.0:
             raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.methods.evidence import (
     Evidence,
     Fact,
@@ -47,7 +47,9 @@ class NativeRagConfig:
 
     def __post_init__(self):
         check_choice("units", self.units, UNIT_KINDS)
-        if self.num_read < 1 or self.units == "passage" and self.num_read > self.num_passages:
+        check_at_least(1, self, "num_passages", "num_read", prefix="")
+        check_at_least(0, self, "rerank_from", prefix="")
+        if self.units == "passage" and self.num_read > self.num_passages:
             raise UserError("num_read must lie between 1 and num_passages.")
         if self.rerank_from and self.rerank_from < self.num_passages:
             raise UserError("rerank_from must be 0, or at least num_passages.")
@@ -62,7 +64,12 @@ class NativeRagConfig:
             *(["passages"] if self.rerank_from else []),
             *(["units"] if self.units != "passage" else []),
         ]
-        return Needs(roles=("reader",), rankers=tuple(rankers), triples=self.units == "triple")
+        return Needs(
+            roles=("reader",),
+            rankers=tuple(rankers),
+            units=None if self.units == "passage" else self.units,
+            triples=self.units == "triple",
+        )
 
 
 def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:

@@ -8,7 +8,8 @@ the shipped aligner and reader; ``medium`` is a model of 1.5B parameters. In bot
 bi-encoders, so that N_eff is taken over cosines: ours, not the paper's. (none) is the paper's
 setting with this package's small models; ``paper`` names Qwen2.5-7B-Instruct for GPT-4o-mini, the
 paper's MiniLM and bge-reranker-v2-m3; ``code`` is that with the values of the released code, and
-``code_defaults`` with those its files default to: all three for a GPU, not yet run.
+``code_defaults`` with those its files default to: all three for a GPU, over each question's own
+context, not yet run. What of the code is not copied stands in docs/methods/c2rag.md.
 
 Record (--config.data.dir=musique --config.data.only_with_triples=true, 2026-11-24, two CPU cores
 shared with much other work, jax 0.10.2, commit 476cee2). ``small``, --config.data.limit=10: 126 s;
@@ -37,6 +38,7 @@ _CODE = {
     "propagation": "single_pass",
     "ground_constants": True,
     "resolved_evidence": "sentence",
+    "fetch_sources": False,
     "recovery_unit": "sentence",  # MuSiQue: passage.
     "recovery_question": False,
     "num_dense": 20,
@@ -69,6 +71,7 @@ def get_config(preset: str = "") -> Any:
         config.rankers.triples.kind = config.rankers.passages.kind = "cross_encoder"
         config.rankers.triples.model = config.rankers.passages.model = "BAAI/bge-reranker-v2-m3"
         config.rankers.relations.model = "sentence-transformers/all-MiniLM-L6-v2"
+        config.data.corpus = "per_question"  # U(q) is a question's own context.
     if preset in _RELEASED:
         config.c2rag.update(_CODE | _RELEASED[preset])
         preset = "paper"

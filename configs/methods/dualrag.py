@@ -1,6 +1,12 @@
 """DualRAG: reasoning-augmented querying and a knowledge outline (docs/methods/dualrag.md).
 
 python launch/answer.py --config=configs/methods/dualrag.py:small --config.data.dir=DATA --workdir=W
+
+Presets: (none) is the paper's rounds, numbers and the released code's order with this package's
+small models, so that cosines above 0.3 stand in for logits above 0; ``small`` has SmolLM2-135M
+think and choose names, and the shipped aligner and reader do the rest (ours); ``medium`` is a model
+of 1.5B parameters in every role; ``paper`` (Qwen2.5-7B-Instruct, bge-reranker-v2-m3) is for a GPU:
+not yet run.
 """
 
 from typing import Any

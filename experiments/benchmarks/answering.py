@@ -1,10 +1,11 @@
-"""CIRAG through the scheduler against one question at a time, as public implementations loop.
+"""A method through the scheduler against one question at a time, as public implementations loop.
 
-Four sides answer the same questions with the same model (SmolLM2-135M-Instruct, fp32), the same
-prompts (configs/methods/cirag.py:llm) and the same retrieval, each in a process of its own, after
-a run on other questions that compiles everything:
+``--method`` is one of `METHODS`. Four sides answer the same questions with the same model
+(SmolLM2-135M-Instruct, fp32, without an adapter), the same prompts and the same retrieval, each in
+a process of its own, after a run on other questions that compiles everything:
 
-- ``transformers``: one question at a time, ``transformers.generate``, one request at a time.
+- ``transformers``: one question at a time, ``transformers.generate``, one request at a time. What
+  a method holds to a schema is held to the same one, by our grammar.
 - ``one at a time``: the same loop with our engine, one row.
 - ``together``: all questions through the scheduler, 64 in flight.
 - ``no reuse``: the same without prefix reuse.
@@ -20,7 +21,7 @@ nothing above.
 does nothing: what scheduler and journal cost themselves.
 
 Results
-  CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2,
+  ``cirag``, CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2,
   torch 2.13.0, transformers 5.23.0, ``--serial 4``, commit d317ff3, where each side searched the
   contexts of its own questions, so that ``together`` cannot be compared answer by answer:
 
@@ -29,7 +30,7 @@ Results
     one at a time          4      11.08   2.83   3.40       882     5748       280      0
     together              64       4.76   6.58   8.11       734     5628       229
 
-  ``no reuse``: not run. Overhead: 0.092 ms a request (beside other work).
+  ``no reuse`` and the other methods: not run. Overhead: 0.092 ms a request (beside other work).
   GPU: not measured (no device at hand).
 """
 
@@ -54,36 +55,60 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 SERIAL = ("transformers", "one at a time")
 
+# Method -> its preset, and settings under which SmolLM2 takes all of its steps: what it writes is
+# seldom a candidate, and the papers' numbers of passages would not fit its context.
+METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cirag": ("llm", ()),
+    "ircot": ("", ("ircot.max_passages=10",)),
+    "kirag": ("", ("kirag.append_best=true",)),
+    "dualrag": (
+        "",
+        (
+            "dualrag.max_steps=3",
+            "dualrag.min_retrievals=2",
+            "dualrag.num_retrieved=10",
+            "dualrag.num_documents=3",
+            "dualrag.max_entities=2",
+            "dualrag.max_keywords=2",
+        ),
+    ),
+    "c2rag": ("", ("c2rag.num_passages=10", "c2rag.plan_schema=true")),
+}
 
-def config_of(side: str, questions: int, split: str) -> Any:
-    """The small preset on the built-in dataset's first questions."""
-    from cirag_jax.config_files import load_config
 
+def config_of(method: str, side: str, questions: int, split: str) -> Any:
+    """The method's config on the built-in dataset's first questions."""
+    from cirag_jax.commands import task
+    from cirag_jax.methods.registry import find_method
+
+    preset, values = METHODS[method]
+    config = task.method_config(method, preset, values)
     settings = dict(SIDES[side])
-    overrides = [f"--config.in_flight={settings.pop('in_flight')}"]
-    for role in ("reader", "integrator"):
-        overrides += [f"--config.{role}.{name}={value}" for name, value in settings.items()]
-        overrides.append(f"--config.{role}.dtype=float32")
-    overrides += [f"--config.data.split={split}", f"--config.data.limit={questions}"]
-    overrides.append("--config.data.corpus=ircot_full")  # the same passages for every side
-    return load_config("configs/methods/cirag.py:llm", overrides)
+    with config.unlocked():
+        config.in_flight = settings.pop("in_flight")
+        config.data.split, config.data.limit = split, questions
+        config.data.corpus = "ircot_full"  # the same passages for every side
+        for role in find_method(method).config(**task.plain(config[method])).needs.roles:
+            config[role].update(settings | {"dtype": "float32"})
+    return config
 
 
-def answer_in_process(side: str, questions: int, workdir: str) -> dict[str, Any]:
+def answer_in_process(method: str, side: str, questions: int, workdir: str) -> dict[str, Any]:
     """One side's run, in this process."""
     from cirag_jax.commands import answer
 
+    others = config_of(method, side, 2 if side in SERIAL else 8, "dev")
     with tempfile.TemporaryDirectory() as warm:
-        answer.answer(config_of(side, 2 if side in SERIAL else 8, "dev"), pathlib.Path(warm))
+        answer.answer(others, pathlib.Path(warm))
     start = time.process_time()
-    result = answer.answer(config_of(side, questions, "test"), pathlib.Path(workdir))
+    result = answer.answer(config_of(method, side, questions, "test"), pathlib.Path(workdir))
     return {**result, "processor": time.process_time() - start}
 
 
-def measure(side: str, questions: int, workdir: pathlib.Path) -> dict[str, Any]:
+def measure(method: str, side: str, questions: int, workdir: pathlib.Path) -> dict[str, Any]:
     """One side's run, in a process of its own."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, __file__, "--worker", side, str(questions), str(workdir)]
+    command = [sys.executable, __file__, "--worker", method, side, str(questions), str(workdir)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -137,6 +162,7 @@ def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
                     max_tokens=request["max_tokens"] or 96,
                     stop=tuple(request["stop"]),
                     continue_final=request["continue_final"],
+                    json_schema=request["json_schema"],
                     top_logprobs=2,
                 )
             ]
@@ -156,7 +182,7 @@ def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
 # --------------------------------------------------------------------------------------- compare
 
 
-def compare(questions: int, serial: int, folder: pathlib.Path) -> list[dict[str, Any]]:
+def compare(method: str, questions: int, serial: int, folder: pathlib.Path) -> list[dict[str, Any]]:
     """All sides; prints the table."""
     found, rows = {}, []
     print(f"{'side':14} {'questions':>9} {'s/question':>10} {'times':>6} {'cpu':>6}", end=" ")
@@ -167,7 +193,7 @@ def compare(questions: int, serial: int, folder: pathlib.Path) -> list[dict[str,
             count = max(questions // 4, serial)
         workdir = folder / side.replace(" ", "_")
         workdir.mkdir()
-        run = found[side] = measure(side, count, workdir)
+        run = found[side] = measure(method, side, count, workdir)
         base = found["transformers"]
         seconds = (run["seconds"] - run["load_seconds"]) / count
         base_seconds = (base["seconds"] - base["load_seconds"]) / serial
@@ -244,20 +270,23 @@ def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("compare", "overhead"), default="compare")
+    parser.add_argument("--method", choices=METHODS, default="cirag", help="what is compared")
     parser.add_argument("--questions", type=int, default=64, help="answered together")
     parser.add_argument("--serial", type=int, default=8, help="answered one at a time")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        side, questions, workdir = arguments.worker
-        print(json.dumps(answer_in_process(side, int(questions), workdir)))
+        method, side, questions, workdir = arguments.worker
+        print(json.dumps(answer_in_process(method, side, int(questions), workdir)))
         return
     if arguments.mode == "overhead":
         print(json.dumps(overhead()))
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = compare(arguments.questions, arguments.serial, pathlib.Path(folder))
-    print(json.dumps({"rows": rows}))
+        rows = compare(
+            arguments.method, arguments.questions, arguments.serial, pathlib.Path(folder)
+        )
+    print(json.dumps({"method": arguments.method, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from cirag_jax.prompts import (
     genground,
     grade,
     ircot,
+    judge,
     kirag,
     rag,
     reading,
@@ -73,6 +74,7 @@ PARSERS = {
     "grade.groups": lambda t, cut: grade.parse_groups(t, _finish(cut), _NAMES),
     "grade.question": lambda t, cut: grade.parse_question(t),
     "ircot": lambda t, cut: ircot.parse_thought(t),
+    "judge": lambda t, cut: judge.parse_verdict(t, "dualrag", truncated=cut),
     "rag": lambda t, cut: rag.parse_short_answer(t),
     "reading": lambda t, cut: reading.parse_answer(t, wide=True, truncated=cut),
     "refusals": lambda t, cut: refusals.refuses(t),
@@ -92,6 +94,7 @@ _MARKS = (
     *(
         '{"named_entities": ["Ada"]}',
         '{"question": "Who?", "answer": "Ada"}',
+        '{"implies": true}',
         "<think>",
         "</think>",
     ),

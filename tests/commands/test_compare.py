@@ -271,6 +271,7 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
         ({"recall_at": (0,)}, "config.recall_at=(0,) must be distinct numbers"),
         ({"profile": "squad"}, "config.profile='squad' is no profile"),
         ({"data.limit": -1}, "data.limit=-1 must not be negative"),
+        ({"set": "narrow:native_rag.num_read=0"}, "config.native_rag: num_read=0 must be at least"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_starts(folders, tmp_path, fields, words):

@@ -6,12 +6,14 @@ import random
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.c2rag import c2rag
 from cirag_jax.methods.c2rag_config import C2ragConfig
 from cirag_jax.runtime.requests import Anchor, Extract, Fetch, Generate, Rank, Retrieve
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Passage, Question, Triple
+from configs.methods import c2rag as c2rag_config
 from tests.methods.by_hand import Hand, prompt
 
 QUESTION = "Until which year was the prison where Silent Road was written a prison?"
@@ -152,6 +154,18 @@ def test_the_corpus_graph_is_asked_for_and_its_passages_fetched():
     assert states(found) == ["resolved", "resolved"] and found.passages == ("road", "keep")
     local, other = run()
     assert [s.kept for s in other.steps] == [s.kept for s in found.steps]
+    hand, _ = run(kg_scope="corpus", anchor_match="ratio")
+    assert {a.match for a in hand.asked(Anchor)} == {"ratio"}
+    assert not hand.asked(Fetch)  # every source is at hand
+
+
+def test_sources_outside_of_the_questions_own_passages_may_be_left_alone():
+    hand, found = run(
+        found={QUESTION: PASSAGES[:1], None: PASSAGES}, kg_scope="corpus", fetch_sources=False
+    )
+    assert not hand.asked(Fetch) and states(found) == ["resolved", "resolved"]
+    assert [step.passages for step in found.steps[1:]] == [("road",), ()]  # that of Marn Keep: none
+    assert found.steps[2].kept
 
 
 def test_an_unknown_in_two_constraints_has_the_names_both_agree_on():
@@ -166,6 +180,9 @@ def test_an_unknown_in_two_constraints_has_the_names_both_agree_on():
     _, union = run(scores, [plan(*both)], intersect=False)
     assert len(names(union)["?place"]) == 5
     assert len(union.steps[1].kept) == 3
+    _, loose = run(scores, [plan(*both)], consistent_only=False)
+    assert names(loose) == {"?place": ["Marn"]}
+    assert [len(step.kept) for step in loose.steps[1:]] == [3, 3]
 
 
 def test_constraints_that_disagree_are_joined():
@@ -201,6 +218,13 @@ def test_a_reversed_triple_binds_its_slot_or_its_other_end():
     assert names(slot) == {"?work": ["Pale Tower"]}  # Eq. 13 as it stands
     _, other = run({}, [plan(*reverse)], asked=asked, num_anchors=1, binding_end="other_end")
     assert names(other) == {"?work": ["Silent Road"]}
+    # A triple between two anchors has no other end.
+    asks = [{"head": "Marn Keep", "relation": "located in", "tail": "?place"}]
+    settings = {"asked": "Where is Marn Keep?", "num_structural": 1, "num_anchors": 2}
+    score = {triple_key(HOP2[2]): 1.0}
+    _, between = run(score, [plan(*asks)], binding_end="other_end", **settings)
+    assert between.steps[1].notes["anchors"] == ["Marn Keep", "Marn"] and not names(between)
+    assert names(run(score, [plan(*asks)], **settings)[1]) == {"?place": ["Marn"]}
 
 
 def test_a_constraint_without_unknowns_is_looked_up_in_text_or_in_the_graph():
@@ -376,6 +400,10 @@ def test_texts_are_passages_or_sentences():
     assert found.sentences == (("keep", 0),) and found.passages == ("keep",)
     read = prompt(hand.asked(Generate, "reader")[0])
     assert "dates from 1078" in read and "A king lived" not in read
+    hand, found = run(CASE, neff_rule="shift_if_nonpositive", max_texts=1)
+    read = prompt(hand.asked(Generate, "reader")[0])
+    assert read.count("\n[1] ") == 2 and "\n[2] " not in read
+    assert len(found.steps[1].passages) == 3  # recall looks at all of them
     hand, _ = run(CASE, recovery_question=False, neff_rule="shift_if_nonpositive")
     assert _queries(hand, "passages")[0][0] == "Silent Road — written in prison — ?prison"
 
@@ -406,6 +434,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"max_bound": -1}, "max_bound=-1 must not be negative"),
         ({"num_examples": 9}, "num_examples must lie between 0 and 3"),
         ({"kg_scope": "corpus", "plain_hops": 1}, "kg_scope must be per_question"),
+        ({"sufficiency": "score"}, "sufficiency=score needs min_score"),
         ({"reader_format": "poem"}, "reader_format='poem' must be one of blocks, thought"),
     ):
         with pytest.raises(UserError, match=said):
@@ -432,3 +461,29 @@ def test_the_graph_of_the_corpus_is_a_need():
     fields = {field.name for field in dataclasses.fields(C2ragConfig)}
     documented = C2ragConfig.__doc__ or ""
     assert all(f"      {field}: " in documented for field in fields)
+
+
+def test_the_presets_are_what_paper_and_code_say():
+    paper, code, files = (
+        c2rag_config.get_config(name) for name in ("paper", "code", "code_defaults")
+    )
+    assert C2ragConfig(**task.plain(paper.c2rag)) == C2ragConfig()
+    assert {k: v for k, v in code.c2rag.items() if v != paper.c2rag[k]} == {
+        "kg_scope": "corpus", "plan_retries": 2, "plan_failure": "empty", "num_anchors": 1,
+        "anchor_match": "ratio", "num_relations": 3, "gamma": 1.0, "neff_unit": "variable",
+        "neff_rule": "shift_if_nonpositive", "floor_at_zero": True, "binding_end": "other_end",
+        "max_bound": 3, "consistent_only": False, "propagation": "single_pass",
+        "ground_constants": True, "resolved_evidence": "sentence", "fetch_sources": False,
+        "recovery_unit": "sentence", "recovery_question": False, "num_dense": 20, "num_texts": 8,
+        "max_texts": 8, "recall_order": "plan",
+    }  # fmt: skip
+    assert {k: v for k, v in files.c2rag.items() if v != code.c2rag[k]} == {
+        "num_anchors": 3, "num_relations": 8, "gamma": 1.5, "num_texts": 3,
+    }  # fmt: skip
+    for config in (paper, code, files):
+        assert config.data.corpus == "per_question"
+        assert config.rankers.relations.model == config.encoder.model
+        assert config.rankers.relations.model == "sentence-transformers/all-MiniLM-L6-v2"
+        for name in ("triples", "passages"):
+            ranker = config.rankers[name]
+            assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.dualrag import DualragConfig, dualrag
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Question
+from configs.methods import dualrag as dualrag_config
 from tests.methods.by_hand import Hand, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -32,10 +34,10 @@ GOES_ON, STOPS = said(MORE, True), said(DONE, False)
 ASKS_ADA = wants(("Ada Moen", "Ada Moen", "birthplace of Ada Moen"))
 
 
-def hand(reasoner, entities=(), summaries=(), *, found=None, scores=None):
+def hand(reasoner, entities=(), summaries=(), *, found=None, scores=None, reader=ANSWERS):
     texts = {
         "reasoner": list(reasoner), "entity_identifier": list(entities),
-        "summarizer": list(summaries), "reader": [ANSWERS],
+        "summarizer": list(summaries), "reader": [reader],
     }  # fmt: skip
     found = found or {"Lund": (LUND, NOISE), None: (NOISE, ADA)}
     return Hand(found, {}, texts, {"a": 1.0, "l": 0.5, "n": -1.0} | (scores or {}))
@@ -119,6 +121,24 @@ def test_an_entity_reads_only_documents_that_are_new_to_it():
     assert outline in prompt(hands.asked(Generate, "reader")[0])
 
 
+def test_an_entity_without_new_documents_is_not_summarised():
+    again = wants(("Ada Moen", "Ada's birth"))
+    hands = hand([GOES_ON, GOES_ON, STOPS], [ASKS_ADA, again], [BORN])
+    found = run(hands)
+    assert hands.kinds().count("summarizer") == 1  # the same documents
+    assert found.steps[1].kept == ("a",) and found.steps[1].notes["learnt"] == {}
+
+
+def test_a_round_asks_for_so_much_and_no_more():
+    many = wants(("Ada Moen", "Ada", "her birth"), ("Lund", "Lund"))
+    hands = hand([GOES_ON, STOPS], [many], [BORN])
+    run(hands, num_retrieved=7, max_entities=1, max_keywords=1)
+    assert hands.asked(Retrieve) == [Retrieve("Ada", 7)]
+    listed = hands.asked(Generate, "entity_identifier")[0].json_schema["properties"]["entities"]
+    assert listed["maxItems"] == 1
+    assert listed["items"]["properties"]["keywords"]["maxItems"] == 1
+
+
 def test_ranks_by_the_first_query_where_no_entity_could_be_named():
     hands = hand([GOES_ON, STOPS], [wants(("else", "a painter's province"))], [BORN])
     run(hands)
@@ -183,6 +203,11 @@ def test_it_retrieves_first_and_ends_later_where_no_json_ever_comes():
     assert [r.query for r in hands.asked(Retrieve)] == ["Hm."]
     assert [s.thought for s in found.steps] == ["Hm.", "So."]
     assert found.parse_errors == {"entities_no_json": 1, "reasoner_no_json": 2}
+
+
+def test_an_answer_that_ends_too_early_is_counted():
+    hands = hand([STOPS], reader=Generated("Lund lies in", "length"))
+    assert run(hands).parse_errors == {"answer_truncated": 1}
 
 
 def test_a_model_that_says_nothing_asks_the_question():
@@ -335,3 +360,10 @@ def test_the_papers_case_study():
     assert found.answer == "El Extraño Viaje" and found.parse_errors == {}
     assert found.passages[:4] == ("v", "p", "g", "s")
     assert set(found.passages[4:]) == {"w", "r"}
+
+
+def test_the_preset_of_the_paper_is_the_methods_own():
+    paper = dualrag_config.get_config("paper")
+    assert DualragConfig(**task.plain(paper.dualrag)) == DualragConfig()
+    ranker = paper.rankers.passages  # a score of 0 is its logit
+    assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

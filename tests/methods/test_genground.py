@@ -5,11 +5,13 @@ import random
 
 import pytest
 
+from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.genground import GengroundConfig, genground
 from cirag_jax.prompts.genground import parse_deduction, parse_grounding
 from cirag_jax.runtime.requests import Generate, Rank, Retrieve
 from cirag_jax.types import Passage, Question
+from configs.methods import genground as genground_config
 from tests.methods.by_hand import Hand, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -68,6 +70,25 @@ def test_nothing_found_leaves_the_guess():
     assert found.steps[0].notes["answer"] == "Malmo" and found.steps[0].passages == ()
 
 
+def test_passages_are_read_in_batches_up_to_a_limit():
+    hands, found = run(
+        [deduced(BORN, "Malmo"), EMPTY, EMPTY], ["It lies there."], max_steps=1, batch=2,
+        max_batches=2,
+    )  # fmt: skip
+    first, second = (prompt(r) for r in hands.asked(Generate, "generator")[1:])
+    assert "Text 1." in first and "Text 2." not in first
+    assert "Text 3." in second and "Text 4." not in second
+    assert found.parse_errors == {"answer_no_answer_mark": 1, "answer_not_grounded": 1}
+
+
+def test_it_opens_what_it_asks():
+    needs = GengroundConfig().needs
+    assert (needs.roles, needs.rankers) == (("generator", "reader"), ("passages",))
+    assert needs.abilities == {"generator": ("json_schema",)}
+    assert GengroundConfig(rerank_from=0).needs.rankers == ()
+    assert GengroundConfig(constrained=False).needs.abilities == {}
+
+
 def test_marks_that_are_missing_are_counted():
     _, found = run([deduced(BORN, "Malmo"), "Yes."], max_steps=1, num_passages=3)
     assert found.parse_errors == {"answer_not_grounded": 1, "grounding_no_reference": 1}
@@ -99,6 +120,7 @@ def test_where_nothing_is_grounded_the_pairs_are_read():
     ("settings", "words"),
     [
         ({"max_steps": 0}, "max_steps"),
+        ({"rerank_from": -1}, "rerank_from=-1 must not be negative"),
         ({"grounding": "page"}, "grounding='page'"),
         ({"reader_format": "xml"}, "reader_format='xml'"),
         ({"grounding": "reader"}, "grounding=reader needs"),
@@ -136,3 +158,10 @@ def test_mutated_outputs_never_raise():
         assert found.problem or (found.question and found.guess)
         grounded = parse_grounding(text)
         assert grounded.problem or not grounded.reference or grounded.revised
+
+
+def test_the_preset_of_the_paper_is_the_methods_own():
+    paper = genground_config.get_config("paper")
+    assert GengroundConfig(**task.plain(paper.genground)) == GengroundConfig()
+    ranker = paper.rankers.passages  # a score of 0 is its logit
+    assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

@@ -1,5 +1,8 @@
 """IRCoT by hand."""
 
+import pytest
+
+from cirag_jax.errors import UserError
 from cirag_jax.methods.ircot import IrcotConfig, ircot
 from cirag_jax.runtime.requests import Generate, Retrieve
 from cirag_jax.types import Passage, Question
@@ -78,3 +81,19 @@ def test_passages_are_collected_up_to_the_cap():
     hand, answered = run([BORN, ENDS], found, max_passages=3)
     assert answered.passages == ("p0", "p4", "p1")  # the cap is by time, the order by score
     assert "Text 5." not in prompt(hand.asked(Generate, "reader")[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_passages": 0}, "num_passages=0 must be at least 1"),
+        ({"max_passages": 0}, "max_passages=0 must be at least 1"),
+        ({"max_thoughts": 0}, "max_thoughts=0 must be at least 1"),
+        ({"num_read": -1}, "num_read=-1 must not be negative"),
+        ({"thoughts": "none"}, "thoughts='none' must be one of model, documents"),
+        ({"reader_format": "xml"}, "reader_format='xml'"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, said):
+    with pytest.raises(UserError, match=said):
+        IrcotConfig(**settings)

@@ -22,7 +22,7 @@ from cirag_jax.types import Passage, Prediction, Question, Sentence, Triple
 from configs.methods import kirag as kirag_config
 from tests.methods.by_hand import Hand, prompt
 
-# The paper's Kirton End (its Figures 1, 2 and 5), in our own words: the hamlet is near Boston, and
+# The paper's Kirton End (its Figures 1 and 2), in our own words: the hamlet is near Boston, and
 # another Kirton has a census of its own.
 CENSUS = "What did the 2001 census count in the city where Kirton End is located?"
 HAMLET = Passage(
@@ -415,6 +415,7 @@ def test_the_presets_are_what_paper_and_code_say():
         ({"normalization": "utf"}, "normalization='utf'"),
         ({"max_steps": 0}, "max_steps=0 must be at least 1"),
         ({"boost": -1}, "boost=-1 must not be negative"),
+        ({"answer_tokens": -1}, "answer_tokens=-1 must not be negative"),
         ({"match_cutoff": 2.0}, r"match_cutoff=2.0 must lie in \[0, 1\]"),
         ({"use_aligner": False, "use_constructor": False}, "leaves no best unit"),
         ({"use_aligner": False, "append_best": True}, "leaves no best unit"),

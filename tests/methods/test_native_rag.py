@@ -48,7 +48,9 @@ def test_an_answer_that_was_cut_off_is_counted(text, parse_errors):
     assert run(Generated(text, "length"))[1].parse_errors == parse_errors
 
 
-@pytest.mark.parametrize("settings", [{"num_read": 0}, {"num_passages": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"num_read": 0}, {"num_passages": 2}, {"num_read": 0, "units": "triple"}]
+)
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(UserError, match="num_read"):
         NativeRagConfig(**settings)
@@ -72,6 +74,7 @@ def test_sentences_are_ranked_by_the_question():
     hands, settings, found = run_units(scores, units="sentence")
     assert hands.kinds() == ["Retrieve", "Rank", "reader"]
     assert settings.needs.rankers == ("units",) and not settings.needs.triples
+    assert settings.needs.units == "sentence"  # an aligner of others is refused
     assert found.attempts[0].evidence == ("Lund: Lund is in Skane.", "Ada: She paints.")
     assert found.sentences == (("l", 0), ("a", 1), ("a", 0))
     assert (found.passages, found.granularity) == (("l", "a"), "sentence")
@@ -90,6 +93,7 @@ def test_passages_may_be_reranked():
     hands, settings, found = run_units({"l": 2.0, "a": -1.0}, num_passages=2, rerank_from=50)
     assert hands.asked(Retrieve) == [Retrieve("Who?", 50)]
     assert settings.needs.rankers == ("passages",) and found.passages == ("l",)
+    assert settings.needs.units is None
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,8 @@ def test_passages_may_be_reranked():
         ({"units": "page"}, "units='page'"),
         ({"units": "sentence"}, "needs reader_format"),
         ({"rerank_from": 5}, "rerank_from"),
+        ({"rerank_from": -1}, "rerank_from=-1 must not be negative"),
+        ({"num_passages": 0, "units": "sentence", "reader_format": "brief"}, "num_passages=0 must"),
         ({"reader_format": "xml"}, "documents, thought"),
     ],
 )
