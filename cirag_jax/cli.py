@@ -33,6 +33,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
@@ -40,7 +41,7 @@ from typing import Any, NoReturn, TextIO
 from absl import flags
 from ml_collections import ConfigDict
 
-from cirag_jax import config_files, processes
+from cirag_jax import config_files, config_words, processes
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line, say, visible, write_json
 
@@ -287,12 +288,15 @@ def _help_text(
         "",
     ]
     try:
-        config = config_files.load_config(own.config, extend=extend)
+        with config_words.recorded() as words:
+            config = config_files.load_config(own.config, extend=extend)
     except UserError as error:
         return "\n".join([*lines, f"The fields are not shown: {one_line(str(error))}"])
     lines.append(f"Fields of {own.config}:")
     for key, value in config_files.leaves(config):
         lines.append(f"  --config.{key}={json.dumps(_jsonable(value))}")
+        said = words(*config_files.find_block(config, key))
+        lines += textwrap.wrap(said, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines)
 
 

@@ -93,7 +93,7 @@ def _override_message(config: ConfigDict, arguments: Sequence[str], error: Excep
 
 
 def _type_of(config: ConfigDict, key: str) -> str:
-    holder, last = _holder(config, key)
+    holder, last = find_block(config, key)
     kind = holder.get_type(last)
     if issubclass(kind, ConfigDict):
         return f"one of its fields (--config.{key}.field=value)"
@@ -101,7 +101,8 @@ def _type_of(config: ConfigDict, key: str) -> str:
     return names.get(kind, kind.__name__)
 
 
-def _holder(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
+def find_block(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
+    """The block that has the field ``key``, and its name there."""
     *parents, last = key.split(".")
     holder: Any = config
     for parent in parents:
@@ -112,7 +113,7 @@ def _holder(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
 def has_key(config: ConfigDict, key: str) -> bool:
     """Whether ``--config.KEY=...`` names a field of ``config``."""
     try:
-        holder, last = _holder(config, key.partition("[")[0])
+        holder, last = find_block(config, key.partition("[")[0])
         return isinstance(holder, ConfigDict) and last in holder
     except (KeyError, AttributeError, TypeError):
         return False
@@ -120,7 +121,7 @@ def has_key(config: ConfigDict, key: str) -> bool:
 
 def _is_optional(config: ConfigDict, key: str) -> bool:
     """Whether ``null`` clears the field: it is unset by default, or text or a list of things."""
-    holder, last = _holder(config, key)
+    holder, last = find_block(config, key)
     return holder[last] is None or isinstance(holder[last], (str, tuple))
 
 

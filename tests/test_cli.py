@@ -409,7 +409,7 @@ def test_help_does_not_import_jax(script, tmp_path):
     done = start(script, "--help", PYTHONPATH=str(tmp_path / "blocked"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Counts steps.")
-    assert "--config.train.learning_rate=0.001" in done.stdout
+    assert "--config.train.learning_rate=0.001\n" in done.stdout
     done = start(script, "--config.train.stops=1", PYTHONPATH=str(tmp_path / "blocked"))
     assert done.returncode == 2
     assert done.stderr.endswith("did you mean train.steps?\n")

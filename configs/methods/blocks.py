@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cirag_jax import config_words
 from cirag_jax.evaluation.scoring import NAMES
 from cirag_jax.methods.registry import find_method
 from configs import common, retrievers
@@ -31,7 +32,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     config.method = name
     # Fields and defaults of the method's dataclass, which describes them (cirag_jax/methods).
     settings = find_method(name).config()
-    config[name] = ConfigDict(dataclasses.asdict(settings))
+    config[name] = config_words.block_of(settings)
 
     config.question = placeholder(str)  # One question of your own instead of the data set's.
     if settings.needs.corpus:
