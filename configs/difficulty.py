@@ -18,12 +18,12 @@ python launch/evaluate.py --config=configs/difficulty.py --workdir=W \
     --config.runs="('native_rag=A', 'direct=B')"
 """
 
-import dataclasses
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cirag_jax import config_words
 from cirag_jax.datasets.chunks import ChunkSettings
 from configs import retrievers
 
@@ -44,10 +44,10 @@ def get_config() -> Any:
     # passage (as the corpus has them) | chunk (of their articles) | article
     config.unit = "passage"
     # least, most and overlap in words, as in configs/grade.py (cirag_jax/datasets/chunks.py).
-    config.chunks = ConfigDict(dataclasses.asdict(ChunkSettings()))
+    config.chunks = config_words.block_of(ChunkSettings())
     # A gold passage counts as retrieved among the first K of a run's; 0: wherever it stands.
     config.retrieved_at = 0
     config.encoder = retrievers.encoder()
     config.bootstrap_samples = 10_000
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     return config

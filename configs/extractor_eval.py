@@ -36,7 +36,7 @@ def get_config() -> Any:
     """SmolLM2-135M-Instruct on the passages of the ``test`` fold."""
     config: Any = ConfigDict()
     config.component = "extractor"
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     config.checkpoint = placeholder(str)
     config.data = common.data(split="")
     config.data.fold = "test"

@@ -19,12 +19,12 @@ Record (2026-11-25, two shared CPU cores beside other work, Python 3.11, commit 
   medium, paper, and any run with UMAP: not yet run.
 """
 
-import dataclasses
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from cirag_jax import config_words
 from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.grade.claims import ClaimSettings
 from cirag_jax.grade.clusters import ClusterSettings
@@ -50,19 +50,19 @@ def get_config(preset: str = "") -> Any:
     config.limit = 0  # The first N documents; 0: all.
 
     # Fields and defaults of the steps' dataclasses, which describe them (cirag_jax/grade).
-    config.claims = ConfigDict(dataclasses.asdict(ClaimSettings()))
-    config.triples = ConfigDict(dataclasses.asdict(TripleSettings()))
-    config.clusters = ConfigDict(dataclasses.asdict(ClusterSettings()))
-    config.equivalence = ConfigDict(dataclasses.asdict(EquivalenceSettings()))
-    config.paths = ConfigDict(dataclasses.asdict(PathSettings()))
-    config.questions = ConfigDict(dataclasses.asdict(QuestionSettings()))
-    config.chunks = ConfigDict(dataclasses.asdict(ChunkSettings()))
+    config.claims = config_words.block_of(ClaimSettings())
+    config.triples = config_words.block_of(TripleSettings())
+    config.clusters = config_words.block_of(ClusterSettings())
+    config.equivalence = config_words.block_of(EquivalenceSettings())
+    config.paths = config_words.block_of(PathSettings())
+    config.questions = config_words.block_of(QuestionSettings())
+    config.chunks = config_words.block_of(ChunkSettings())
     config.review = 30  # Equivalence groups in review.jsonl (A.6).
     config.context = 8  # Chunks beside the evidence in a question's own context.
 
     config.llm = common.language_model()  # Whoever is asked, in all steps.
     config.encoder = retrievers.encoder()  # Embeds the claims.
-    config.seed = 0
+    config.seed = 0  # Of what is drawn.
     config.in_flight = 64  # Requests under way at once.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
     return {"rules": _rules, "small": _small, "medium": _medium, "paper": _paper}.get(

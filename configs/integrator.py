@@ -57,7 +57,7 @@ def trainer(component: str) -> Any:
     """What every adapter's trainer has, with the values of ``quick``."""
     config: Any = ConfigDict()
     config.component = component
-    config.seed = 0
+    config.seed = 0  # Of the order of the examples, of what is drawn, of dropout.
     # The last share of the questions (or passages) by a seeded permutation is not trained on and
     # chooses the checkpoint.
     config.dev_fraction = 0.05
@@ -69,10 +69,10 @@ def trainer(component: str) -> Any:
     config.model.remat = "projections"  # off | projections | full: what is computed again.
     config.lora = ConfigDict()
     config.lora.rank = 16
-    config.lora.alpha = 32.0
-    config.lora.dropout = 0.05
-    config.lora.targets = ("all-linear",)
-    config.lora.rank_stabilised = False
+    config.lora.alpha = 32.0  # What is learned counts alpha / rank.
+    config.lora.dropout = 0.05  # Of what goes into the adapter.
+    config.lora.targets = ("all-linear",)  # Or names of linear layers: q_proj, down_proj, ...
+    config.lora.rank_stabilised = False  # alpha / sqrt(rank) instead.
     # A workdir or PEFT's folder to go on from, whatever it was trained for; null: afresh.
     config.lora.start = placeholder(str)
 
@@ -83,7 +83,7 @@ def trainer(component: str) -> Any:
     config.rows_per_device = 1  # Of them at once; the rest is accumulated.
     config.chunk = 512  # Tokens whose logits are in memory together.
 
-    config.num_epochs = 2.0
+    config.num_epochs = 2.0  # Over all examples.
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.max_tokens = 0  # Above 0: at most so many tokens are seen, prompts included.
     config.optimizer = common.optimizer(1e-3, "cosine", warmup_ratio=0.03)
@@ -91,15 +91,15 @@ def trainer(component: str) -> Any:
     # Dev trajectories whose decisions are decoded at every evaluation (core F1, stops, ...), by an
     # engine with its own copy of the base; 0: none. An extractor has none.
     config.decode = ConfigDict()
-    config.decode.num_trajectories = 0
-    config.decode.max_tokens = 384
+    config.decode.num_trajectories = 0  # How many.
+    config.decode.max_tokens = 384  # Of a decision, at most.
 
     config.mesh = common.mesh()
-    config.eval_every = 40
+    config.eval_every = 40  # Steps.
     config.save_every = 0  # Beside the checkpoint of every evaluation.
-    config.keep_checkpoints = 2
+    config.keep_checkpoints = 2  # The newest, and the best beside them.
     config.best_metric = "dev/loss"  # Or dev/core_f1, ..., with config.decode.
-    config.stop_after_minutes = 0.0
+    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on. 0: never.
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
 

@@ -58,7 +58,7 @@ def get_config() -> Any:
     """The student as it was trained, the base led through its sections with an example."""
     config: Any = ConfigDict()
     config.component = "integrator"
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     config.checkpoint = placeholder(str)
     config.trajectories = placeholder(str)
     config.keep = "all"  # all | parsed | correct_only: which of them, as in configs/integrator.py.

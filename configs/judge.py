@@ -34,7 +34,7 @@ def get_config() -> Any:
     config.retries = 1  # Further requests for a verdict that was not given.
     config.profile = "musique"  # Of EM and Acc beside it: evaluation/answers.py lists them.
     config.bootstrap_samples = 10_000
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     config.in_flight = 256  # Answers under way together.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.

@@ -27,7 +27,7 @@ def get_config() -> Any:
     """SmolLM2-135M-Instruct on the dev questions that are reported on."""
     config: Any = ConfigDict()
     config.component = "reader"
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     config.checkpoint = placeholder(str)
     config.folders = placeholder(object)  # A dataset folder, or a tuple of them; null: built-in.
     config.data = common.data(split="dev")

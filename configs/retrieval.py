@@ -22,7 +22,7 @@ from configs import common
 def get_config() -> Any:
     """The default evaluation."""
     config: Any = ConfigDict()
-    config.seed = 0
+    config.seed = 0  # Of what is drawn, and of the resamples.
     config.checkpoint = placeholder(
         str
     )  # A training workdir, a model folder, package:NAME, a hub id.
@@ -35,7 +35,7 @@ def get_config() -> Any:
     # "w/o Retriever"), aligner or frozen (nearest passage embeddings of either encoder).
     config.retriever = "units"
     config.ranking = "chain"  # chain (passages of the chain first) | score (best unit score)
-    config.steps = 4
+    config.steps = 4  # Searches, each with the chain so far.
     config.k = 10  # Passages retrieved a step.
     config.links = ConfigDict()  # The walk over title links; chosen on dev_tune halves.
     config.links.restart = 0.5  # Probability of beginning anew.
@@ -43,10 +43,10 @@ def get_config() -> Any:
     config.links.title_weight = 2.0  # Of a title that the question names, where it begins as well.
     config.links.backward = 0.3  # Weight of a link against its direction.
     config.recall_at = (2, 3, 5, 10)  # The K of recall@K.
-    config.dtype = "float32"
-    config.query_max_length = 256
-    config.unit_max_length = 128
-    config.passage_max_length = 256
-    config.bootstrap_samples = 10_000
+    config.dtype = "float32"  # Of the computation: float32 | bfloat16.
+    config.query_max_length = 256  # Tokens kept of the question and its chain,
+    config.unit_max_length = 128  # of a unit,
+    config.passage_max_length = 256  # and of a passage.
+    config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.mesh = common.mesh()
     return config

@@ -18,7 +18,7 @@ def encoder() -> Any:
     config.query_max_length = 256  # Tokens kept of a query.
     config.passage_max_length = 256  # Tokens kept of a passage, a sentence or a triple.
     config.query_prefix = placeholder(str)  # null: what the model's own files say.
-    config.passage_prefix = placeholder(str)
+    config.passage_prefix = placeholder(str)  # Likewise.
     config.batch_size = 32  # sentence_transformers only; ours sizes its batches itself.
     # sentence_transformers only: run Python code that a model's author ships with it.
     config.trust_remote_code = False
@@ -38,7 +38,7 @@ def ranker() -> Any:
     config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
     # bi_encoder, aligner: tokens kept of a query and of a text; null: as config.encoder says.
     config.query_max_length = placeholder(int)
-    config.passage_max_length = placeholder(int)
+    config.passage_max_length = placeholder(int)  # Likewise.
     return config
 
 
@@ -54,6 +54,6 @@ def retriever() -> Any:
     config.ivf_lists = 0  # 0: 4 sqrt(rows).
     config.ivf_probes = 32  # Lists that a search visits.
     config.hnsw_links = 32  # Neighbours of a node.
-    config.hnsw_ef_construction = 200
-    config.hnsw_ef_search = 128
+    config.hnsw_ef_construction = 200  # Candidates looked at when a node is added,
+    config.hnsw_ef_search = 128  # and when one searches.
     return config

@@ -16,7 +16,7 @@ from configs import common, retrievers
 def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> Any:
     """A language model and how much it may write."""
     config = block()
-    config.max_tokens = max_tokens
+    config.max_tokens = max_tokens  # Of an answer, at most.
     return config
 
 
@@ -29,7 +29,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
       **max_tokens: how much each of its roles may write.
     """
     config: Any = ConfigDict()
-    config.method = name
+    config.method = name  # What the launch scripts run: leave it.
     # Fields and defaults of the method's dataclass, which describes them (cirag_jax/methods).
     settings = find_method(name).config()
     config[name] = config_words.block_of(settings)
@@ -69,7 +69,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
         config[who] = role(max_tokens.get(who, 128))
         config[who].model = config.get_oneway_ref("model")
 
-    config.seed = 0
+    config.seed = 0  # Of whatever is drawn: models that sample, an order, resamples.
     config.in_flight = 64  # Questions that advance together.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
