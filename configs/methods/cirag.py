@@ -22,7 +22,12 @@ were chosen on this fold. With the reader that has come along since (commit b213
 
 Record (``medium``, Qwen2.5-Coder-1.5B-Instruct Q4_K_M, --config.data.dir=musique
 --config.data.only_with_triples=true, 100 questions; 2026-11-25, the same machine beside tests,
-commit 8b8d510): 2,908 seconds, resumed once; EM 11.0, F1 16.2, passage R@5 59.3, 12 GB.
+commit 8b8d510): 2,908 seconds, resumed once; EM 11.0, F1 16.2, passage R@5 59.3, 12 GB. That was
+with one example and without ``grounded_answers``. With both, --config.data.dir=2wikimultihopqa
+--config.data.split=dev --config.data.fold=dev_report --config.data.limit=50
+--config.data.random=true --config.data.corpus=per_question --config.cirag.units=sentence
+--config.cirag.num_candidates=15 --config.encoder.model=shipped:aligner
+--config.retriever.units=sentence (commit 60718d3): 2,562 seconds; EM 32.0, F1 46.4, R@5 94.0.
 
 Record (``llm``, --config.data.dir=musique --config.data.only_with_triples=true; 100 questions,
 1,886 passages; 2026-11-22, 2 shared CPU cores under load 3 to 10, Python 3.11, jax 0.10.2, commit
