@@ -19,7 +19,7 @@ from cirag_jax.models.io.workdir import component_of, open_cross_encoder, open_e
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.pairs import score_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
-from cirag_jax.training import cross_encoder, optimizers
+from cirag_jax.training import cross_encoder, optimizers, preemption
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.state import make_state
 from tests import tiny
@@ -133,10 +133,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
     cross_encoder.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 3 + [True] * 9)
-    monkeypatch.setattr(cross_encoder.state_lib, "out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(preemption, "out_of_time", lambda *_: next(calls))
     stopped = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 4 and "passages" not in stopped
-    monkeypatch.setattr(cross_encoder.state_lib, "out_of_time", lambda *_: False)
+    monkeypatch.setattr(preemption, "out_of_time", lambda *_: False)
     resumed = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 6
     for a, b in zip(

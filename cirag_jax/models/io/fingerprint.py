@@ -34,6 +34,7 @@ _MEANINGS = {
     "corpus": _PASSAGES,
     "triples.content": "other triples of its passages",
     "demonstrations": "other demonstrations (training questions have changed)",
+    "encoder.revision": "other weights of the encoder",
     "code": "another version of this program",
     "the training examples": "other training examples",
 }

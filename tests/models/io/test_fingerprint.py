@@ -146,7 +146,7 @@ def test_one_sentence_names_the_field_and_both_values():
         ("code", "0123456789abcdef", "b" * 16, "another version of this program;"),
         (state.EXAMPLES, "a" * 64, "b" * 64, "other training examples;"),
         ("m.files.x", "a" * 16, "b" * 16, "other content of m.files.x;"),
-        ("encoder.revision", "sha256:ab12", "sha256:cd", "other content of encoder.revision;"),
+        ("encoder.revision", "sha256:ab12", "sha256:cd", "other weights of the encoder;"),
         ("m.files.x", None, "b" * 16, "no m.files.x;"),
         ("m.files.x", "a" * 16, None, "m.files.x, which is not there now;"),
         # What a user can name is shown: a commit, or a value beside a hash.
