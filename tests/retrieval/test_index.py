@@ -285,7 +285,7 @@ def test_equal_texts_and_odd_ones_are_found(encoder):
         assert list(rows[0]).index(2) < list(rows[0]).index(3) or kind.startswith("faiss")
 
 
-def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path):
+def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path, one_device):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "questions.jsonl").unlink()  # An index needs none.
     arguments = [

@@ -76,10 +76,17 @@ def _step(folders, mesh, repeats=1, **changes):
     return model, pairs, {name: float(value) for name, value in metrics.items()}
 
 
-def test_loss_and_gradient_are_those_of_torch(folders, tmp_path):
+@pytest.fixture(scope="module")
+def alone(folders):
+    """A step on one device: what torch and meshes are compared with."""
+    with jax.numpy_dtype_promotion("standard"):
+        return _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+
+
+def test_loss_and_gradient_are_those_of_torch(alone, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model, pairs, metrics = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+    model, pairs, metrics = alone
     folder = export_cross_encoder(model, None, tmp_path / "start")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -99,11 +106,11 @@ def test_loss_and_gradient_are_those_of_torch(folders, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
-def test_a_step_is_the_same_on_a_mesh(folders, shape):
-    _, _, alone = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
-    _, _, sharded = _step(folders, sharding.make_mesh(*shape))
+def test_a_step_is_the_same_on_a_mesh(folders, alone, shape):
+    *_, wanted = alone
+    *_, sharded = _step(folders, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
-        np.testing.assert_allclose(sharded[name], alone[name], rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(sharded[name], wanted[name], rtol=1e-4, err_msg=name)
 
 
 def test_steps_learn_a_batch_by_heart(folders):
