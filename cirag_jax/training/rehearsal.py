@@ -41,8 +41,8 @@ class Shape(jax.ShapeDtypeStruct):
 
 @contextlib.contextmanager
 def quick_collection() -> Iterator[None]:
-    """A rehearsal collects garbage at every call: what was there before it is not searched for it,
-    which takes longer than all else where many libraries are loaded.
+    """A rehearsal collects garbage at every call: what was there before it (the libraries, above
+    all) is left out of that.
     """
     gc.freeze()
     try:
