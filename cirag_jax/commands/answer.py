@@ -22,8 +22,9 @@ from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.io import write_lines
 from cirag_jax.llm.types import Usage
+from cirag_jax.methods import extraction
 from cirag_jax.methods.registry import find_method
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler, Job
@@ -117,16 +118,14 @@ def carry_out(
     run = task.run(config, open_all, plan.jobs, workdir, plan.settings, started, until)
     if run is None:
         return {}
-    rows = [(question, run.records.get(question.id)) for question in asked.questions]
-    write_lines(workdir / PREDICTIONS, (_prediction_row(q, record) for q, record in rows))
-    write_lines(workdir / TIMINGS, (_timing_row(q, record) for q, record in rows))
+    rows = [_row(question, run.records.get(question.id)) for question in asked.questions]
+    write_lines(workdir / PREDICTIONS, map(_prediction_row, rows))
+    write_lines(workdir / TIMINGS, map(_timing_row, rows))
     result = _result(plan, rows, workdir, run)
     result["sees_gold"] = asked.needs.gold
     if config.question is not None:
-        record = rows[0][1]
-        _show(record, journal.read_passages(workdir / journal.FILE))
-        outcome = record and record.outcome
-        result["answer"] = codec.decode_prediction(outcome).answer if outcome else None
+        _show(rows[0], journal.read_passages(workdir / journal.FILE))
+        result["answer"] = rows[0].found.answer if rows[0].found else None
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
@@ -160,20 +159,30 @@ def _task_of_documents(config: Config, needs: Needs) -> opening.Task:
 
 # ---------------------------------------------------------------------------------- the results
 
-Row = tuple[Question, Record | None]
+
+class Row(NamedTuple):
+    """A question, what the journal knows of it once it was begun, and its prediction."""
+
+    question: Question
+    record: Record | None
+    found: Prediction | None
 
 
-def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]:
+def _row(question: Question, record: Record | None) -> Row:
+    return Row(question, record, record.result(Prediction) if record else None)
+
+
+def _prediction_row(row: Row) -> dict[str, Any]:
     """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
-    outcome = record.outcome if record else None
+    question, record, found = row
     error = record.error if record and record.has_ended else NOT_ANSWERED
     return {
         "id": question.id,
-        "answer": outcome["answer"] if outcome else "",
-        "granularity": outcome["granularity"] if outcome else None,
-        "passages": outcome["passages"] if outcome else [],
-        "sentences": outcome["sentences"] if outcome else [],
-        "triples": [triple[:3] for triple in outcome["triples"]] if outcome else [],
+        "answer": found.answer if found else "",
+        "granularity": found.granularity if found else None,
+        "passages": found.passages if found else [],
+        "sentences": found.sentences if found else [],
+        "triples": [triple[:3] for triple in found.triples] if found else [],
         "calls": dict(record.calls) if record else {},
         "tokens": {
             "prompt": record.usage.prompt_tokens if record else 0,
@@ -183,10 +192,11 @@ def _prediction_row(question: Question, record: Record | None) -> dict[str, Any]
     }
 
 
-def _timing_row(question: Question, record: Record | None) -> dict[str, Any]:
+def _timing_row(row: Row) -> dict[str, Any]:
+    record = row.record
     usage = record.usage if record else None
     return {
-        "id": question.id,
+        "id": row.question.id,
         "seconds": record.seconds if record else None,  # from its start to its end, others beside
         "cached_tokens": usage.cached_tokens if usage else 0,
     }
@@ -196,34 +206,34 @@ def _result(
     plan: Plan, rows: Sequence[Row], workdir: pathlib.Path, run: task.Run
 ) -> dict[str, Any]:
     """The command's result, over the questions that ended; a failed one answers nothing."""
-    ended = [(q, r) for q, r in rows if r is not None and r.has_ended]
-    found = [codec.decode_prediction(r.outcome) if r.outcome else None for _, r in ended]
-    answered = [Answered(q, p) for (q, _), p in zip(ended, found, strict=True)]
+    ended = [(q, r, p) for q, r, p in rows if r is not None and r.has_ended]
+    found = [prediction for *_, prediction in ended]
+    answered = [Answered(question, prediction) for question, _, prediction in ended]
     config, corpus = plan.config, plan.task.needs.corpus
     scoring = _scoring(config, lambda: journal.read_passages(workdir / journal.FILE))
     measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
-    usages = [record.usage for _, record in ended]
+    usages = [record.usage for _, record, _ in ended]
     return {
         **_scores(measured, corpus),
         "profile": config.profile,
-        "recall_per_step": recall_per_step(found, [q for q, _ in ended], config.recall_at),
+        "recall_per_step": recall_per_step(found, [q for q, *_ in ended], config.recall_at),
         "granularities": _granularities(found),
         "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
         "steps": _mean(len(p.steps) for p in found if p),
         "parse_errors": dict(
             sum((collections.Counter(p.parse_errors) for p in found if p), start=_EMPTY)
         ),
-        "calls": dict(sum((collections.Counter(r.calls) for _, r in ended), start=_EMPTY)),
+        "calls": dict(sum((collections.Counter(r.calls) for _, r, _ in ended), start=_EMPTY)),
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "generated_tokens": sum(usage.generated_tokens for usage in usages),
-        **cost.described(cost.by_role(record for _, record in ended)),
+        **cost.described(cost.by_role(record for _, record, _ in ended)),
         "seconds": run.seconds,
         "seconds_per_question": run.seconds / len(ended) if ended else None,
         "num_questions": len(rows),
         "answered": sum(p is not None for p in found),
         "failures": sum(p is None for p in found),
-        "errors": _most_common(r.error for _, r in ended if r.error),
+        "errors": _most_common(r.error for _, r, _ in ended if r.error),
         "complete": run.complete and len(ended) == len(rows),
     }
 
@@ -261,14 +271,14 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
         return {}
     records = [record for path in paths for record in journal.read_records(path)]
     usage = sum((record.usage for record in records), start=Usage())
-    ended = [record for record in records if record.has_ended]
-    extraction = {
-        "passages": len(ended),
-        "failures": sum(r.error is not None or r.outcome["status"] == "failed" for r in ended),
+    extracted = [r.result(extraction.Outcome) for r in records if r.has_ended]
+    told = {
+        "passages": len(extracted),
+        "failures": sum(kept is None or kept.status == "failed" for kept in extracted),
         "prompt_tokens": usage.prompt_tokens,
         "generated_tokens": usage.generated_tokens,
     }
-    return {"extraction": extraction}
+    return {"extraction": told}
 
 
 def _granularities(found: Iterable[Prediction | None]) -> dict[str, int]:
@@ -285,13 +295,13 @@ def _most_common(errors: Iterable[str]) -> Mapping[str, int]:
     return dict(collections.Counter(errors).most_common(5))
 
 
-def _show(record: Record | None, passages: Mapping[str, Any]) -> None:
+def _show(row: Row, passages: Mapping[str, Any]) -> None:
     """One answer with its evidence, for a person."""
-    if record is None:
+    if row.record is None:
         return
-    if record.outcome is None:
-        print(f"failed: {record.error}", file=sys.stderr)
+    if row.found is None:
+        print(f"failed: {row.record.error}", file=sys.stderr)
         return
     from cirag_jax.reports import console
 
-    print(console.render(codec.decode_prediction(record.outcome), passages), file=sys.stderr)
+    print(console.render(row.found, passages), file=sys.stderr)

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from cirag_jax.commands import online
@@ -18,10 +17,10 @@ from cirag_jax.evaluation.significance import interval, intervals, pairwise_scor
 from cirag_jax.methods.registry import METHODS
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Needs
-from cirag_jax.types import GRANULARITIES, Config, Question
+from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
 # Folders of a run's workdir: runs with other seeds, and a sample of questions one by one.
 REPEAT, ALONE = "repeat-", "alone"
@@ -286,9 +285,7 @@ def _scores(
 
 def answered_of(record: Record) -> Answered:
     """The question of a run's record, and its answer."""
-    question = msgspec.convert(record.input, Question)
-    found = None if record.outcome is None else codec.decode_prediction(record.outcome)
-    return Answered(question, found)
+    return Answered(record.given(Question), record.result(Prediction))
 
 
 def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:

@@ -86,10 +86,11 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if run is None:
         return {}
     records = list(run.records.values())
+    ended = ((q, r.result(Prediction)) for q in questions if (r := run.records.get(q.id)))
     found = [
-        _trajectory(run.records[q.id], q, teacher_of[q.id], golds.get(q.id), config)
-        for q in questions
-        if q.id in run.records and run.records[q.id].outcome is not None
+        _trajectory(prediction, q, teacher_of[q.id], golds.get(q.id), config)
+        for q, prediction in ended
+        if prediction is not None
     ]
     kept = trajectories.select(found, config.keep, config.seed, config.limit, config.min_steps)
     trajectories.write_trajectories(workdir / trajectories.FILE, kept)
@@ -275,10 +276,9 @@ def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
 
 
 def _trajectory(
-    record: Record, question: Question, teacher: str, gold: AnyGold | None, config: Config
+    prediction: Prediction, question: Question, teacher: str, gold: AnyGold | None, config: Config
 ) -> Trajectory:
     """The trajectory of an ended program."""
-    prediction = codec.decode_prediction(record.outcome)
     steps, solved = prediction.steps, None
     if teacher == "annotations":
         assert gold is not None

@@ -17,7 +17,7 @@ from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
@@ -73,7 +73,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     systems: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name, (records, usage) in told.items():
-        found = read(references, records, workdir / f"{name}.sqlite")
+        found = read(references, records)
         scores[name] = score(references, found, normalization=config.normalization)
         systems[name] = {
             **side_by_side.bounded(config, scores[name]),
@@ -122,18 +122,17 @@ def job(passage: Passage, settings: ExtractionSettings) -> Job:
     return Job(extraction.program_of(passage), described, lambda: _extract(passage, settings))
 
 
+@dataclasses.dataclass(frozen=True)
 class _Outcome(extraction.Outcome):
     """What `_extract` gives."""
 
     entities: list[str]
 
 
-def read(
-    references: Sequence[Reference], records: Mapping[str, Record], file: pathlib.Path
-) -> list[Found]:
-    """What was extracted from every passage, as the journal ``file`` has it."""
+def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list[Found]:
+    """What was extracted from every passage, as the journal has it."""
     asked = [(r.passage, records[extraction.program_of(r.passage)]) for r in references]
-    return [_found(passage, record, file) for passage, record in asked]
+    return [_found(passage, record) for passage, record in asked]
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
@@ -150,12 +149,12 @@ def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str
             return {**extraction.encode_extraction(end.value), "entities": list(entities)}
 
 
-def _found(passage: Passage, record: Record, file: pathlib.Path) -> Found:
-    if record.error is not None:
+def _found(passage: Passage, record: Record) -> Found:
+    outcome = record.result(_Outcome)
+    if outcome is None:
         return Found(cause=f"request: {record.error}")
-    outcome = journal.typed(file, record.id, record.outcome, _Outcome)
-    kept, entities = extraction.stored(passage, outcome, None), tuple(outcome["entities"])
-    return Found(kept.triples or (), entities, outcome["status"], kept.parse_errors, kept.cause)
+    kept, entities = extraction.stored(passage, outcome, None), tuple(outcome.entities)
+    return Found(kept.triples or (), entities, outcome.status, kept.parse_errors, kept.cause)
 
 
 # ---------------------------------------------------------------------------------------- scoring

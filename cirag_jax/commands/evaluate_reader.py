@@ -6,7 +6,9 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+import msgspec
 
 from cirag_jax.commands import side_by_side
 from cirag_jax.errors import check_at_least
@@ -25,6 +27,14 @@ from cirag_jax.types import Config
 
 FILE, FIGURE = "readings.jsonl", "calibration.png"
 SCORES = ("em", "f1", "refuses_missing", "refuses_whole")
+
+
+class Said(TypedDict):
+    """A response as the journal holds it; ``confidence`` as `Read` has it."""
+
+    text: str
+    truncated: bool
+    confidence: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +133,7 @@ def job(made: Reading, reader_format: str, logprobs: bool = False) -> Job:
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
     kind = "whole" if made.sufficient else "missing"
 
-    def program() -> Program[dict[str, Any]]:
+    def program() -> Program[Said]:
         said: Generated = yield Generate(messages, "reader", logprobs=logprobs)
         return {
             "text": said.text,
@@ -138,18 +148,16 @@ def _confidence(said: Generated) -> float | None:
     """The probability of the words after the last ``Answer:``, given those before."""
     start = said.text.rfind("Answer:") + len("Answer:")
     logprobs = [t.logprob for t in said.tokens or () if t.offset >= start and t.logprob is not None]
-    return math.exp(sum(logprobs)) if logprobs else None
+    return math.exp(min(sum(logprobs), 0.0)) if logprobs else None  # servers round, too
 
 
 def _read(record: Record) -> Read:
     """A request that failed neither answers nor refuses."""
-    if record.outcome is None:
+    said = record.result(Said)
+    if said is None:
         return Read("", False)
-    answer, sufficient, _ = reading.parse_answer(
-        record.outcome["text"],
-        truncated=record.outcome["truncated"],
-    )
-    return Read(answer, not sufficient, record.outcome["confidence"])
+    answer, sufficient, _ = reading.parse_answer(said["text"], truncated=said["truncated"])
+    return Read(answer, not sufficient, said["confidence"])
 
 
 def score(found: Sequence[Reading], said: Sequence[Read], profile: str) -> dict[str, Ratio]:

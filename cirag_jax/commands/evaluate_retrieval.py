@@ -31,7 +31,7 @@ from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, Progress, RememberingEncoder, Role
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
-from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
 from cirag_jax.runtime.journal import Journal
@@ -215,7 +215,8 @@ class _Aligners:
                     max_length=self._passage_max_length,
                     mesh=self._mesh,
                     progress=shown.update,
-                )
+                ),
+                mesh=accelerators(),
             )
 
 

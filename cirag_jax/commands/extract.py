@@ -326,7 +326,7 @@ class _Run:
         self._check(self._before.failed)
         known = {record.id: record for record in self._book.records() if record.id in jobs}
         records = [
-            extraction.stored(passage, known[name].outcome, known[name].error)
+            extraction.stored(passage, known[name].result(extraction.Outcome), known[name].error)
             for name, passage in jobs.items()
         ]
         self._store.commit(records, self._plan.identity)
@@ -339,13 +339,12 @@ class _Run:
         )
 
     def _encode(self, found: Extraction) -> dict[str, Any]:
-        outcome = extraction.encode_extraction(found)
-        self._count(outcome)
-        return outcome
+        self._count(found)
+        return extraction.encode_extraction(found)
 
-    def _count(self, outcome: Mapping[str, Any]) -> None:
-        self._statuses[outcome["status"]] += 1
-        self._example = self._example or outcome["answer"]
+    def _count(self, found: Extraction | extraction.Outcome) -> None:
+        self._statuses[found.status] += 1
+        self._example = self._example or found.answer
 
     def _check(self, failed_requests: int) -> None:
         """Raises `UserError` where too many passages gave no triple."""

@@ -221,10 +221,7 @@ class _Run:
         return found
 
     def _typed(self, record: Record, kind: Any) -> Record:
-        if record.error is not None:
-            return record
-        outcome = journal.typed(self._book.path, record.id, record.outcome, kind)
-        return dataclasses.replace(record, outcome=outcome)
+        return dataclasses.replace(record, outcome=record.result(kind))
 
     def check(self, job: Job, places: Iterable[int], size: int) -> None:
         """Raises `UserError` where the result of ``job`` names a place that there is not."""

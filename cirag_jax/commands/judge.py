@@ -2,8 +2,8 @@
 
 import collections
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 from cirag_jax.commands import backends, comparison, side_by_side, task
 from cirag_jax.errors import UserError, check_at_least, check_choice
@@ -19,7 +19,6 @@ from cirag_jax.llm.types import Message
 from cirag_jax.prompts import judge as prompts
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.types import Config
@@ -145,14 +144,17 @@ def _given(config: Config, run: comparison.Run, ids: Sequence[str]) -> Given:
 # ------------------------------------------------------------------------------------- the verdicts
 
 
+class Verdict(TypedDict):
+    """``right``: None where there is no verdict; ``parse_errors``: kinds, one each time."""
+
+    right: bool | None
+    parse_errors: list[str]
+
+
 def judge(
     messages: tuple[Message, ...], rubric: str, constrained: bool, retries: int
-) -> Program[dict[str, Any]]:
-    """Asks role ``judge`` about one answer until it gives a verdict, ``retries`` times again.
-
-    Returns:
-      ``right``: the verdict, None where there is none; ``parse_errors``: kinds, one each time.
-    """
+) -> Program[Verdict]:
+    """Asks role ``judge`` about one answer until it gives a verdict, ``retries`` times again."""
     schema = prompts.verdict_schema(rubric) if constrained else None
     asked, problems, verdict = messages, list[str](), None
     for _ in range(retries + 1):
@@ -200,15 +202,16 @@ def _judged(
     told: dict[str, Any] = {"rubric": block.rubric, "model": backends.model_name(block)}
     if records is None:
         return None, {**told, **usage}
-    said = {i: (record.outcome or {"right": None})["right"] for i, record in records.items()}
+    said = {i: record.result(Verdict) for i, record in records.items()}
+    right = {i: None if verdict is None else verdict["right"] for i, verdict in said.items()}
     found = [
         [
-            said[place] if place is not None else None if text is None else False
+            right[place] if place is not None else None if text is None else False
             for place, text in zip(own, one.texts, strict=True)
         ]
         for own, one in zip(places, given, strict=True)
     ]
-    return found, {**told, **_counted(records), **usage}
+    return found, {**told, **_counted(said.values()), **usage}
 
 
 def _job(config: Config, name: str, answered: Answered, text: str) -> Job:
@@ -220,13 +223,13 @@ def _job(config: Config, name: str, answered: Answered, text: str) -> Job:
     return Job(codec.digest(codec.dump([shown, how])), shown, lambda: judge(messages, *how))
 
 
-def _counted(records: Mapping[str, Record]) -> dict[str, Any]:
-    outcomes = [record.outcome for record in records.values() if record.outcome is not None]
-    errors = collections.Counter(kind for one in outcomes for kind in one["parse_errors"])
+def _counted(said: Collection[Verdict | None]) -> dict[str, Any]:
+    verdicts = [verdict for verdict in said if verdict is not None]
+    errors = collections.Counter(kind for one in verdicts for kind in one["parse_errors"])
     return {
-        "verdicts": len(records),
-        "unjudged": sum(one["right"] is None for one in outcomes),
-        "failures": len(records) - len(outcomes),
+        "verdicts": len(said),
+        "unjudged": sum(one["right"] is None for one in verdicts),
+        "failures": len(said) - len(verdicts),
         "parse_errors": dict(sorted(errors.items())),
     }
 

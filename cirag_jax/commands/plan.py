@@ -28,7 +28,7 @@ from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, 
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import packing, pools
 from cirag_jax.training.data.examples import Example
-from cirag_jax.training.rehearsal import Rehearsal, bytes_of
+from cirag_jax.training.rehearsal import Rehearsal, bytes_of, quick_collection
 from cirag_jax.types import Config
 
 GIB = 2**30
@@ -71,7 +71,7 @@ def plan(config: Config) -> dict[str, Any]:
     gpus = _gpus(config)
     mesh = _make_mesh(config)
     rehearse = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), quick_collection():
         found = rehearse(config, mesh)
     rehearsal = found.rehearsal
     programs = list(rehearsal.programs.values())

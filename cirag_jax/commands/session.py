@@ -14,7 +14,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.types import Passage, Prediction, Question, Step
 
@@ -122,12 +122,12 @@ class Cirag(Closing):
         records = scheduler.records_of(list(jobs.values()))
         if records is None:
             raise UserError("the budget of a model is spent.")
-        return [self._answer(q, records[q.id].outcome, records[q.id].error) for q in asked]
+        return [self._answer(question, records[question.id]) for question in asked]
 
-    def _answer(self, question: Question, outcome: Any, error: str | None) -> Answer:
-        if outcome is None:
-            raise UserError(f"{question.question!r} could not be answered: {error}.")
-        found = codec.decode_prediction(outcome)
+    def _answer(self, question: Question, record: Record) -> Answer:
+        found = record.result(Prediction)
+        if found is None:
+            raise UserError(f"{question.question!r} could not be answered: {record.error}.")
         read = [attempt for attempt in found.attempts if attempt.evidence]
         return Answer(
             found.answer,

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from cirag_jax.datasets.chains import query_text
@@ -75,8 +74,12 @@ def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list
 
 
 def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[Decided]]:
-    """The decision of every step; a request that failed gives one with its ``error``."""
-    return [[_decided(records[j.id].outcome, records[j.id].error) for j in row] for row in jobs]
+    """The decision of every step; a request that failed gives one with its ``error``.
+
+    Raises:
+      UserError: the result of a step is damaged; the message names its file and its program.
+    """
+    return [[_decided(records[job.id]) for job in row] for row in jobs]
 
 
 def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
@@ -108,10 +111,8 @@ def _decide(
     )
 
 
-def _decided(outcome: Mapping[str, Any] | None, error: str | None) -> Decided:
-    if outcome is None:
-        return Decided(has_question=False, error=error)
-    return msgspec.convert(outcome, Decided)
+def _decided(record: Record) -> Decided:
+    return record.result(Decided) or Decided(has_question=False, error=record.error)
 
 
 def top_k(

@@ -108,7 +108,6 @@ def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
         n_neighbors=max(2, min(neighbours, count - 1)),
         n_components=dim,
         metric="cosine",
-        init="random" if dim + 2 >= count else "spectral",
         random_state=settings.seed,
         n_jobs=1,
     )

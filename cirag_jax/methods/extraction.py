@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError, check_choice
@@ -176,8 +176,9 @@ def encode_extraction(found: Extraction) -> dict[str, Any]:
     }
 
 
-class Outcome(TypedDict):
-    """What `encode_extraction` gives."""
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What `encode_extraction` gave; raises ValueError where it contradicts itself."""
 
     status: Status
     triples: list[tuple[str, str, str, Count | None]]
@@ -185,15 +186,19 @@ class Outcome(TypedDict):
     parse_errors: dict[str, Count]
     answer: str
 
+    def __post_init__(self):
+        if (self.status == "failed") != bool(self.cause):
+            raise ValueError(f"status {self.status!r} with cause {self.cause!r}")
+
 
 def stored(passage: Passage, outcome: Outcome | None, error: str | None) -> Record:
     """The store's record of a passage, from what the journal knows of it."""
     digest = content_hash(passage)
     if outcome is None:
         return Record(passage.id, digest, None, f"request: {error}")
-    triples = tuple(Triple(h, r, t, passage.id, place) for h, r, t, place in outcome["triples"])
-    kept = None if outcome["status"] == "failed" else triples
-    return Record(passage.id, digest, kept, outcome["cause"], outcome["parse_errors"])
+    triples = tuple(Triple(h, r, t, passage.id, place) for h, r, t, place in outcome.triples)
+    kept = None if outcome.status == "failed" else triples
+    return Record(passage.id, digest, kept, outcome.cause, outcome.parse_errors)
 
 
 def program_of(passage: Passage) -> str:

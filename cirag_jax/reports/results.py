@@ -14,8 +14,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import write_text
 from cirag_jax.reports import comparison, figures, pages, trace
 from cirag_jax.reports.pages import Section
-from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Record
+from cirag_jax.types import Prediction
 
 PAGE = "index.html"
 
@@ -105,8 +105,6 @@ def _rows(records: Mapping[str, Mapping[str, Record]], profile: str) -> Iterator
     for i, record in next(iter(records.values())).items():
         cells = []
         for run, own in records.items():
-            outcome = own[i].outcome
-            found = None if outcome is None else codec.decode_prediction(outcome)
-            judged = trace.judged(own[i], found, profile)
+            judged = trace.judged(own[i], own[i].result(Prediction), profile)
             cells.append([judged["verdict"], judged["answer"], places[run][i]])
         yield {**trace.asked(record), "runs": cells}

@@ -21,7 +21,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
 from cirag_jax.io import replacing
 from cirag_jax.reports import pages
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Record
 from cirag_jax.types import Config, Passage, Prediction, Sentence, Step, Triple, Unit
 
@@ -118,7 +118,7 @@ _LISTED = ("id", "question", "verdict", "granularity", "answer", "answers", "f1"
 def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
     """Everything about a question; passages as their numbers in the page."""
     given: Mapping[str, Any] = record.input
-    outcome = None if record.outcome is None else codec.decode_prediction(record.outcome)
+    outcome = record.result(Prediction)
     evidences = [tuple(map(str, fact)) for fact in given.get("evidences") or ()]
     pairs = {endpoints(head, tail) for head, _, tail in evidences}
     supporting = [str(passage_id) for passage_id in given.get("supporting") or ()]

@@ -25,7 +25,7 @@ from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
-from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Config, Count, Feedback, Passage, Triple
 
@@ -52,13 +52,11 @@ class PassageIndex:
         kind: str = "exact",
         *,
         options: IndexOptions | None = None,
-        mesh: jax.sharding.Mesh | None = None,
         progress: Progress | None = None,
     ) -> "PassageIndex":
         """Embeds and indexes ``passages`` now, in the order of the rows.
 
-        ``encoder`` may be None for ``bm25``. The rows of an exact index are split over all devices
-        of ``mesh``.
+        ``encoder`` may be None for ``bm25``.
 
         Raises:
           UserError: the kind is unknown, or there is no passage.
@@ -71,7 +69,7 @@ class PassageIndex:
             search: ExactIndex | FaissIndex | BM25 = BM25(texts)
         else:
             vectors_ND = needed(encoder, kind).encode(texts, "passage", progress)
-            search = make_search(vectors_ND, kind, options or IndexOptions(), mesh)
+            search = make_search(vectors_ND, kind, options or IndexOptions())
         ids = tuple(passage.id for passage in passages)
         return cls(ids, kind, hash_corpus(passages), search, encoder)
 
@@ -82,13 +80,11 @@ class PassageIndex:
         encoder: Encoder | None,
         *,
         options: IndexOptions | None = None,
-        mesh: jax.sharding.Mesh | None = None,
     ) -> "PassageIndex":
         """Opens a folder that ``launch/index.py`` (`build.build_index`) has written.
 
         ``encoder`` must be the one that embedded the passages, None for ``bm25``; ``options`` say
-        how to search, and in which dtype to keep vectors. The rows of an exact index are split over
-        all devices of ``mesh``.
+        how to search, and in which dtype to keep vectors.
 
         Raises:
           UserError: there is no finished index, it is damaged, or another encoder built it; the
@@ -109,7 +105,7 @@ class PassageIndex:
                 f"build it anew or choose that encoder ({manifest['encoder'].get('model')})",
             )
             if kind == "exact":
-                search = make_search(Shards(folder, manifest), kind, options, mesh)
+                search = make_search(Shards(folder, manifest), kind, options)
             else:
                 search = FaissIndex.load(folder / "index.faiss", kind, options)
         if len(search) != len(ids):
@@ -178,7 +174,6 @@ def open_retriever(
     encoder: Encoder | None,
     *,
     triples: Mapping[str, Sequence[Triple]] | None = None,
-    mesh: jax.sharding.Mesh | None = None,
     progress: Progress | None = None,
 ) -> PassageIndex | UnitIndex:
     """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
@@ -207,9 +202,9 @@ def open_retriever(
         )
     if not config.folder:
         return PassageIndex.in_memory(
-            passages, encoder, config.kind, options=options, mesh=mesh, progress=progress
+            passages, encoder, config.kind, options=options, progress=progress
         )
-    index = PassageIndex.open(config.folder, encoder, options=options, mesh=mesh)
+    index = PassageIndex.open(config.folder, encoder, options=options)
     if index.kind != config.kind:
         raise UserError(
             f"config.retriever.folder={config.folder} holds an index of kind {index.kind}, not "
@@ -219,12 +214,10 @@ def open_retriever(
     return index
 
 
-def make_search(
-    vectors_ND: Any, kind: str, options: IndexOptions, mesh: jax.sharding.Mesh | None
-) -> ExactIndex | FaissIndex:
+def make_search(vectors_ND: Any, kind: str, options: IndexOptions) -> ExactIndex | FaissIndex:
     """The index of this kind over a matrix (anything with a shape and row slices)."""
     if kind == "exact":
-        return ExactIndex(vectors_ND, dtype=options.dtype, mesh=mesh)
+        return ExactIndex(vectors_ND, dtype=options.dtype, mesh=accelerators())
     return FaissIndex.build(vectors_ND, kind, options)
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.io import replacing
 
@@ -77,8 +78,8 @@ class ExactIndex:
 
         if self._mesh is None:
             return jnp.asarray(part((slice(None),)))
-        sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS, None))
-        return jax.make_array_from_callback((self._rows, dim), sharding, part)
+        by_rows = NamedSharding(self._mesh, PartitionSpec(_AXIS, None))
+        return jax.make_array_from_callback((self._rows, dim), by_rows, part)
 
     def __len__(self) -> int:
         return self._num_rows
@@ -134,6 +135,13 @@ class ExactIndex:
             limits = np.array([first, self._num_rows], np.int32)
             best = _search_block(best, query_QD, block_ND, limits, mask_QN, self._step, self._mesh)
         return best
+
+
+def accelerators() -> Mesh | None:
+    """Those of this process, over which the rows of an index are split; None: it has but a CPU."""
+    if jax.default_backend() == "cpu":
+        return None
+    return sharding.make_mesh(devices=jax.local_devices())
 
 
 def check_finite(scores: np.ndarray, source: str) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder, Progress
-from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.types import Feedback
 
 # Units looked at for each passage wanted: a query's best units share passages.
@@ -40,7 +40,7 @@ class UnitIndex:
         self._start_P = np.concatenate([[0], np.cumsum(counts)])
         flat = [text for found in texts for text in found]
         vectors_ND = encoder.encode(flat, "passage", progress)
-        self._search = ExactIndex(vectors_ND, dtype=dtype)
+        self._search = ExactIndex(vectors_ND, dtype=dtype, mesh=accelerators())
 
     def search(
         self,

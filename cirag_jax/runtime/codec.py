@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from cirag_jax.errors import UserError
 from cirag_jax.runtime import requests
 from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
-from cirag_jax.types import Passage, Prediction
+from cirag_jax.types import Passage
 
 _ANSWERS: Mapping[type, type] = {
     requests.Retrieve: requests.Retrieved,
@@ -110,18 +109,3 @@ def decode_response(
             texts = tuple(request.texts[index] for index in data["order"])
             return requests.Ranked(texts, tuple(data["scores"]))
     return msgspec.convert(data, _ANSWERS[type(request)])
-
-
-def decode_prediction(data: Mapping[str, Any]) -> Prediction:
-    """The prediction that `encode` wrote.
-
-    Raises:
-      UserError: it wrote another.
-    """
-    try:
-        return msgspec.convert(data, Prediction)
-    except msgspec.ValidationError as error:
-        raise UserError(
-            f"a prediction in the journal is damaged ({error}); restore it or use another "
-            "--workdir."
-        ) from None

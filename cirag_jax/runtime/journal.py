@@ -79,6 +79,7 @@ class Record:
       seconds: wall time from its start to its end, over all runs.
       usage: language-model tokens of all its responses.
       calls: responses of each kind of request.
+      file: the journal.
       roles: language-model responses of each role.
     """
 
@@ -89,12 +90,21 @@ class Record:
     seconds: float
     usage: Usage
     calls: Mapping[str, int]
+    file: Path
     roles: Mapping[str, Spent] = dataclasses.field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:
         """Whether it has a result, or failed."""
         return self.outcome is not None or self.error is not None
+
+    def given(self, kind: type[T]) -> T:
+        """Its input, as `typed` makes it; raises UserError where it is damaged."""
+        return typed(self.file, self.id, self.input, kind, "input")
+
+    def result(self, kind: type[T]) -> T | None:
+        """Its outcome, as `typed` makes it, or None; raises UserError where it is damaged."""
+        return None if self.outcome is None else typed(self.file, self.id, self.outcome, kind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -385,20 +395,21 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[int, int]:
         return db.execute(f"SELECT COUNT(*), IFNULL({ended}, 0) FROM programs").fetchone()
 
 
-def typed(path: Path, program: str, outcome: Any, kind: type[T]) -> T:
-    """A program's result as that of a method, which it was when it was written.
+def typed(path: Path, program: str, value: Any, kind: type[T], what: str = "result") -> T:
+    """A program's result, or its input, as what it was when it was written.
 
     Args:
       path: of the journal.
       program: its id.
-      outcome: as `Record` has it, not None.
+      value: as `Record` has it.
       kind: what msgspec makes of it.
+      what: it is, for the message.
 
     Raises:
-      UserError: it is another, for it is damaged.
+      UserError: it is no such thing, for it is damaged.
     """
-    with _naming(path, program):
-        return msgspec.convert(outcome, kind)
+    with _naming(path, program, what):
+        return msgspec.convert(value, kind)
 
 
 def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
@@ -478,22 +489,25 @@ def _readable(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _naming(path: Path, program: str) -> Iterator[None]:
+def _naming(path: Path, program: str, what: str = "result") -> Iterator[None]:
     """Says of which program a row is that cannot be read."""
     try:
         yield
     except sqlite.DAMAGE as error:
-        raise damaged(path, program, error) from None
+        raise damaged(path, program, error, what) from None
 
 
-def damaged(path: Path, program: str, error: Exception) -> UserError:
-    """The exception to raise about a program whose result cannot be used."""
-    return sqlite.damaged(f"{path}: the result of {program!r}", error)
+def damaged(path: Path, program: str, error: Exception, what: str = "result") -> UserError:
+    """The exception to raise about a program whose result, or input, cannot be used."""
+    return sqlite.damaged(f"{path}: the {what} of {program!r}", error)
 
 
 def _outcome(path: Path, program: str, text: str) -> Any:
     with _naming(path, program):
-        return _json(text)
+        outcome = _json(text)
+        if outcome is None:
+            raise ValueError("null is no result")
+        return outcome
 
 
 def _json(text: str) -> Any:
@@ -547,7 +561,7 @@ def _records(db: sqlite3.Connection, path: Path) -> Iterator[Record]:
                 used = Usage(**_json(response).get("usage", {}))
                 roles[role] = roles.get(role, Spent()) + Spent(1, used)
         usage = sum((spent.usage for spent in roles.values()), start=Usage())
-        yield Record(program, _json(given), result, error, seconds, usage, calls, roles)
+        yield Record(program, _json(given), result, error, seconds, usage, calls, path, roles)
 
 
 def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> Totals:

@@ -23,7 +23,6 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io import workdir as workdir_lib
-from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy, decision_quality, lora_step, mfu, optimizers
@@ -106,9 +105,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_candidates": data.num_candidates,
         "run": {**state_lib.fingerprint(config, _FREE), state_lib.EXAMPLES: data.digest()},
     }
-    checkpoints = Checkpoints(
-        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
-    )
+    checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
@@ -127,7 +124,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         jax.set_mesh(mesh),
         state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
         StepProfile(config.get("profile_steps"), workdir) as profile,
-        PreemptionGuard() as preemption,
+        PreemptionGuard(start, config.stop_after_minutes) as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # The base: where training starts.
@@ -141,9 +138,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             report.sent(step, metrics, pieces, sent)
 
             last, dev = step == total_steps, None
-            stop = preemption.should_stop(step) or state_lib.out_of_time(
-                start, config.stop_after_minutes
-            )
+            stop = preemption.should_stop(step)
             if last or (config.eval_every and step % config.eval_every == 0):
                 report.finish()
                 dev = writer.evaluate(step, evaluate, state.params)
@@ -153,9 +148,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             if stop and not last:
                 complete = False
                 break
-        checkpoints.wait()
-        best = checkpoints.best_step()
-        dev_metrics = checkpoints.metrics(best) if best is not None else None
+        best = state_lib.best(checkpoints)
 
     # ---- Result ---------------------------------------------------------------------------------
     seen = sum(len(row.places) for rows in plan.steps[:step] for row in rows)
@@ -163,8 +156,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "complete": complete,
         "step": step,
         "total_steps": total_steps,
-        "best_step": best,
-        **(dev_metrics or {}),
+        **best,
         "num_examples": len(data.train),
         "num_dev_examples": len(data.dev),
         **data.counts,

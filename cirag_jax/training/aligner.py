@@ -18,7 +18,6 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import next_unit
-from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.rankers import TripleText
@@ -85,9 +84,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "unit_max_length": config.unit_max_length,
         "run": state_lib.fingerprint(config),
     }
-    checkpoints = Checkpoints(
-        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
-    )
+    checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps, batches)
 
     # ---- Train ----------------------------------------------------------------------------------
@@ -98,11 +95,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         jax.set_mesh(mesh),
         state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
         StepProfile(config.get("profile_steps"), workdir) as profile,
-        PreemptionGuard() as preemption,
+        PreemptionGuard(start, config.stop_after_minutes) as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # The frozen encoder: where training starts.
-        report = state_lib.Report(writer, profile, _ADVICE, _describe)
+        advice = "Lower config.optimizer.learning_rate or raise config.temperature"
+        report = state_lib.Report(writer, profile, advice)
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
             sent = time.monotonic()
@@ -110,9 +108,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             report.sent(step, metrics, batch, sent)
 
             last, dev = step == total_steps, None
-            stop = preemption.should_stop(step) or state_lib.out_of_time(
-                start, config.stop_after_minutes
-            )
+            stop = preemption.should_stop(step)
             if last or (config.eval_every and step % config.eval_every == 0):
                 report.finish()
                 dev = writer.evaluate(step, evaluate, state.params)
@@ -122,16 +118,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             if stop and not last:
                 complete = False
                 break
-        checkpoints.wait()
-        best = checkpoints.best_step()
-        dev_metrics = checkpoints.metrics(best) if best is not None else None
+        best = state_lib.best(checkpoints)
     # ---- Result ---------------------------------------------------------------------------------
     return {
         "complete": complete,
         "step": int(state.step),
         "total_steps": total_steps,
-        "best_step": best,
-        **(dev_metrics or {}),
+        **best,
         "num_chains": len(chains),
         "num_dev_questions": num_dev,
         "seconds": round(time.monotonic() - start, 1),
@@ -342,14 +335,3 @@ def make_evaluate(
         return {f"dev/{name}": value for name, value in metrics.items()}
 
     return evaluate
-
-
-# ------------------------------------------------------------------------------------ bookkeeping
-
-
-_ADVICE = "Lower config.optimizer.learning_rate or raise config.temperature"
-
-
-def _describe(values: dict[str, float], batch: pools_lib.Batch, seconds: float) -> None:
-    values["tokens_per_second"] = batch.tokens / seconds
-    values["padding"] = 1.0 - batch.tokens / batch.padded_tokens

@@ -22,7 +22,6 @@ from cirag_jax.evaluation import reranking
 from cirag_jax.io import bar
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models.cross_encoder import PairEncoder
-from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import PairTokens, score_groups, tokenize_pairs
@@ -90,9 +89,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     if "triple" in config.kinds:
         meta["triple_text"] = dataclasses.asdict(TripleText("tuple", config.normalization))
-    checkpoints = Checkpoints(
-        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
-    )
+    checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
@@ -102,11 +99,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         checkpoints,
         state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
         StepProfile(config.get("profile_steps"), workdir) as profile,
-        PreemptionGuard() as preemption,
+        PreemptionGuard(start, config.stop_after_minutes) as preemption,
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # A head that has learned nothing.
-        report = state_lib.Report(writer, profile, _ADVICE, _describe)
+        report = state_lib.Report(writer, profile, "Lower config.optimizer.learning_rate")
         for step in range(first_step + 1, total_steps + 1):
             pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
             batch = make_batch(config, model, pairs, mesh)
@@ -116,9 +113,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             report.sent(step, metrics, batch, sent)
 
             last, dev = step == total_steps, None
-            stop = preemption.should_stop(step) or state_lib.out_of_time(
-                start, config.stop_after_minutes
-            )
+            stop = preemption.should_stop(step)
             if last or (config.eval_every and step % config.eval_every == 0):
                 report.finish()
                 dev = writer.evaluate(step, evaluate, state.params)
@@ -128,22 +123,19 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             if stop and not last:
                 complete = False
                 break
-        checkpoints.wait()
-        best = checkpoints.best_step()
-        dev_metrics = checkpoints.metrics(best) if best is not None else None
+        best = state_lib.best(checkpoints)
         training_seconds = time.monotonic() - start
         # ---- Result -----------------------------------------------------------------------------
         gains = {}
         if complete:
-            if best is not None:
-                state = checkpoints.restore(best, state).state
+            if best["best_step"] is not None:
+                state = checkpoints.restore(best["best_step"], state).state
             gains = compare(config, dataset, questions, model, state.params, bi_encoder, mesh)
     return {
         "complete": complete,
         "step": int(state.step) if not complete else total_steps,
         "total_steps": total_steps,
-        "best_step": best,
-        **(dev_metrics or {}),
+        **best,
         **gains,
         "num_positives": len(targets),
         "positives": _count_kinds(targets),
@@ -381,14 +373,6 @@ def _scorer(
 
 
 # ------------------------------------------------------------------------------------ bookkeeping
-
-
-_ADVICE = "Lower config.optimizer.learning_rate"
-
-
-def _describe(values: dict[str, float], batch: data_lib.Batch, seconds: float) -> None:
-    values["tokens_per_second"] = batch.tokens / seconds
-    values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
 
 
 def check_config(config: Config) -> None:

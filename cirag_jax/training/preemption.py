@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -11,13 +12,18 @@ import jax
 from jax.experimental import multihost_utils
 
 
+def out_of_time(start: float, minutes: float) -> bool:
+    """Whether ``minutes`` (0: no limit) have passed since ``start`` (`time.monotonic`)."""
+    return bool(minutes) and time.monotonic() - start > 60 * minutes
+
+
 class PreemptionGuard:
     """Tells the train loop, after every step, whether to save and leave.
 
     ::
 
-        with PreemptionGuard() as guard:
-            for step in range(start, total):
+        with PreemptionGuard(time.monotonic(), minutes) as guard:
+            for step in range(first, total):
                 ...
                 if guard.should_stop(step + 1):
                     save(step + 1)
@@ -30,10 +36,13 @@ class PreemptionGuard:
 
     The former handlers are back once the block is left. Outside the main thread, where Python
     allows no handlers, only setting ``signal_name`` raises the flag.
+
+    Time is up, too, ``minutes`` (0: never) after ``start`` (`time.monotonic`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: float = 0.0, minutes: float = 0.0) -> None:
         self.signal_name: str | None = None
+        self._time = start, minutes
         self._former: dict[signal.Signals, Any] = {}
         self._distributed = False
 
@@ -52,12 +61,9 @@ class PreemptionGuard:
 
     def should_stop(self, step: int) -> bool:
         """Whether to save and leave now that ``step`` steps are done; call it once a step."""
-        if self._distributed:
-            if multihost_utils.reached_preemption_sync_point(step):
-                self.signal_name = "SIGTERM"
-                return True
-            return False
-        return self.signal_name is not None
+        if self._distributed and multihost_utils.reached_preemption_sync_point(step):
+            self.signal_name = "SIGTERM"
+        return self.signal_name is not None or out_of_time(*self._time)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -9,6 +9,7 @@ The compiler is that of the mesh's devices. A CPU's computes bfloat16 in fp32; w
 options of `_options` it would also keep all weights and stored activations in fp32.
 """
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -36,6 +37,18 @@ class Shape(jax.ShapeDtypeStruct):
 
     def __del__(self):
         self._rehearsal.held -= bytes_of(self)
+
+
+@contextlib.contextmanager
+def quick_collection() -> Iterator[None]:
+    """A rehearsal collects garbage at every call: what was there before it (the libraries, above
+    all) is left out of that.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def bytes_of(tree: Any) -> int:

@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -140,11 +139,6 @@ def absolute(spec: str) -> str:
     return str(path.resolve()) if path.is_dir() else spec
 
 
-def out_of_time(start: float, minutes: float) -> bool:
-    """Whether ``minutes`` (0: no limit) have passed since ``start`` (`time.monotonic`)."""
-    return bool(minutes) and time.monotonic() - start > 60 * minutes
-
-
 def announce(text: str) -> None:
     """Tells the user, once however many processes train."""
     if jax.process_index() == 0:
@@ -161,6 +155,13 @@ def open_metrics(
         first_step,
         evaluate_every=config.eval_every,
         enabled=jax.process_index() == 0,
+    )
+
+
+def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
+    """Those of a run in ``workdir``, as many as its config keeps."""
+    return Checkpoints(
+        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
 
 
@@ -196,7 +197,20 @@ def restore(
     return restored.state, restored.step
 
 
+def best(checkpoints: Checkpoints) -> dict[str, Any]:
+    """``best_step``, None where nothing was measured, and what was measured then."""
+    checkpoints.wait()
+    step = checkpoints.best_step()
+    return {"best_step": step, **((checkpoints.metrics(step) or {}) if step is not None else {})}
+
+
 # --------------------------------------------------------------------------------------- reporting
+
+
+def describe_padding(values: dict[str, float], batch: Any, seconds: float) -> None:
+    """Tokens a second, and the share of padding, of a batch that counts its tokens."""
+    values["tokens_per_second"] = batch.tokens / seconds
+    values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
 
 
 class Report:
@@ -212,7 +226,7 @@ class Report:
         writer: MetricWriter,
         profile: StepProfile,
         advice: str,
-        describe: Callable[[dict[str, float], Any, float], None],
+        describe: Callable[[dict[str, float], Any, float], None] = describe_padding,
     ):
         self._writer, self._profile = writer, profile
         self._advice, self._describe = advice, describe

@@ -1,4 +1,4 @@
-"""Results in journals of extraction and of generated questions that are not what was written."""
+"""Results in journals that are not what was written."""
 
 import contextlib
 import json
@@ -8,20 +8,46 @@ import sqlite3
 
 import pytest
 
-from cirag_jax.commands import backends
+from cirag_jax.commands import (
+    backends,
+    comparison,
+    evaluate_extraction,
+    evaluate_integrator,
+    evaluate_reader,
+    judge,
+)
+from cirag_jax.commands.answer import answer
 from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.commands.generate_questions import generate_questions
 from cirag_jax.config_files import load_config
+from cirag_jax.datasets import jsonl
+from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
+from cirag_jax.prompts.cirag import render_decision
+from cirag_jax.reports import trace
 from cirag_jax.runtime import journal
 from cirag_jax.triples.store import TripleStore
+from cirag_jax.types import Dataset, Passage, Question, Step, Trajectory, Triple
 from tests import tiny
 from tests.attacks.hostile import CHANGES, attack, garbled, held
 from tests.grade.articles import Model, write_articles
+from tests.reports import made_up
+
+FED = Triple("Ule", "feeds", "Tarn", "p0", 0)
+STEP = Step("What does Ule feed?", ("p0",), (FED,), (0.5,), "It feeds Tarn.", (FED,), None)
 
 
-class Extractor(Model):
-    """Lists the first word of a passage, then one triple; entities are asked for first."""
+class Reader(Model):
+    """Answers, decides and judges; lists the first word of a passage, then one triple."""
+
+    def reader(self, shown):
+        return "Thought: It feeds it. Answer: Tarn"
+
+    def integrator(self, shown):
+        return render_decision(STEP, "ascii")
+
+    def judge(self, shown):
+        return '{"implies": true}'
 
     def extractor(self, shown):
         if "Named entities:" in shown:
@@ -65,13 +91,66 @@ def _triples(root):
     return config
 
 
-# What runs, which rows of its journal are damaged, and the model that made them.
+def _once(run, name, root, **fields):
+    """A config of configs/, and a workdir that a whole run with it left."""
+    config = load_config(f"configs/{name}.py")
+    config.update_from_flattened_dict(fields)
+    (root / "work").mkdir()
+    run(config.lock(), root / "work")
+    return config
+
+
+def _data(root):
+    """A dataset folder of one question."""
+    found = {"p0": Passage("p0", "Ule", "", ("Ule feeds Tarn.", "Nobody likes it."))}
+    question = Question(
+        "q1", STEP.query, ("Tarn",), split="dev", fold="dev_report", supporting=("p0",),
+        supporting_sentences=(("p0", 0),), context=("p0",),
+    )  # fmt: skip
+    jsonl.write_dataset(Dataset("d", (question,), found, {"p0": (FED,)}), root / "data")
+    return str(root / "data")
+
+
+def _answers(root):
+    fields = {"data.dir": _data(root), "data.split": "dev", "reader.backend": "transformers"}
+    return _once(answer, "methods/direct", root, **fields)
+
+
+def _readings(root):
+    return _once(evaluate_reader.evaluate, "reader_eval", root, folders=_data(root), **_FEW)
+
+
+def _extractions(root):
+    fields = {"data.dir": _data(root), "data.fold": "dev_report"}
+    return _once(evaluate_extraction.evaluate, "extractor_eval", root, **fields, **_FEW)
+
+
+def _decisions(root):
+    file = root / "trajectories.jsonl"
+    write_trajectories(file, [Trajectory("q1", STEP.query, "annotations", (STEP,), "stopped")])
+    fields = {"trajectories": str(file), "query_cosine": False}
+    return _once(evaluate_integrator.evaluate, "integrator_eval", root, **fields, **_FEW)
+
+
+def _verdicts(root):
+    made_up.write_journal(root / journal.FILE, [(made_up.QUESTION, made_up.PREDICTION)])
+    return _once(judge.evaluate, "judge", root, runs=str(root), **_FEW)
+
+
+_FEW = {"bootstrap_samples": 2}
+# What runs, its journal, and the model that made that.
 COMMANDS = {
-    "questions": (_questions, generate_questions, Model),
-    "extract": (_triples, extract_corpus, Extractor),
+    "questions": (_questions, generate_questions, journal.FILE, Model),
+    "extract": (_triples, extract_corpus, journal.FILE, Reader),
+    "answer": (_answers, answer, journal.FILE, Reader),
+    "reader": (_readings, evaluate_reader.evaluate, "base.sqlite", Reader),
+    "extractor": (_extractions, evaluate_extraction.evaluate, "base.sqlite", Reader),
+    "integrator": (_decisions, evaluate_integrator.evaluate, "base.sqlite", Reader),
+    "judge": (_verdicts, judge.evaluate, "judge.sqlite", Reader),
 }
+# Which rows are damaged: those of which the program begins so.
 STEPS = [("questions", s) for s in ("claim", "triples", "clusters", "same", "question")]
-STEPS.append(("extract", "p"))
+STEPS += [(command, "") for command in COMMANDS if command != "questions"]
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +159,26 @@ def whole(tmp_path_factory):
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "of_model", str)  # there are no such weights
-        for name, (prepare, command, model) in COMMANDS.items():
+        for name, (prepare, command, file, model) in COMMANDS.items():
             opened = model()
             patch.setattr(backends, "open_backend", lambda config, spent, m=opened: m)
             root = tmp_path_factory.mktemp(name)
-            found[name] = root, prepare(root), command
+            found[name] = root, prepare(root), command, file
         yield found
 
 
 def _damaged(whole, command, step, change):
     """The journal and a program of a step, of which it has another result; and what goes on."""
-    root, config, run = whole[command]
+    root, config, run, name = whole[command]
     shutil.rmtree(root / "copy", ignore_errors=True)
     work = shutil.copytree(root / "work", root / "copy")
-    with contextlib.closing(sqlite3.connect(work / journal.FILE)) as db:
+    with contextlib.closing(sqlite3.connect(work / name)) as db:
         rows = "SELECT id, outcome FROM programs WHERE id LIKE ? AND outcome IS NOT NULL"
         program, text = db.execute(f"{rows} ORDER BY id", (f"{step}%",)).fetchone()
         other = change(text)
         db.execute("UPDATE programs SET outcome = ? WHERE id = ?", (other, program))
         db.commit()
-    return work / journal.FILE, program, lambda: run(config, work)
+    return work / name, program, lambda: run(config, work)
 
 
 def _with_nan(text):
@@ -113,16 +192,21 @@ def _with_nan(text):
 BROKEN = {
     "cut": lambda text: text[:-2],
     "no JSON": lambda text: "zz",
-    "other type": lambda text: '"x"',
     "null": lambda text: "null",
     "NaN": lambda text: "NaN",
     "NaN inside": _with_nan,
+    "other type": lambda text: '"x"',
     "fields missing": lambda text: "{}",
 }
+# What is no JSON of ours is noticed where a journal is read, by all of its records and by the
+# results alone; what is another value, by each step.
+READ = [(*of_what, how) for of_what in (("judge", ""), ("extract", "")) for how in BROKEN]
+TYPED = [(*of_what, how) for of_what in STEPS for how in ("cut", "other type", "fields missing")]
+# A decision without any field keeps nothing and stops.
+TYPED.remove(("integrator", "", "fields missing"))
 
 
-@pytest.mark.parametrize(("command", "step"), STEPS)
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize(("command", "step", "how"), dict.fromkeys(READ + TYPED))
 def test_a_damaged_result_is_named(whole, command, step, how):
     file, program, go_on = _damaged(whole, command, step, BROKEN[how])
     told = f"{file}: the result of {program!r} is damaged ("
@@ -142,6 +226,46 @@ def test_a_place_that_there_is_not_is_named(whole, step, other):
     file, program, go_on = _damaged(whole, "questions", step, lambda text: other)
     with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is damaged")):
         go_on()
+
+
+def test_an_extraction_that_contradicts_itself_is_named(whole):
+    def change(text):
+        found = json.loads(text)
+        return json.dumps({**found, "cause": None if found["cause"] else "answer: no_json"})
+
+    for command in ("extract", "extractor"):
+        file, program, go_on = _damaged(whole, command, "", change)
+        with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is dam")):
+            go_on()
+
+
+def _traced(file):
+    trace.write_trace(file, file.with_name("trace.html"))
+
+
+def _compared(file):
+    return [comparison.answered_of(record) for record in journal.read_records(file)]
+
+
+@pytest.mark.parametrize(
+    ("read", "column", "what"),
+    [
+        (_traced, "outcome", "result"),
+        (_compared, "outcome", "result"),
+        (_compared, "input", "input"),
+    ],
+)
+def test_a_damaged_row_of_a_run_that_is_read_again_is_named(tmp_path, read, column, what):
+    pairs = made_up.many(2)
+    file = made_up.write_journal(tmp_path / journal.FILE, pairs)
+    read(file)
+    name = pairs[1][0].id
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        other = '{"question": 3, "answer": 4}'
+        db.execute(f"UPDATE programs SET {column} = ? WHERE id = ?", (other, name))
+        db.commit()
+    with pytest.raises(UserError, match=re.escape(f"{file}: the {what} of {name!r} is damaged (")):
+        read(file)
 
 
 # Another claim is another text to embed, which takes seconds.

@@ -4,6 +4,7 @@ import dataclasses
 import html.parser
 import io
 import json
+import pathlib
 import unicodedata
 
 from hypothesis import example
@@ -41,12 +42,15 @@ class _Markup(html.parser.HTMLParser):
             self.blocks.append(json.loads(data))
 
 
+FILE = pathlib.Path("journal.sqlite")
+
+
 def _page(text: str) -> _Markup:
     question, prediction, passage = made_up.hostile(text)
     given, found = dataclasses.asdict(question), codec.encode(prediction)
     records = [
-        Record(text, given, found, None, 1.0, Usage(), {"generate": 1}),
-        Record(f"{text} again", given, None, text, 1.0, Usage(), {}),
+        Record(text, given, found, None, 1.0, Usage(), {"generate": 1}, FILE),
+        Record(f"{text} again", given, None, text, 1.0, Usage(), {}, FILE),
     ]
     file = io.StringIO()
     trace.write_page(file, text, records, {passage.id: passage})

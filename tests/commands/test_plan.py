@@ -1,6 +1,7 @@
 """A planned training against the same step on arrays; collectives, times, and what is refused."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import runpy
@@ -43,6 +44,14 @@ def folders(tmp_path_factory):
     (folder / "shape").mkdir()
     shutil.copy(folder / "decoder/config.json", folder / "shape")
     return folder
+
+
+@pytest.fixture(scope="module")
+def planned(folders):
+    """What is planned of a component with some settings, once."""
+    return functools.cache(
+        lambda component, *overrides: plan.plan(configured(folders, component, *overrides))
+    )
 
 
 # Of each component what makes a tiny step in several parts.
@@ -103,16 +112,15 @@ CASES = [
 
 @pytest.mark.parametrize(("component", "devices", "setting"), CASES)
 def test_the_planned_peak_is_that_of_the_step_on_arrays(
-    folders, monkeypatch, component, devices, setting
+    folders, planned, monkeypatch, component, devices, setting
 ):
-    config = configured(folders, component, f"mesh.devices={devices}", setting)
-    planned = plan.plan(config)
+    wanted = planned(component, f"mesh.devices={devices}", setting)
     monkeypatch.setattr(plan, "Rehearsal", Arrays)
-    real = plan.plan(config)
-    assert planned["collective_bytes"] == real["collective_bytes"]
+    real = plan.plan(configured(folders, component, f"mesh.devices={devices}", setting))
+    assert wanted["collective_bytes"] == real["collective_bytes"]
     # They differ by a few bytes of batches that a step places itself.
-    assert abs(planned["peak_bytes"] / real["peak_bytes"] - 1.0) < 0.01, (planned, real)
-    assert sum(planned["bytes_per_device"].values()) == planned["peak_bytes"]
+    assert abs(wanted["peak_bytes"] / real["peak_bytes"] - 1.0) < 0.01, (wanted, real)
+    assert sum(wanted["bytes_per_device"].values()) == wanted["peak_bytes"]
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +188,11 @@ def test_the_time_is_that_of_the_share_of_the_peak(folders):
     assert plan.on_gpu(gpu, config, found, traffic=1)["step_seconds"] is None
 
 
-def test_what_does_not_fit_is_said(reader, folders):
+def test_what_does_not_fit_is_said(reader, planned):
     assert reader["peak_bytes"] > 0.0005 * 2**30
     assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
-    # Any training would do; this one is compiled already.
-    roomy = plan.plan(configured(folders, "aligner", "mesh.devices=1", "chunk_tokens=512"))
+    # Any training would do; this one is planned already.
+    roomy = planned("aligner", "mesh.devices=1", "chunk_tokens=512")
     assert "fits" not in roomy and roomy["gpus"].keys() == mfu.GPUS.keys()
     assert all(on["fits"] for on in roomy["gpus"].values())
     assert roomy["steps"] is None

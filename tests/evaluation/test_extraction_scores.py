@@ -250,7 +250,7 @@ def test_a_passage_that_changed_is_extracted_again():
         for one in (passage, passage, changed):
             jobs = [evaluate_extraction.job(one, ExtractionSettings())]
             records = Scheduler({"extractor": model}, book).records_of(jobs)
-            (found,) = evaluate_extraction.read([Reference(one, (), ())], records, book.path)
+            (found,) = evaluate_extraction.read([Reference(one, (), ())], records)
             assert found.status == "ok" and found.entities == ("U1", "T1")
             assert found.triples == (Triple("T1", "knows", "U1", "p1", 0),)
     assert len(model.asked) == 4

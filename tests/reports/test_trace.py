@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import io
 import json
+import pathlib
 import re
 
 import pytest
@@ -25,7 +26,7 @@ def record(question, prediction, error=None):
     given = json.loads(json.dumps(dataclasses.asdict(question)))
     outcome = None if prediction is None else codec.encode(prediction)
     usage, calls = Usage(900, 640, 31), {"retrieve": 3, "generate": 4}
-    return Record(question.id, given, outcome, error, 2.5, usage, calls)
+    return Record(question.id, given, outcome, error, 2.5, usage, calls, pathlib.Path(journal.FILE))
 
 
 def write(path, records, passages=made_up.PASSAGES, title="A run"):

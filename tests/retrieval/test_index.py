@@ -4,10 +4,10 @@ import dataclasses
 import errno
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from cirag_jax import sharding
 from cirag_jax.commands import index as command
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
@@ -167,9 +167,10 @@ def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
         ("passage_max_length", 9),
     ):
         moved.identity = {**encoder.identity, field: value}
-        with pytest.raises(UserError, match=f"was started with encoder.{field}="):
+        told = f"encoder.{field}=" if field != "revision" else "other weights of the encoder;"
+        with pytest.raises(UserError, match=f"was started with {told}"):
             PassageIndex.open(tmp_path / "i", moved)
-        with pytest.raises(UserError, match=f"was started with encoder.{field}="):
+        with pytest.raises(UserError, match=f"was started with {told}"):
             command.build_index(_PASSAGES, moved, tmp_path / "i")
     with pytest.raises(UserError, match="needs an encoder"):
         PassageIndex.open(tmp_path / "i", None)
@@ -238,11 +239,24 @@ def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
     np.testing.assert_allclose(*scores, atol=0.01)
 
 
-def test_rows_of_a_folder_are_split_over_the_mesh(encoder, tmp_path):
+def test_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
     command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
     alone = PassageIndex.open(tmp_path / "i", encoder)
-    sharded = PassageIndex.open(tmp_path / "i", encoder, mesh=sharding.make_mesh())
-    np.testing.assert_array_equal(alone.search(_QUERIES, 9)[0], sharded.search(_QUERIES, 9)[0])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    units = retrievers.retriever()
+    units.units = "sentence"
+    for index in (
+        PassageIndex.open(tmp_path / "i", encoder),
+        PassageIndex.in_memory(_PASSAGES, encoder),
+        open_retriever(units.lock(), _PASSAGES, encoder),
+    ):
+        (block_ND,) = index._search._blocks
+        assert block_ND.sharding.device_set == set(jax.local_devices())
+        if isinstance(index, PassageIndex):
+            found = index.search(_QUERIES, 9)[0]
+            np.testing.assert_array_equal(alone.search(_QUERIES, 9)[0], found)
+    (block_ND,) = alone._search._blocks
+    assert len(block_ND.sharding.device_set) == 1  # a CPU's own devices are one memory
 
 
 def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
@@ -271,7 +285,7 @@ def test_equal_texts_and_odd_ones_are_found(encoder):
         assert list(rows[0]).index(2) < list(rows[0]).index(3) or kind.startswith("faiss")
 
 
-def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path):
+def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path, one_device):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "questions.jsonl").unlink()  # An index needs none.
     arguments = [

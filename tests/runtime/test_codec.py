@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,7 +147,7 @@ def test_requests_differ_as_their_digests_do(one, two):
     )
 )  # fmt: skip
 def test_a_prediction_comes_back_as_it_was(prediction):
-    assert codec.decode_prediction(through_json(codec.encode(prediction))) == prediction
+    assert msgspec.convert(through_json(codec.encode(prediction)), Prediction) == prediction
 
 
 @pytest.mark.parametrize(

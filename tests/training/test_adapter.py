@@ -38,7 +38,7 @@ from cirag_jax.prompts import cirag as prompts
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.scheduler import Scheduler
-from cirag_jax.training import adapter, decision_quality, mfu
+from cirag_jax.training import adapter, decision_quality, mfu, preemption
 from cirag_jax.training.data import conversations
 from cirag_jax.training.data.examples import Part
 from configs import common
@@ -227,10 +227,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = config_of(folders, **{"lora.dropout": 0.2})
     adapter.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False, False, True])
-    monkeypatch.setattr(adapter.state_lib, "out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(preemption, "out_of_time", lambda *_: next(calls))
     stopped = adapter.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 3
-    monkeypatch.setattr(adapter.state_lib, "out_of_time", lambda *_: False)
+    monkeypatch.setattr(preemption, "out_of_time", lambda *_: False)
     resumed = adapter.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 4
     found = [open_adapter(str(tmp_path / name))[0] for name in ("cut", "whole")]

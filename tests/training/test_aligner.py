@@ -202,7 +202,7 @@ def test_several_folders_train_together_and_resume(folders, tmp_path, one_device
         aligner.train_and_evaluate(config, tmp_path / "w2")
 
 
-def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path):
+def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path, one_device):
     config = _config(folders, **{"temperature": 1e-38, "eval_every": 0})
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
         aligner.train_and_evaluate(config, tmp_path)
@@ -236,7 +236,7 @@ def test_steps_that_cannot_be_profiled(tmp_path, steps):
 
 @pytest.mark.parametrize(("units", "form"), [("triple", "angle"), ("sentence", "tuple")])
 def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
-    folders, tmp_path, units, form
+    folders, tmp_path, one_device, units, form
 ):
     changes = {"num_steps": 1, "eval_every": 0, "dev.questions": 0, "data.units": units}
     aligner.train_and_evaluate(_config(folders, **changes), tmp_path)
@@ -248,7 +248,7 @@ def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
     assert scores[0] == scores[1]
 
 
-def test_another_config_on_the_same_workdir_is_refused(folders, tmp_path):
+def test_another_config_on_the_same_workdir_is_refused(folders, tmp_path, one_device):
     aligner.train_and_evaluate(_config(folders, num_steps=1, eval_every=0), tmp_path)
     with pytest.raises(UserError, match=r"was started with temperature=0\.\d+, not "):
         aligner.train_and_evaluate(

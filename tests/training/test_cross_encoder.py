@@ -19,7 +19,7 @@ from cirag_jax.models.io.workdir import component_of, open_cross_encoder, open_e
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.pairs import score_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
-from cirag_jax.training import cross_encoder, optimizers
+from cirag_jax.training import cross_encoder, optimizers, preemption
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.state import make_state
 from tests import tiny
@@ -76,10 +76,17 @@ def _step(folders, mesh, repeats=1, **changes):
     return model, pairs, {name: float(value) for name, value in metrics.items()}
 
 
-def test_loss_and_gradient_are_those_of_torch(folders, tmp_path):
+@pytest.fixture(scope="module")
+def alone(folders):
+    """A step on one device: what torch and meshes are compared with."""
+    with jax.numpy_dtype_promotion("standard"):
+        return _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+
+
+def test_loss_and_gradient_are_those_of_torch(alone, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model, pairs, metrics = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+    model, pairs, metrics = alone
     folder = export_cross_encoder(model, None, tmp_path / "start")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -99,11 +106,11 @@ def test_loss_and_gradient_are_those_of_torch(folders, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
-def test_a_step_is_the_same_on_a_mesh(folders, shape):
-    _, _, alone = _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
-    _, _, sharded = _step(folders, sharding.make_mesh(*shape))
+def test_a_step_is_the_same_on_a_mesh(folders, alone, shape):
+    *_, wanted = alone
+    *_, sharded = _step(folders, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
-        np.testing.assert_allclose(sharded[name], alone[name], rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(sharded[name], wanted[name], rtol=1e-4, err_msg=name)
 
 
 def test_steps_learn_a_batch_by_heart(folders):
@@ -133,10 +140,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
     cross_encoder.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 3 + [True] * 9)
-    monkeypatch.setattr(cross_encoder.state_lib, "out_of_time", lambda *_: next(calls))
+    monkeypatch.setattr(preemption, "out_of_time", lambda *_: next(calls))
     stopped = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert stopped["complete"] is False and stopped["step"] == 4 and "passages" not in stopped
-    monkeypatch.setattr(cross_encoder.state_lib, "out_of_time", lambda *_: False)
+    monkeypatch.setattr(preemption, "out_of_time", lambda *_: False)
     resumed = cross_encoder.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 6
     for a, b in zip(

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -54,6 +55,12 @@ def test_outside_the_main_thread_only_requests_count():
     thread.start()
     thread.join()
     assert stopped == [False, True]
+
+
+@pytest.mark.parametrize(("minutes", "stops"), [(0, False), (1, True), (1000, False)])
+def test_time_is_up(minutes, stops):
+    with PreemptionGuard(time.monotonic() - 120, minutes) as guard:
+        assert guard.should_stop(1) is stops
 
 
 WORKER = """

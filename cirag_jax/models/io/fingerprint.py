@@ -8,6 +8,7 @@ import ast
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,20 @@ _BLOCK, _BLOCKS = 1 << 12, 1 << 10
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 START_ANEW = "use another --workdir, or remove it to start anew"
+
+# Those that runs keep; a commit of the hub, which a user can ask for, has 40 digits.
+_HASH = re.compile(r"sha256:[0-9a-f]+|([0-9a-f]{16}){1,2}|[0-9a-f]{64}")
+# What a hash in such a field stands for.
+_PASSAGES = "other passages (documents, or the choice of them, have changed)"
+_MEANINGS = {
+    "passages": _PASSAGES,
+    "corpus": _PASSAGES,
+    "triples.content": "other triples of its passages",
+    "demonstrations": "other demonstrations (training questions have changed)",
+    "encoder.revision": "other weights of the encoder",
+    "code": "another version of this program",
+    "the training examples": "other training examples",
+}
 
 
 def of_model(spec: str) -> dict[str, Any]:
@@ -139,14 +154,25 @@ def check_same(
     what the user can do.
 
     Raises:
-      UserError: they differ; the message names the first field, its old and its new value.
+      UserError: they differ; the message names the first field, its old and its new value, or says
+        in words what has changed where these are hashes.
     """
     changed = differences(old, new)
     if changed:
         name, (was, now) = next(iter(changed.items()))
-        raise UserError(
-            f"{place} was started with {name}={_short(was)}, not {_short(now)}; {remedy}."
-        )
+        raise UserError(f"{place} was started with {_told(name, was, now)}; {remedy}.")
+
+
+def _told(name: str, was: Any, now: Any) -> str:
+    """How a field has changed; in words where a value is a hash, which tells nobody anything."""
+    values = [value for value in (was, now) if value is not None]
+    if not all(isinstance(value, str) and _HASH.fullmatch(value) for value in values):
+        return f"{name}={_short(was)}, not {_short(now)}"
+    if was is None:
+        return f"no {name}"
+    if now is None:
+        return f"{name}, which is not there now"
+    return _MEANINGS.get(name, f"other content of {name}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.models.io import fingerprint, peft_format
+from cirag_jax.training import state
 from tests import tiny, tiny_decoder
 
 
@@ -132,6 +134,30 @@ def test_one_sentence_names_the_field_and_both_values():
             fingerprint.check_same("w", old, new)
     with pytest.raises(UserError, match="not 2; stay home\\.$"):
         fingerprint.check_same("w", old, {**old, "a": 2}, "stay home")
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now", "words"),
+    [
+        ("passages", "a" * 64, "b" * 64, "other passages (documents, or the choice of them, have"),
+        ("corpus", "a" * 64, "b" * 64, "other passages (documents, or the choice of them, have"),
+        ("triples.content", "a" * 64, "b" * 64, "other triples of its passages;"),
+        ("demonstrations", "a" * 32, "b" * 32, "other demonstrations (training questions have"),
+        ("code", "0123456789abcdef", "b" * 16, "another version of this program;"),
+        (state.EXAMPLES, "a" * 64, "b" * 64, "other training examples;"),
+        ("m.files.x", "a" * 16, "b" * 16, "other content of m.files.x;"),
+        ("encoder.revision", "sha256:ab12", "sha256:cd", "other weights of the encoder;"),
+        ("m.files.x", None, "b" * 16, "no m.files.x;"),
+        ("m.files.x", "a" * 16, None, "m.files.x, which is not there now;"),
+        # What a user can name is shown: a commit, or a value beside a hash.
+        ("revision", "a" * 40, "main", 'revision="' + "a" * 40 + '", not "main";'),
+        ("revision", "a" * 40, "b" * 40, 'revision="' + "a" * 40 + '", not "'),
+        ("model", "x", "b" * 16, 'model="x", not "bbbb'),
+    ],
+)
+def test_hashes_are_told_in_words(name, was, now, words):
+    with pytest.raises(UserError, match=re.escape(f"w was started with {words}")):
+        fingerprint.check_same("w", {name: was}, {name: now})
 
 
 def test_what_differs_comes_in_the_order_of_the_new_settings():
