@@ -90,7 +90,7 @@ class Record:
     seconds: float
     usage: Usage
     calls: Mapping[str, int]
-    file: Path
+    file: Path = dataclasses.field(compare=False)
     roles: Mapping[str, Spent] = dataclasses.field(default_factory=dict)
 
     @property
@@ -203,7 +203,7 @@ class Journal(Closing):
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
     ) -> None:
-        """Records a program's result, or why it failed.
+        """Records a program's result, which is not None, or why it failed.
 
         Raises:
           UserError: the result holds a number that is not finite.

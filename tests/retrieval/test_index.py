@@ -239,6 +239,12 @@ def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
     np.testing.assert_allclose(*scores, atol=0.01)
 
 
+def devices_of(index):
+    assert isinstance(index._search, search.ExactIndex)
+    (block_ND,) = index._search._blocks
+    return block_ND.sharding.device_set
+
+
 def test_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
     command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
     alone = PassageIndex.open(tmp_path / "i", encoder)
@@ -250,13 +256,11 @@ def test_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
         PassageIndex.in_memory(_PASSAGES, encoder),
         open_retriever(units.lock(), _PASSAGES, encoder),
     ):
-        (block_ND,) = index._search._blocks
-        assert block_ND.sharding.device_set == set(jax.local_devices())
+        assert devices_of(index) == set(jax.local_devices())
         if isinstance(index, PassageIndex):
             found = index.search(_QUERIES, 9)[0]
             np.testing.assert_array_equal(alone.search(_QUERIES, 9)[0], found)
-    (block_ND,) = alone._search._blocks
-    assert len(block_ND.sharding.device_set) == 1  # a CPU's own devices are one memory
+    assert len(devices_of(alone)) == 1  # a CPU's own devices are one memory
 
 
 def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):

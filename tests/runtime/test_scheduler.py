@@ -103,8 +103,9 @@ def test_no_more_programs_run_than_allowed(book, in_flight):
     def watched(name):
         running.add(name)
         most.append(len(running))
-        yield from two_reads(name)
+        found = yield from two_reads(name)
         running.remove(name)
+        return found
 
     search, model = Recording(), Recording(is_slow=True)
     jobs = [job(f"p{i}", watched) for i in range(5)]
