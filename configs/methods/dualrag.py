@@ -7,6 +7,11 @@ small models, so that cosines above 0.3 stand in for logits above 0; ``small`` h
 think and choose names, and the shipped aligner and reader do the rest (ours); ``medium`` is a model
 of 1.5B parameters in every role; ``paper`` (Qwen2.5-7B-Instruct, bge-reranker-v2-m3) is for a GPU:
 not yet run.
+
+Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
+--config.data.limit=10 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC beside
+light work, commit 60718d3): 105 s, no failure, 69 generations, of which 17 thoughts
+were cut off; EM 10.0, F1 17.3, passage Recall@3 43.3, Recall@5 56.7.
 """
 
 from typing import Any

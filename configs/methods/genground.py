@@ -7,6 +7,11 @@ repository ground and answer them, on a laptop's CPU; a cosine of 0.3 stands in 
 ``medium`` keeps the tags and the pairs of the released code, with a model of 1.5B parameters and
 the same cosine; ``paper`` is the code's setting (50 passages, of which bge-reranker-v2-m3 keeps
 10), for a GPU: not yet run.
+
+Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
+--config.data.limit=10 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC beside
+light work, commit 60718d3): 107 s, no failure, 56 generations, 18 answers not
+grounded; EM 0.0, F1 12.0, passage Recall@3 55.0, Recall@5 60.0.
 """
 
 from typing import Any

@@ -3,10 +3,11 @@
 Presets: ``small`` thinks with SmolLM2-135M and reads the five best passages with the reader that
 comes with this repository, on a laptop's CPU; the others as in configs/methods/cirag.py.
 
-Record (before it had that reader; ``small`` --config.data.dir=musique
---config.data.only_with_triples=true --config.data.limit=10; 2026-11-23, SmolLM2-135M, 2 CPU cores
-under load 6): 10 questions, 50 retrievals, 60 generations; 9 min; EM 0.0, F1 5.9, Acc 10.0,
-passage R@3 54.2, R@5 60.8.
+Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
+--config.data.limit=10 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC beside
+light work, commit 60718d3): 75 s, no failure, 32 generations; EM 10.0, F1 24.7, passage
+Recall@3 63.3, Recall@5 78.3. The same by launch/answer.py with --config.ircot.thoughts=documents:
+37 s; EM 0.0, F1 15.0, passage Recall@3 40.0, Recall@5 53.3.
 """
 
 from typing import Any

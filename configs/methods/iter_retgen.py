@@ -4,6 +4,11 @@ python launch/answer.py --config=configs/methods/iter_retgen.py --config.data.di
 
 Presets: ``small`` reads with the reader that comes with this repository, on a laptop's CPU; the
 others as in configs/methods/cirag.py.
+
+Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
+--config.data.limit=10 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC beside
+light work, commit 60718d3): 49 s, no failure, 24 generations; EM 20.0, F1 28.0,
+passage Recall@3 50.0, Recall@5 71.7.
 """
 
 from typing import Any
