@@ -400,74 +400,88 @@ def _closest(
 
 # ---------------------------------------------------------------------------------------- examples
 
+
 # One fact a round, and never the first: Qwen2.5-1.5B copies the pattern. Shown "Keep: 1" it keeps
 # the first of any list, shown "Keep: 4 5" it counts on to the end. Of a single example it also
 # copies the words: a third of its queries began with "In which country".
+def _worked(
+    queries: Sequence[str], *rounds: tuple[tuple[Any, ...], tuple[Any, ...], str]
+) -> tuple[Step, ...]:
+    """Rounds of (candidates, kept, thought), each of which asks the next query."""
+    return tuple(
+        Step(query, candidates=candidates, kept=kept, thought=thought, next_query=next_query)
+        for query, next_query, (candidates, kept, thought) in zip(
+            queries, [*queries[1:], None], rounds, strict=True
+        )
+    )
+
+
+_BIRTHPLACE = (EXAMPLE_QUERY, "In which country is Lindvik?")
+_SCHOOL = (
+    "Who founded the school that the painter of Two Boats went to?",
+    "Which school did Ivo Brandt go to?",
+    "Where was Ivo Brandt, the painter of Two Boats, a pupil?",
+    "Who founded Harlow School?",
+)
+
+_BORN = Triple("Mira Solheim", "born in", "Lindvik")
+_TOWN = Triple("Lindvik", "town in", "Norway")
+_PAINTED = Triple("Two Boats", "painted by", "Ivo Brandt")
+_PUPIL = Triple("Ivo Brandt", "pupil at", "Harlow School")
+_FOUNDED = Triple("Harlow School", "founded by", "Edith Harlow")
 _OF_TRIPLES = (
-    (
-        Step(
-            EXAMPLE_QUERY,
-            candidates=(
+    _worked(
+        _BIRTHPLACE,
+        (
+            (
                 Triple("Mira Solheim", "profession", "cellist"),
                 Triple("Solheim Prize", "awarded in", "spring"),
                 Triple("Mira Solheim", "recorded", "six albums"),
-                Triple("Mira Solheim", "born in", "Lindvik"),
+                _BORN,
                 Triple("Lindvik Prize", "given to", "cellists"),
             ),
-            thought=(
-                "The fourth fact names the town of her birth, Lindvik. The country of Lindvik is "
-                "still missing."
-            ),
-            kept=(Triple("Mira Solheim", "born in", "Lindvik"),),
-            next_query="In which country is Lindvik?",
+            (_BORN,),
+            "The fourth fact names the town of her birth, Lindvik. The country of Lindvik is still "
+            "missing.",
         ),
-        Step(
-            "In which country is Lindvik?",
-            candidates=(
+        (
+            (
                 Triple("Lindvik", "known for", "fishing"),
-                Triple("Lindvik", "town in", "Norway"),
+                _TOWN,
                 Triple("Norway", "borders", "Sweden"),
             ),
-            thought="The second fact places Lindvik in Norway. The query can be answered now.",
-            kept=(Triple("Lindvik", "town in", "Norway"),),
+            (_TOWN,),
+            "The second fact places Lindvik in Norway. The query can be answered now.",
         ),
     ),
-    (
-        Step(
-            "Who founded the school that the painter of Two Boats went to?",
-            candidates=(
+    _worked(
+        _SCHOOL,
+        (
+            (
                 Triple("Harlow School", "known for", "painting"),
                 Triple("Two Boats", "hangs in", "Torvik Museum"),
-                Triple("Two Boats", "painted by", "Ivo Brandt"),
+                _PAINTED,
             ),
-            kept=(Triple("Two Boats", "painted by", "Ivo Brandt"),),
-            next_query="Which school did Ivo Brandt go to?",
+            (_PAINTED,),
+            "",
         ),
-        Step(
-            "Which school did Ivo Brandt go to?",
-            candidates=(
+        (
+            (
                 Triple("Ivo Brandt", "has", "two sisters"),
                 Triple("Anna Brandt", "went to", "Torvik College"),
             ),
-            next_query="Where was Ivo Brandt, the painter of Two Boats, a pupil?",
+            (),
+            "",
         ),
-        Step(
-            "Where was Ivo Brandt, the painter of Two Boats, a pupil?",
-            candidates=(
-                Triple("Ivo Brandt", "pupil at", "Harlow School"),
-                Triple("Ivo Brandt", "painted", "Two Boats"),
-            ),
-            kept=(Triple("Ivo Brandt", "pupil at", "Harlow School"),),
-            next_query="Who founded Harlow School?",
-        ),
-        Step(
-            "Who founded Harlow School?",
-            candidates=(
+        ((_PUPIL, Triple("Ivo Brandt", "painted", "Two Boats")), (_PUPIL,), ""),
+        (
+            (
                 Triple("Harlow School", "located in", "Torvik"),
                 Triple("Torvik", "founded by", "monks"),
-                Triple("Harlow School", "founded by", "Edith Harlow"),
+                _FOUNDED,
             ),
-            kept=(Triple("Harlow School", "founded by", "Edith Harlow"),),
+            (_FOUNDED,),
+            "",
         ),
     ),
 )
@@ -497,38 +511,13 @@ _HARLOW = _page(
 )
 _TORVIK = _page("Torvik", "Monks founded Torvik.")
 _OF_SENTENCES = (
-    (
-        Step(
-            EXAMPLE_QUERY,
-            candidates=(*_PRIZE, *_MIRA),
-            kept=_MIRA[1:],
-            next_query="In which country is Lindvik?",
-        ),
-        Step("In which country is Lindvik?", candidates=_LINDVIK, kept=_LINDVIK[1:]),
-    ),
-    (
-        Step(
-            "Who founded the school that the painter of Two Boats went to?",
-            candidates=(_HARLOW[0], *_BOATS),
-            kept=_BOATS[1:],
-            next_query="Which school did Ivo Brandt go to?",
-        ),
-        Step(
-            "Which school did Ivo Brandt go to?",
-            candidates=(_IVO[2], *_ANNA),
-            next_query="Where was Ivo Brandt, the painter of Two Boats, a pupil?",
-        ),
-        Step(
-            "Where was Ivo Brandt, the painter of Two Boats, a pupil?",
-            candidates=_IVO[:2],
-            kept=_IVO[:1],
-            next_query="Who founded Harlow School?",
-        ),
-        Step(
-            "Who founded Harlow School?",
-            candidates=(_HARLOW[1], *_TORVIK, _HARLOW[2]),
-            kept=_HARLOW[2:],
-        ),
+    _worked(_BIRTHPLACE, ((*_PRIZE, *_MIRA), _MIRA[1:], ""), (_LINDVIK, _LINDVIK[1:], "")),
+    _worked(
+        _SCHOOL,
+        ((_HARLOW[0], *_BOATS), _BOATS[1:], ""),
+        ((_IVO[2], *_ANNA), (), ""),
+        (_IVO[:2], _IVO[:1], ""),
+        ((_HARLOW[1], *_TORVIK, _HARLOW[2]), _HARLOW[2:], ""),
     ),
 )
 _EXAMPLES: Mapping[str, Sequence[Sequence[Step]]] = {
