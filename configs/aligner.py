@@ -49,9 +49,9 @@ def base() -> Any:
     # Dev questions, of each folder: another split or fold, else the last `questions` of a seeded
     # permutation of the training questions, which are then not trained on.
     config.dev = ConfigDict()
-    config.dev.split = placeholder(str)  # null, like the fold: from the training questions.
-    config.dev.fold = placeholder(str)  # Of them.
-    config.dev.questions = 50  # At most.
+    config.dev.split = placeholder(str)  # null, and fold null: held out of the training questions.
+    config.dev.fold = placeholder(str)  # A part of the split, as config.data.fold; null: all of it.
+    config.dev.questions = 50  # At most so many.
 
     config.model = ConfigDict()
     # A model folder, package:NAME or a hub id; E5, BGE, MiniLM and other BERT-like encoders.
@@ -59,7 +59,7 @@ def base() -> Any:
     config.model.dtype = "float32"  # Of the computation: float32 | bfloat16.
     config.model.pooling = placeholder(str)  # null: what the model's own files say.
     config.model.query_prefix = placeholder(str)  # null: what the model's own files say.
-    config.model.passage_prefix = placeholder(str)  # Likewise.
+    config.model.passage_prefix = placeholder(str)  # null: what the model's own files say.
     config.model.dropout = 0.0
     config.model.remat = False  # Compute each layer again in the backward pass: less memory.
 
@@ -149,5 +149,5 @@ def code() -> Any:
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_ratio = 0.1
     config.optimizer.clip_norm = 1.0
-    config.best_metric = "dev/mrr"  # dev/mrr | dev/recall@K: of the best checkpoint.
+    config.best_metric = "dev/mrr"
     return config

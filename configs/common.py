@@ -53,9 +53,9 @@ def optimizer(
     config.schedule = schedule  # linear | cosine | constant
     config.warmup_ratio = warmup_ratio  # Share of the steps in which it rises from 0.
     config.weight_decay = weight_decay  # AdamW's.
-    config.b1 = 0.9  # How much is kept, a step, of the mean gradient,
-    config.b2 = 0.999  # and of the mean square.
-    config.eps = 1e-8  # Added to its root.
+    config.b1 = 0.9  # AdamW: how much of the mean gradient each step keeps.
+    config.b2 = 0.999  # AdamW: how much of the mean squared gradient each step keeps.
+    config.eps = 1e-8  # AdamW: added to the root of the mean square.
     config.clip_norm = 1.0  # 0: none.
     return config
 

@@ -49,7 +49,7 @@ def base() -> Any:
     # The last `questions` of a seeded permutation of the training questions are not trained on and
     # choose the checkpoint.
     config.dev = ConfigDict()
-    config.dev.questions = 30  # How many.
+    config.dev.questions = 30  # Held out of the training questions.
     # The gain over the bi-encoder is measured on questions of this split, none of them trained on.
     config.evaluate = ConfigDict()
     config.evaluate.split = "dev"
@@ -71,10 +71,10 @@ def base() -> Any:
     # Of each positive. Few, and half of them easy: with five a positive, mostly hard, and 96 pairs
     # a step the loss stayed where "irrelevant" to everything leaves it; so it learns within a
     # hundred steps.
-    config.negatives.own = 1  # From the question's own pool,
-    config.negatives.mined = 0  # from what the bi-encoder finds in everything,
-    config.negatives.easy = 1  # and positives of other questions.
-    config.negatives.depth = 20  # The first two are drawn from this many nearest.
+    config.negatives.own = 1  # So many from the question's own pool.
+    config.negatives.mined = 0  # So many of what the bi-encoder finds in everything.
+    config.negatives.easy = 1  # So many positives of other questions.
+    config.negatives.depth = 20  # negatives.own and .mined are drawn from this many nearest.
     config.buckets = (32, 64, 96, 128, 160)  # Lengths of chunks; one compilation each.
     config.chunk_rows = 8  # Pairs that go through the model at once.
 

@@ -46,7 +46,7 @@ def get_config(preset: str = "") -> Any:
     # .md files; or one such file. null: the built-in dataset.
     config.documents = placeholder(str)
     config.min_words = 0  # Shorter documents are left out.
-    config.max_words = 0  # And longer ones; 0: none.
+    config.max_words = 0  # Longer documents are left out; 0: none.
     config.limit = 0  # The first N documents; 0: all.
 
     # Fields and defaults of the steps' dataclasses, which describe them (cirag_jax/grade).

@@ -80,7 +80,7 @@ def trainer(component: str) -> Any:
     config.packing = True  # Several examples in a row; else one.
     config.buckets = (512, 768, 1024, 1280, 1536, 1792)  # Lengths of rows; `length` is the last.
     config.batch_size = 1  # Rows of a step, over all devices.
-    config.rows_per_device = 1  # Of them at once; the rest is accumulated.
+    config.rows_per_device = 1  # Rows at once; the rest of the batch is accumulated.
     config.chunk = 512  # Tokens whose logits are in memory together.
 
     config.num_epochs = 2.0  # Over all examples.
@@ -91,7 +91,7 @@ def trainer(component: str) -> Any:
     # Dev trajectories whose decisions are decoded at every evaluation (core F1, stops, ...), by an
     # engine with its own copy of the base; 0: none. An extractor has none.
     config.decode = ConfigDict()
-    config.decode.num_trajectories = 0  # How many.
+    config.decode.num_trajectories = 0  # So many of them; 0: none.
     config.decode.max_tokens = 384  # Of a decision, at most.
 
     config.mesh = common.mesh()

@@ -44,9 +44,9 @@ def get_config() -> Any:
     config.links.backward = 0.3  # Weight of a link against its direction.
     config.recall_at = (2, 3, 5, 10)  # The K of recall@K.
     config.dtype = "float32"  # Of the computation: float32 | bfloat16.
-    config.query_max_length = 256  # Tokens kept of the question and its chain,
-    config.unit_max_length = 128  # of a unit,
-    config.passage_max_length = 256  # and of a passage.
+    config.query_max_length = 256  # Tokens kept of the question and its chain.
+    config.unit_max_length = 128  # Tokens kept of a unit.
+    config.passage_max_length = 256  # Tokens kept of a passage.
     config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.mesh = common.mesh()
     return config

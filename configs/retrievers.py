@@ -18,7 +18,7 @@ def encoder() -> Any:
     config.query_max_length = 256  # Tokens kept of a query.
     config.passage_max_length = 256  # Tokens kept of a passage, a sentence or a triple.
     config.query_prefix = placeholder(str)  # null: what the model's own files say.
-    config.passage_prefix = placeholder(str)  # Likewise.
+    config.passage_prefix = placeholder(str)  # null: what the model's own files say.
     config.batch_size = 32  # sentence_transformers only; ours sizes its batches itself.
     # sentence_transformers only: run Python code that a model's author ships with it.
     config.trust_remote_code = False
@@ -36,9 +36,10 @@ def ranker() -> Any:
     # extracted, KiRAG). null: as the model was trained; one that was not trained on triples: tuple.
     config.triple_text = placeholder(str)
     config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
-    # bi_encoder, aligner: tokens kept of a query and of a text; null: as config.encoder says.
+    # bi_encoder, aligner: tokens kept of a query; null: as config.encoder says.
     config.query_max_length = placeholder(int)
-    config.passage_max_length = placeholder(int)  # Likewise.
+    # bi_encoder, aligner: tokens kept of a text; null: as config.encoder says.
+    config.passage_max_length = placeholder(int)
     return config
 
 
@@ -54,6 +55,6 @@ def retriever() -> Any:
     config.ivf_lists = 0  # 0: 4 sqrt(rows).
     config.ivf_probes = 32  # Lists that a search visits.
     config.hnsw_links = 32  # Neighbours of a node.
-    config.hnsw_ef_construction = 200  # Candidates looked at when a node is added,
-    config.hnsw_ef_search = 128  # and when one searches.
+    config.hnsw_ef_construction = 200  # Candidates looked at when a node is added.
+    config.hnsw_ef_search = 128  # Candidates looked at in a search.
     return config

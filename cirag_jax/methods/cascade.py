@@ -119,15 +119,23 @@ def _read(
     )
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
-    if config.grounded_answers and not _holds(pool, answer):
+    if config.grounded_answers and not holds(pool, answer):
         sufficient = False
     return Attempt(granularity, pool, response.text, answer, sufficient)
 
 
-def _holds(pool: Sequence[str], answer: str) -> bool:
-    """Whether the evidence has the answer's words in a row; it need not have a yes or a no."""
-    words = normalise(answer, "unicode")
-    return words in ("yes", "no") or f" {words} " in f" {normalise(' '.join(pool), 'unicode')} "
+def holds(pool: Sequence[str], answer: str) -> bool:
+    """Whether the evidence has the answer's words in a row; it need not have a yes or a no.
+
+    In ascii or in unicode: triples may be shown as ascii ("sk ne"), which other scripts lack.
+    """
+    for form in ("ascii", "unicode"):
+        words = normalise(answer, form)
+        if words in ("yes", "no"):
+            return True
+        if words and f" {words} " in f" {normalise(' '.join(pool), form)} ":
+            return True
+    return False
 
 
 def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:

@@ -98,9 +98,7 @@ class KiragConfig:
       num_read: K, passages that are read.
       reader_format: documents (KiRAG's), or as CIRAG's readers are trained: thought, chain, brief.
       granularities: steps of the cascade.
-      force_answer: see `CiragConfig`, as for the next three.
-      wide_refusal, grounded_answers: see above.
-      answer_tokens: see above.
+      force_answer, wide_refusal, grounded_answers, answer_tokens: as `CiragConfig` says.
     """
 
     max_steps: int = 5
