@@ -43,8 +43,8 @@ class Decided:
     `prompts.cirag.parse_decision` names them; ``error`` says why there is no decision.
     """
 
-    thought: str = ""
-    kept: tuple[Triple | Sentence, ...] = ()
+    thought: str
+    kept: tuple[Triple | Sentence, ...]
     next_query: str | None = None
     has_question: bool = True
     parse_errors: tuple[str, ...] = ()
@@ -112,7 +112,8 @@ def _decide(
 
 
 def _decided(record: Record) -> Decided:
-    return record.result(Decided) or Decided(has_question=False, error=record.error)
+    failed = Decided("", (), has_question=False, error=record.error)
+    return record.result(Decided) or failed
 
 
 def top_k(
@@ -171,7 +172,7 @@ def teachers_own(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
 
 def nothing(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
     """Keeps no candidate and stops: what means over steps give for nothing."""
-    return [[Decided() for _ in t.steps] for t in trajectories]
+    return [[Decided("", ()) for _ in t.steps] for t in trajectories]
 
 
 # --------------------------------------------------------------------------------------- scoring

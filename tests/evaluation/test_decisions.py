@@ -103,7 +103,15 @@ def test_every_step_is_asked_at_once_with_the_teachers_history():
             Decided("Hm.", (B,), "Why?", response=texts["q1#1"]),
             Decided("Hm.", (D,), None, response=texts["q1#2"]),
         ],
-        [Decided(has_question=False, parse_errors=found[1][0].parse_errors, response="garbage")],
+        [
+            Decided(
+                "",
+                (),
+                has_question=False,
+                parse_errors=found[1][0].parse_errors,
+                response="garbage",
+            )
+        ],
     ]
     assert {"no_header", "no_question"} <= set(found[1][0].parse_errors)
     assert [one.stops for row in found for one in row] == [False, True, False]
@@ -141,7 +149,10 @@ def test_a_failed_request_fails_alone_and_a_rerun_asks_for_it_alone(tmp_path):
     texts = {"q1#1": reply((A,), "Why?"), "q1#2": RequestError("too long"), "q2#1": reply((), None)}
     path = tmp_path / "j.sqlite"
     found = run(Canned(texts), path=path)
-    assert found[0][1] == Decided(has_question=False, error="too long") and not found[0][1].stops
+    assert (
+        found[0][1] == Decided("", (), has_question=False, error="too long")
+        and not found[0][1].stops
+    )
     assert found[0][0].kept == (A,) and found[1][0].stops
     again = Canned({"q1#2": reply((D,), None)})
     second = run(again, path=path)
@@ -161,7 +172,7 @@ def test_scores_by_hand():
         [
             # 1 of 2 kept is right, 1 of 2 wanted is kept; "and then" of 2 and 4 tokens.
             Decided("", (A, B), "And then what now?"),
-            Decided("", (), None),  # keeps nothing where D is wanted; stops rightly
+            Decided("", ()),  # keeps nothing where D is wanted; stops rightly
         ],
         [
             Decided("", (), None, parse_errors=("no_facts", "no_facts"))
@@ -186,7 +197,7 @@ def test_scores_by_hand():
 
 
 def test_failures_and_missing_questions_earn_nothing():
-    failed = Decided(has_question=False, error="too long")
+    failed = Decided("", (), has_question=False, error="too long")
     mute = Decided("", (D,), None, has_question=False, parse_errors=("no_question",))
     got = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
     assert got["teacher/f1"] == pytest.approx((0 + 1 + 0) / 3)  # nothing decided is not "nothing"
@@ -219,7 +230,7 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     assert got["stop_accuracy"] == pytest.approx(2 / 3) and got["stop_recall"] == 0
     assert np.isnan(got["stop_precision"])
     assert got["false_keeps"] == 1 and got["stop_unsolved"] == 0  # it keeps where nothing helps
-    nothing = score(BOTH, [[Decided() for _ in t.steps] for t in BOTH])
+    nothing = score(BOTH, [[Decided("", ()) for _ in t.steps] for t in BOTH])
     assert nothing["false_keeps"].value == 0 and nothing["stop_unsolved"].value == 1
     chained = top_k(BOTH, chain=True)
     assert [one.kept for row in chained for one in row] == [(A, B, C), (D, B), (B,)]
@@ -238,7 +249,7 @@ def test_the_aligner_keeps_its_best_new_candidate_and_stops_below_a_score():
     assert A.head in (row[0].next_query or "") and B.head in (row[1].next_query or "")
     high = max(max(step.scores) for t in BOTH for step in t.steps) + 0.1
     stopped = aligner(BOTH, CiragConfig(stop_below=high))
-    assert all(one == Decided() and one.stops for row in stopped for one in row)
+    assert all(one == Decided("", ()) and one.stops for row in stopped for one in row)
 
 
 def test_queries_are_compared_where_both_ask():
@@ -248,7 +259,7 @@ def test_queries_are_compared_where_both_ask():
         seen.extend(pairs)
         return np.array([0.25])
 
-    found = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", (), None)]]
+    found = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", ())]]
     got = score(BOTH, found, similarity=similarity)
     assert seen == [("Mine?", "And then?")]
     assert got["query_cosine"].value == pytest.approx(0.25 / 2)
@@ -267,7 +278,7 @@ def test_a_query_is_worth_the_missing_passages_that_it_retrieves():
         return scores["query_recall"].value if "query_recall" in scores else None
 
     gold = {"q1": ("a", "c", "d"), "q2": ("b", "e")}  # "a" and "b" were retrieved before
-    mine = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", (), None)]]
+    mine = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", ())]]
     assert recall(mine, gold) == pytest.approx((2 / 2 + 0) / 2)
     assert asked == ["Mine?"]  # the teacher stops at the other, and to stop retrieves nothing
     own = decisions.teachers_own(BOTH)
