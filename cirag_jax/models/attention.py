@@ -107,7 +107,7 @@ def attend(
     v_BKSH: jax.Array,
     mask_BTS: jax.Array,
 ) -> jax.Array:
-    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
+    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the queries; softmax in fp32.
 
     All query heads of a key head are rows of one matrix product.
     """
@@ -116,7 +116,7 @@ def attend(
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
     probs_BKRS = probs.reshape(b, k_BKHS.shape[1], -1, k_BKHS.shape[3])
     mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
-    mixed = mixed_BKRH.reshape(b, k_BKHS.shape[1], n // k_BKHS.shape[1], t, h)
+    mixed = mixed_BKRH.reshape(b, k_BKHS.shape[1], n // k_BKHS.shape[1], t, h).astype(q_BTNH.dtype)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
@@ -162,8 +162,8 @@ def attend_blocks(
 
     def block(i, state):
         most_BKR, total_BKR, mixed_BKRH = state
-        k_BKHC = jax.lax.dynamic_slice_in_dim(k_BKHS, i * size, size, axis=3)
-        v_BKCH = jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2)
+        k_BKHC = jax.lax.dynamic_slice_in_dim(k_BKHS, i * size, size, axis=3).astype(q_BKRH.dtype)
+        v_BKCH = jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2).astype(q_BKRH.dtype)
         scores = softcap(multiply(q_BKRH, k_BKHC), scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
         distance_BRC = distances(slots_BR, keys_C, branches)
@@ -184,7 +184,7 @@ def attend_blocks(
     )
     count = slots_BT.max() // size + 1
     _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
-    mixed = (mixed_BKRH / total_BKR[..., None]).astype(v_BKSH.dtype)
+    mixed = (mixed_BKRH / total_BKR[..., None]).astype(q_BTNH.dtype)
     mixed = mixed.reshape(b, k_BKHS.shape[1], groups, t, h)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 

@@ -112,6 +112,11 @@ class DecoderConfig:
         return Scoring(self.score_scale, self.attention_softcap)
 
     @property
+    def cache_dtype(self) -> Literal["float32", "bfloat16"]:
+        """Of cached keys and values: the narrower of computation's and weights'."""
+        return "bfloat16" if "bfloat16" in (self.dtype, self.param_dtype) else "float32"
+
+    @property
     def windowed(self) -> bool:
         """Whether any layer has a window."""
         return any(self.windows)
@@ -500,10 +505,10 @@ CACHE_LENGTH_AXIS = {"k": 3, "v": 2}
 def empty_cache(
     config: DecoderConfig, batch: int, length: int, batch_axis: str | None = "batch"
 ) -> Cache:
-    """A zeroed key-value cache of ``batch`` rows and ``length`` tokens, in the compute dtype."""
+    """A zeroed key-value cache of ``batch`` rows and ``length`` tokens, in ``cache_dtype``."""
 
     def zeros(shape):
-        array = jnp.zeros(shape, config.dtype)
+        array = jnp.zeros(shape, config.cache_dtype)
         return sharding.constrain(array, batch_axis, "kv_heads", None, None)
 
     k, h = config.num_kv_heads, config.head_dim

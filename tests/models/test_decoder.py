@@ -296,6 +296,14 @@ def test_blocks_of_keys_equal_all_keys(window, cap, new):
     # A row is bit for bit what it is without the rows that reach further.
     own = (x[:2] for x in (q, k, v, jnp.asarray(positions)))
     np.testing.assert_array_equal(attention.attend_blocks(scoring, *own, window), blocks[:2])
+    # Keys and values in bf16 are read in the dtype of the queries.
+    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (k, v)]
+    found, expected = (
+        attention.attend_blocks(scoring, q, *(x.astype(t) for x in narrow), positions, window)
+        for t in (jnp.bfloat16, jnp.float32)
+    )
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_packed_segments_equal_separate_rows(tmp_path):
