@@ -35,6 +35,8 @@ dev loss 0.244 -> 0.132; 14 min: cirag_jax/shipped/integrator. What they are wor
 experiments/RESULTS.md.
   Over triples, --config.trajectories=T --config.prompt_format=compact --config.num_steps=45, from
 the first of these, T = MuSiQue's 60: dev loss 1.67 -> 1.21, the best at step 20; 7 min.
+From the second, 24 steps: labels, weights, format and teacher, each by itself; no student is ahead
+of the three best candidates (experiments/RESULTS.md).
 """
 
 from typing import Any

@@ -38,7 +38,11 @@ With --config.cirag.units=sentence --config.cirag.prompt_format=compact the cand
   with --config.min_steps=2.
 Record (``llm``; commit 9604270): SmolLM2-135M as its own teacher, --config.data.limit=3
 --config.cirag.max_steps=2 --config.cirag.few_shot=true: all three dropped, for their turns do not
-parse; 45 s. ``mixture``: not yet run with a real model.
+parse; 45 s. Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), --config.data.dir=musique
+--config.data.fold=train --config.data.limit=30 (2026-11-25, two CPU cores of an AMD EPYC beside a
+training, commit 7d5c4c3; the other overrides: experiments/RESULTS.md): 30 trajectories of three
+rounds and one fact each, none stops; one has a right answer; 1,225 s. ``mixture``: not yet run with
+a real model.
 """
 
 from typing import Any
