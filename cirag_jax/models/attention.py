@@ -6,7 +6,7 @@ products.
 """
 
 import logging
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,23 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
+def packed(x: jax.Array, dtype: Any) -> jax.Array:
+    """``x`` as a cache of ``dtype`` holds it; uint16 are the bits of bf16.
+
+    XLA on a CPU writes into an array of bf16 by way of a copy of all of it in fp32.
+    """
+    if dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(dtype)
+
+
+def unpacked(x: jax.Array) -> jax.Array:
+    """What `packed` made of an array: fp32 of uint16, anything else as it is."""
+    if x.dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
+    return x
+
+
 def _scores(
     scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
@@ -107,7 +124,7 @@ def attend(
     v_BKSH: jax.Array,
     mask_BTS: jax.Array,
 ) -> jax.Array:
-    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the queries; softmax in fp32.
+    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
 
     All query heads of a key head are rows of one matrix product.
     """
@@ -116,7 +133,7 @@ def attend(
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
     probs_BKRS = probs.reshape(b, k_BKHS.shape[1], -1, k_BKHS.shape[3])
     mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
-    mixed = mixed_BKRH.reshape(b, k_BKHS.shape[1], n // k_BKHS.shape[1], t, h).astype(q_BTNH.dtype)
+    mixed = mixed_BKRH.reshape(b, k_BKHS.shape[1], n // k_BKHS.shape[1], t, h)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
@@ -162,8 +179,8 @@ def attend_blocks(
 
     def block(i, state):
         most_BKR, total_BKR, mixed_BKRH = state
-        k_BKHC = jax.lax.dynamic_slice_in_dim(k_BKHS, i * size, size, axis=3).astype(q_BKRH.dtype)
-        v_BKCH = jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2).astype(q_BKRH.dtype)
+        k_BKHC = unpacked(jax.lax.dynamic_slice_in_dim(k_BKHS, i * size, size, axis=3))
+        v_BKCH = unpacked(jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2))
         scores = softcap(multiply(q_BKRH, k_BKHC), scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
         distance_BRC = distances(slots_BR, keys_C, branches)

@@ -32,7 +32,9 @@ from cirag_jax.models.attention import (
     attend_blocks,
     choose,
     distances,
+    packed,
     softcap,
+    unpacked,
 )
 from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import dropout, low_rank
@@ -112,9 +114,10 @@ class DecoderConfig:
         return Scoring(self.score_scale, self.attention_softcap)
 
     @property
-    def cache_dtype(self) -> Literal["float32", "bfloat16"]:
-        """Of cached keys and values: the narrower of computation's and weights'."""
-        return "bfloat16" if "bfloat16" in (self.dtype, self.param_dtype) else "float32"
+    def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
+        """Of cached keys and values, see `attention.packed`: as narrow as the weights."""
+        narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
+        return "uint16" if narrow else self.dtype
 
     @property
     def windowed(self) -> bool:
@@ -523,7 +526,7 @@ def empty_cache(
 
 def _write(cache: jax.Array, new: jax.Array, start_B: jax.Array, axis: int) -> jax.Array:
     """The cache with ``new`` written at ``start_B`` of each row, along ``axis``."""
-    new = new.astype(cache.dtype)
+    new = packed(new, cache.dtype)
     if new.shape[0] == 1:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, start_B[0], axis)
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
@@ -582,7 +585,8 @@ def forward_cached(
                 config.scoring, q_BTNH, keys[i], values[i], slots_BT, window, branches
             )
         else:
-            mixed_BTNH = attend(config.scoring, q_BTNH, keys[i], values[i], mask_BTS)
+            held = unpacked(keys[i]), unpacked(values[i])
+            mixed_BTNH = attend(config.scoring, q_BTNH, *held, mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None

@@ -296,11 +296,12 @@ def test_blocks_of_keys_equal_all_keys(window, cap, new):
     # A row is bit for bit what it is without the rows that reach further.
     own = (x[:2] for x in (q, k, v, jnp.asarray(positions)))
     np.testing.assert_array_equal(attention.attend_blocks(scoring, *own, window), blocks[:2])
-    # Keys and values in bf16 are read in the dtype of the queries.
-    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (k, v)]
+    # Keys and values kept as the bits of bf16.
+    rounded = (jnp.asarray(x, jnp.bfloat16).astype(jnp.float32) for x in (k, v))
+    bits = (attention.packed(jnp.asarray(x), jnp.uint16) for x in (k, v))
     found, expected = (
-        attention.attend_blocks(scoring, q, *(x.astype(t) for x in narrow), positions, window)
-        for t in (jnp.bfloat16, jnp.float32)
+        attention.attend_blocks(scoring, q, *kept, jnp.asarray(positions), window)
+        for kept in (bits, rounded)
     )
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, expected)

@@ -189,7 +189,8 @@ def decode(
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
-            probs_BTNS = attention.probabilities(config.scoring, q_BTNH, cache["k"][-1], mask_BTS)
+            k_BKHS = attention.unpacked(cache["k"][-1])
+            probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
             found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)
             own_BS = jnp.arange(weight_BS.shape[1]) == rows.position_B[:, None]
