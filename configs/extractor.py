@@ -14,7 +14,10 @@ Record (``quick``, --config.data.dir=musique; 2026-11-23, both cores of an Intel
 machine, jax 0.10.2, commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages) in 148
 steps, 299,024 tokens, rows 99 % full; dev loss (tune) 0.72 -> 0.36; 54 min 27 s, of which it stood
 still for about 6 while something else was measured. On one core of another machine, tests beside
-it, 80 min (2026-11-22) and the same figures.
+it, 80 min (2026-11-22) and the same figures. With --config.lora.rank=7 --config.lora.alpha=14
+(2026-11-25, two cores of an AMD EPYC, half of the time beside another training, commit 82d86f7):
+1,085 passages without those in contexts of another fold, 299,351 tokens, dev loss
+0.77 -> 0.37; 53 min: cirag_jax/shipped/extractor.
 """
 
 from typing import Any

@@ -7,12 +7,15 @@ import pytest
 
 import cirag_jax
 import cirag_jax.errors
+from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.datasets import demo
 from cirag_jax.io import local_path
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import check_role
+from cirag_jax.triples.store import TripleStore
+from configs import extract as extract_config
 
-NAMES = ("aligner", "integrator", "reader")
+NAMES = ("aligner", "extractor", "integrator", "reader")  # The extractor has ids of passages.
 
 DOCUMENTS = {
     "Where was the father of Ada Lovelace born?": (
@@ -74,6 +77,7 @@ def test_they_play_their_parts_alone():
     assert check_role("shipped:reader", "reader")["prompt"] == {"reader_format": "chain"}
     with pytest.raises(cirag_jax.errors.UserError, match="component reader, where integrator"):
         check_role("shipped:reader", "integrator")
+    check_role("shipped:extractor", "extractor")
     asked = check_role("shipped:integrator", "integrator")["prompt"]
     assert (asked["units"], asked["prompt_format"]) == ("sentence", "compact")
     encoder = load_encoder("shipped:aligner")
@@ -92,8 +96,10 @@ def test_no_dev_question_of_the_benchmarks_was_trained_on(name, shared_data):
     learnt = set(trained_on(name))
     for file in sorted(pathlib.Path(shared_data).glob("*/questions.jsonl")):
         rows = map(json.loads, file.read_text("utf-8").splitlines())
-        kept = (r for r in rows if r.get("split") != "train" or r.get("fold") in ("tune", "test"))
-        assert not learnt & {row["id"] for row in kept}, file
+        for row in rows:
+            if row.get("split") != "train" or row.get("fold") in ("tune", "test"):
+                own = row.get("context", ()) if name == "extractor" else [row["id"]]
+                assert not learnt & {*own}, (file, row["id"])
 
 
 def test_a_strangers_documents_are_answered():
@@ -105,3 +111,30 @@ def test_a_strangers_documents_are_answered():
         "Ada Lovelace; father; Lord Byron\nLord Byron; place of birth; London\nAnswer: London"
     )
     assert {q: a.text for q, a in found.items()} == {q: told[0] for q, told in DOCUMENTS.items()}
+
+
+def test_triples_of_a_strangers_passage(tmp_path):
+    rows = [
+        {
+            "id": "a",
+            "title": "",
+            "text": DOCUMENTS["Where was the father of Ada Lovelace born?"][2],
+        },
+        {
+            "id": "b",
+            "title": "",
+            "text": "Halden Optics is a maker of lenses. It was founded by Otto Halden.",
+        },
+    ]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = extract_config.get_config("small")
+    config.data.dir = str(tmp_path)
+    assert extract_corpus(config.lock(), tmp_path)["ok"] == 2
+    with TripleStore.open(tmp_path) as store:
+        kept = store.triples("ab")
+    found = {name: {(t.head, t.relation, t.tail) for t in own} for name, own in kept.items()}
+    assert {
+        ("Lord Byron", "was born in", "London"),
+        ("Lord Byron", "died in", "Missolonghi"),
+    } <= found["a"]
+    assert ("Halden Optics", "founded by", "Otto Halden") in found["b"]

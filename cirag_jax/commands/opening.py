@@ -191,7 +191,8 @@ def open_handlers(
     for name in needs.rankers:
         handlers[f"rankers.{name}"] = RankHandler(_open_ranker(config, name, pool))
     if "extractor" in roles:
-        how = extraction.ExtractionSettings(triple_tokens=config.extractor.max_tokens)
+        block = config.extractor
+        how = extraction.ExtractionSettings(triple_tokens=block.max_tokens, grounded=block.grounded)
         extractions = _open_extractions(config, how, book.path, stack)
         spent = {**book.usage(), **extractions.usage()}
         handlers |= _open_models(config, roles, stack, rows, spent, pool)

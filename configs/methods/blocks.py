@@ -63,6 +63,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     if needs.triples:
         config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
         config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
+        config.extractor.grounded = False  # As in configs/extract.py.
     if needs.roles:
         config.model = placeholder(str)  # The language model of every role that names none.
     for who in needs.roles:
@@ -77,10 +78,13 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
 
 
 def shipped(config: Any) -> Any:
-    """``config`` with the aligner and the reader that come with this repository."""
+    """``config`` with the aligner, the reader and the extractor that come with this repository."""
     if "retriever" in config:
         config.encoder.model = "shipped:aligner"
         config.retriever.units = "sentence"  # What the aligner was trained on.
+    if "extractor" in config:
+        config.extractor.adapter = "shipped:extractor"
+        config.extractor.grounded = True
     config.reader.adapter = "shipped:reader"
     config.reader.max_tokens = 160  # Four facts, what is compared, the answer.
     config[config.method].reader_format = "chain"
