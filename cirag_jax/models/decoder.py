@@ -372,10 +372,10 @@ def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = params["embedding"][tokens_BT].astype(config.dtype)
+    x_BTD = sharding.looked_up(params["embedding"][tokens_BT]).astype(config.dtype)
     if config.embedding_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
-    return sharding.constrain(x_BTD, "batch", "length", "act_embed")
+    return x_BTD
 
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
