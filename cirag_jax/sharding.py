@@ -38,6 +38,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    # An adapter is small: a copy on each device is cheaper than gathering it in every layer.
+    "lora_embed": (),
     "lora_rank": (),
     "mlp": ("tensor",),
     "norm": (),
