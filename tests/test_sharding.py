@@ -162,3 +162,7 @@ def test_an_adapters_fsdp_mesh_gathers_the_base_alone():
     kernels = sum(x.nbytes for name, x in params["layers"].items() if name.endswith("_proj"))
     tokens = 8 * 12 * 4
     assert 0 <= found["all-gather"] - 2 * kernels - params["lm_head"].nbytes <= tokens, found
+
+
+def test_an_adapters_tensor_mesh_sums_activations_and_exchanges_nothing_else():
+    assert adapter_exchanged(1, 1, 2)[0].keys() == {"all-reduce"}
