@@ -137,6 +137,14 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, logical_to_spec(axes, x.shape, mesh))
 
 
+def rows_on_device(rows: int) -> int:
+    """How many of a batch's rows one device has, under `jax.set_mesh`; in `by_shard`, all."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size == 1 or not mesh.auto_axes:
+        return rows
+    return NamedSharding(mesh, logical_to_spec(("batch",), (rows,), mesh)).shard_shape((rows,))[0]
+
+
 def looked_up(x_BTD: jax.Array) -> jax.Array:
     """Rows of an embedding table, with the axes of activations.
 
