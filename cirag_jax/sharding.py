@@ -27,6 +27,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # tensor by heads, feed-forward and vocabulary; activations over data and fsdp by batch.
 RULES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
+    "batch_of_lookup": ("data",),  # While "embed" still takes fsdp.
     "length": (),
     "act_embed": (),
     "act_heads": ("tensor",),
@@ -37,6 +38,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    # An adapter is small: a copy on each device is cheaper than gathering it in every layer.
+    "lora_embed": (),
     "lora_rank": (),
     "mlp": ("tensor",),
     "norm": (),
@@ -132,6 +135,24 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     if mesh.size == 1 or not mesh.auto_axes:
         return x
     return jax.lax.with_sharding_constraint(x, logical_to_spec(axes, x.shape, mesh))
+
+
+def rows_on_device(rows: int) -> int:
+    """How many of a batch's rows one device has, under `jax.set_mesh`; in `by_shard`, all."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size == 1 or not mesh.auto_axes:
+        return rows
+    return NamedSharding(mesh, logical_to_spec(("batch",), (rows,), mesh)).shard_shape((rows,))[0]
+
+
+def looked_up(x_BTD: jax.Array) -> jax.Array:
+    """Rows of an embedding table, with the axes of activations.
+
+    Each device looks up, in its columns, the rows of all that share them; then they exchange what
+    each is missing. Left to the compiler, every device would gather the whole batch.
+    """
+    x_BTD = constrain(x_BTD, "batch_of_lookup", "length", "embed")
+    return constrain(x_BTD, "batch", "length", "act_embed")
 
 
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:

@@ -78,6 +78,8 @@ def base() -> Any:
     config.micro_batches = 1  # Of accumulation=official, in a step.
     config.chunk_tokens = 1024  # Through each device's encoder at once, padding included.
     config.keep_activations = True  # Store activations instead of a second forward pass.
+    # At most so many GiB of them on each device; the chunks after that run twice. null: all.
+    config.activations_gib = placeholder(float)
 
     config.num_epochs = 6.0  # Each draws new prefixes of every question.
     config.num_steps = 0  # Above 0: instead of num_epochs.
@@ -117,7 +119,7 @@ def paper() -> Any:
     config.negatives = "own"
     config.mask_false_negatives = False
     config.chunk_tokens = 16384
-    config.keep_activations = False
+    config.activations_gib = 16.0  # Beside a chunk's own; not measured.
     # 10 epochs over data points, of which a question has as many as its chain has triples, 2.36 on
     # average (Table 7); an epoch here draws one of each question.
     config.num_epochs = 23.6

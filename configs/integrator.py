@@ -83,7 +83,7 @@ def trainer(component: str) -> Any:
     config.buckets = (512, 768, 1024, 1280, 1536, 1792)  # Lengths of rows; `length` is the last.
     config.batch_size = 1  # Rows of a step, over all devices.
     config.rows_per_device = 1  # Rows at once; the rest of the batch is accumulated.
-    config.chunk = 512  # Tokens whose logits are in memory together.
+    config.chunk = 512  # Tokens whose logits each device has in memory together.
 
     config.num_epochs = 2.0  # Over all examples.
     config.num_steps = 0  # Above 0: instead of num_epochs.

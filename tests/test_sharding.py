@@ -1,5 +1,7 @@
 """One table of axes; a sharded forward and backward pass equal the unsharded one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,13 @@ from jax.sharding import AxisType, PartitionSpec
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import EncoderConfig, embed
+from cirag_jax.models import decoder, lora
+from cirag_jax.models.encoder import EncoderConfig, embed, layer_parameters
 from cirag_jax.models.io.pretrained import random_state
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
+from cirag_jax.training import lora_step
+from cirag_jax.training.rehearsal import collectives
+from cirag_jax.training.state import make_state
 
 CONFIG = EncoderConfig(64, 32, 2, 4, 64, max_positions=32, attention="transposed")
 
@@ -104,3 +110,59 @@ def test_sharded_value_and_gradient_equal_unsharded(sizes, unsharded):
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         # Entries reach 4: this is a few units in the last place of fp32.
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def exchanged(*sizes):
+    """What the devices of a mesh exchange, for the gradient of one layer and the embeddings."""
+    mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+    # Many words: XLA gathers a table that is smaller than what is looked up in it.
+    graphdef, state = random_state(dataclasses.replace(CONFIG, num_layers=1, vocab_size=1024))
+    step = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
+    with jax.set_mesh(mesh):
+        tokens_BT = sharding.place(np.zeros((16, 12), np.int32), sharding.batch_sharding(mesh, 2))
+        lowered = step.lower(graphdef, shard_state(state, mesh), tokens_BT, tokens_BT)
+        return collectives(lowered.compile().as_text() or "")
+
+
+def test_a_tensor_mesh_sums_activations_and_exchanges_nothing_else():
+    """The lookup's, those of attention and of feed-forward; the last two backwards, too."""
+    assert exchanged(1, 1, 2) == {"all-reduce": 5 * 16 * 12 * CONFIG.d_model * 4}
+
+
+def test_kernels_are_gathered_over_fsdp_alone_and_activations_not_at_all():
+    kernels = sum(
+        4 * int(np.prod(shape))
+        for name, (shape, _) in layer_parameters(CONFIG).items()
+        if name.endswith("kernel")
+    )
+    found = exchanged(2, 2, 2)
+    # Of each device's half of the heads, forwards and backwards; and the loss's few embeddings.
+    embeddings = 3 * 16 * CONFIG.d_model * 4
+    assert found["all-gather"] <= 2 * kernels // 2 + embeddings, found
+
+
+def adapter_exchanged(*sizes):
+    """What they exchange for the gradient of an adapter with dropout; and the base's parameters."""
+    mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+    config = decoder.DecoderConfig(320, 32, 2, 4, 2, 8, 48, remat="projections")
+    lora_config = lora.LoraConfig(rank=16, dropout=0.1)
+    tokens_BT = np.zeros((8, 12), np.int32)
+    with jax.set_mesh(mesh):
+        params = decoder.to_params(shard_state(decoder.random_state(config), mesh))
+        state = make_state(lora.init_adapter(config, lora_config), optax.sgd(0.1), 0, mesh)
+        batch = lora_step.place_batch(lora_step.Batch(tokens_BT, tokens_BT, tokens_BT == 0), mesh)
+        step = lora_step.TrainStep(config, lora_config, optax.sgd(0.1), state, mesh, chunk=16)
+        lowered = step._gradient.lower(state.params, params, batch, state.key, 0, 0)
+        return collectives(lowered.compile().as_text() or ""), params
+
+
+def test_an_adapters_fsdp_mesh_gathers_the_base_alone():
+    """Each layer's kernels forwards and backwards, the output layer once; no adapter."""
+    found, params = adapter_exchanged(1, 2, 1)
+    kernels = sum(x.nbytes for name, x in params["layers"].items() if name.endswith("_proj"))
+    tokens = 8 * 12 * 4
+    assert 0 <= found["all-gather"] - 2 * kernels - params["lm_head"].nbytes <= tokens, found
+
+
+def test_an_adapters_tensor_mesh_sums_activations_and_exchanges_nothing_else():
+    assert adapter_exchanged(1, 1, 2)[0].keys() == {"all-reduce"}

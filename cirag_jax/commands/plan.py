@@ -200,7 +200,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     layout = adapter.make_layout(config, mesh, model.max_positions)
     lora_config = adapter.make_lora(config)
 
-    rounds = -(-layout.length * layout.rows_per_batch // config.chunk)  # Of the loss, at most.
+    rounds = -(-layout.length * config.rows_per_device // config.chunk)  # Of the loss, at most.
     rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
     base = decoder.to_params(rehearsal.place(decoder.abstract_params(model)))
     tx = optimizers.make_optimizer(config.optimizer, 1)

@@ -299,18 +299,6 @@ class LoraOptions:
 PLAIN_LORA = LoraOptions()
 
 
-def lora_delta(
-    x: jax.Array,
-    pair: Mapping[str, jax.Array],
-    options: LoraOptions,
-    key: jax.Array | None,
-) -> jax.Array:
-    """``scale * dropout(x) A B``, in the dtype of ``x`` (LoRA, Hu et al., 2022, equation 3)."""
-    if key is not None and options.dropout > 0.0:
-        x = dropout(x, options.dropout, key)
-    return low_rank(options.scale, x, pair["a"], pair["b"])
-
-
 @dataclasses.dataclass(frozen=True)
 class _Layer:
     """One layer's parameters and what every projection in it needs."""
@@ -321,18 +309,26 @@ class _Layer:
     options: LoraOptions
     key: jax.Array | None
 
-    def project(self, x: jax.Array, name: str) -> jax.Array:
-        """``x`` times the kernel ``name``, plus bias and adapter where there are."""
+    def project(self, x: jax.Array, *names: str) -> tuple[jax.Array, ...]:
+        """``x`` times the kernel of each name, plus bias and adapter where there are.
+
+        An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). Those of one
+        call drop the same elements of ``x``, which are drawn once; PEFT draws for each.
+        """
+        dropped = x
+        if self.key is not None and self.options.dropout > 0.0 and {*names} & {*self.adapter}:
+            key = jax.random.fold_in(self.key, PROJECTIONS.index(names[0]))
+            dropped = dropout(x, self.options.dropout, key)
+        return tuple(self._project(x, dropped, name) for name in names)
+
+    def _project(self, x: jax.Array, dropped: jax.Array, name: str) -> jax.Array:
         y = multiply(x, self.p[name])
         bias = self.p.get(name.replace("_proj", "_bias"))
         if bias is not None:
             y = y + bias.astype(x.dtype)
         pair = self.adapter.get(name)
         if pair is not None:
-            key = self.key
-            if key is not None:
-                key = jax.random.fold_in(key, PROJECTIONS.index(name))
-            y = y + lora_delta(x, pair, self.options, key)
+            y = y + low_rank(self.options.scale, dropped, pair["a"], pair["b"])
         return checkpoint_name(y, "projection")
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
@@ -344,10 +340,9 @@ class _Layer:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotated queries ``BTNH``, rotated keys ``BTKH`` and values ``BTKH``."""
         config, (b, t, _) = self.config, x_BTD.shape
-        q_BTNH = self.project(x_BTD, "q_proj").reshape(b, t, config.num_heads, config.head_dim)
-        k_BTKH, v_BTKH = (
-            self.project(x_BTD, name).reshape(b, t, config.num_kv_heads, config.head_dim)
-            for name in ("k_proj", "v_proj")
+        q_BTNH, k_BTKH, v_BTKH = (
+            y.reshape(b, t, -1, config.head_dim)
+            for y in self.project(x_BTD, "q_proj", "k_proj", "v_proj")
         )
         if config.qk_norm:
             q_BTNH, k_BTKH = self.norm(q_BTNH, "q_norm"), self.norm(k_BTKH, "k_norm")
@@ -359,15 +354,15 @@ class _Layer:
     def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
         """Output projection, residual, feed-forward, residual."""
         b, t = mixed_BTNH.shape[:2]
-        y_BTD = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
+        (y_BTD,) = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
         if self.config.post_norms:
             y_BTD = self.norm(y_BTD, "attention_post_norm")
         x_BTD = sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
         h_BTD = self.norm(x_BTD, "mlp_norm")
-        gate_BTF = _activate(self.project(h_BTD, "gate_proj"), self.config.activation)
-        h_BTF = gate_BTF * self.project(h_BTD, "up_proj")
+        gate_BTF, up_BTF = self.project(h_BTD, "gate_proj", "up_proj")
+        h_BTF = _activate(gate_BTF, self.config.activation) * up_BTF
         h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
-        y_BTD = self.project(h_BTF, "down_proj")
+        (y_BTD,) = self.project(h_BTF, "down_proj")
         if self.config.post_norms:
             y_BTD = self.norm(y_BTD, "mlp_post_norm")
         return sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
@@ -380,10 +375,10 @@ def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = params["embedding"][tokens_BT].astype(config.dtype)
+    x_BTD = sharding.looked_up(params["embedding"][tokens_BT]).astype(config.dtype)
     if config.embedding_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
-    return sharding.constrain(x_BTD, "batch", "length", "act_embed")
+    return x_BTD
 
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:

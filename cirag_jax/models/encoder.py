@@ -259,34 +259,39 @@ def _norm(
 
 
 @jax.custom_vjp
-def _linear(x_BTD: jax.Array, kernel_DF: jax.Array, bias_F: jax.Array) -> jax.Array:
+def _linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32 parameters.
+
+    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``. Heads keep an axis of their own in both:
+    merged with an axis before it, one that is split over devices would have to be gathered.
 
     The backward pass is written out for two reasons: the parameters' gradients are accumulated in
     fp32 whatever the compute dtype, and their product is `x^T dy` as it stands. Left to JAX, it is
     a transposed `dy^T x`, which XLA on CPU runs at a third of the speed.
     """
-    return x_BTD @ kernel_DF.astype(x_BTD.dtype) + bias_F.astype(x_BTD.dtype)
+    return jnp.tensordot(x, kernel.astype(x.dtype), x.ndim - 2) + bias.astype(x.dtype)
 
 
-def _linear_forward(x_BTD, kernel_DF, bias_F):
-    return _linear(x_BTD, kernel_DF, bias_F), (x_BTD, kernel_DF)
+def _linear_forward(x, kernel, bias):
+    return _linear(x, kernel, bias), (x, kernel)
 
 
-def _linear_backward(saved, dy_BTF):
-    x_BTD, kernel_DF = saved
-    dx_BTD = dy_BTF @ kernel_DF.astype(dy_BTF.dtype).T
-    return dx_BTD, *_kernel_gradient(x_BTD, dy_BTF)
+def _linear_backward(saved, dy):
+    x, kernel = saved
+    outer = range(2, dy.ndim)
+    contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
+    dx = jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
+    return dx, *_kernel_gradient(x, dy)
 
 
-def _kernel_gradient(x_BTD: jax.Array, dy_BTF: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _kernel_gradient(x: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     """fp32 gradients of a kernel and its bias."""
-    rows = x_BTD.shape[0] * x_BTD.shape[1]
-    x_RD, dy_RF = x_BTD.reshape(rows, -1), dy_BTF.reshape(rows, -1)
-    dkernel_DF = jax.lax.dot_general(
-        x_RD, dy_RF, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    rows = x.shape[0] * x.shape[1]
+    x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
+    dkernel = jax.lax.dot_general(
+        x_RI, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
     )
-    return dkernel_DF, dy_RF.sum(0, dtype=jnp.float32)
+    return dkernel.reshape(*x.shape[2:], *dy.shape[1:]), dy.sum(0, dtype=jnp.float32)
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
@@ -359,6 +364,7 @@ def _embed_tokens(
     else:  # XLM-R counts real tokens only; padding has the position just before the first.
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
+    hidden_BTD = sharding.looked_up(hidden_BTD)
     hidden_BTD = _norm(config, params, "embedding_norm", hidden_BTD)
     hidden_BTD = drop_units(hidden_BTD, config.hidden_dropout, key)
     hidden_BTD = hidden_BTD.astype(config.dtype)
@@ -402,14 +408,11 @@ def _attention(
     key: jax.Array | None,
 ) -> jax.Array:
     """Multi-head self-attention with output projection, before dropout and residual."""
-    batch, length, _ = hidden_BTD.shape
-    n, h = config.num_heads, config.head_dim
-    width = 3 * n * h
-    qkv = _linear(hidden_BTD, p["qkv_kernel"].reshape(-1, width), p["qkv_bias"].reshape(width))
+    qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p["qkv_bias"])
     # A split, not three slices: its gradient is one concatenation instead of padded sums.
     q_BTNH, k_BSNH, v_BSNH = (
-        sharding.constrain(part.reshape(batch, length, n, h), "batch", "length", "act_heads", None)
-        for part in jnp.split(qkv, 3, axis=-1)
+        sharding.constrain(part.squeeze(2), "batch", "length", "act_heads", None)
+        for part in jnp.split(qkv_BT3NH, 3, axis=2)
     )
     dropping = key is not None and config.attention_dropout > 0.0
     if config.attention == "transposed" or dropping:
@@ -423,7 +426,7 @@ def _attention(
                 q_BTNH,
                 k_BSNH,
                 v_BSNH,
-                query_seq_lengths=jnp.full_like(lengths_B, length),
+                query_seq_lengths=jnp.full_like(lengths_B, mask_BT.shape[1]),
                 key_value_seq_lengths=lengths_B,
                 implementation="cudnn",
             )
@@ -431,8 +434,7 @@ def _attention(
             mixed_BTNH = jax.nn.dot_product_attention(
                 q_BTNH, k_BSNH, v_BSNH, mask=mask_BT[:, None, None, :], implementation="xla"
             )
-    out_kernel = p["out_kernel"].reshape(n * h, -1)
-    return _linear(mixed_BTNH.reshape(batch, length, n * h), out_kernel, p["out_bias"])
+    return _linear(mixed_BTNH, p["out_kernel"], p["out_bias"])
 
 
 def _attend_transposed(

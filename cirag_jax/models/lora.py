@@ -94,6 +94,7 @@ class _Pairs(nnx.Module):
         shapes = decoder.layer_parameters(config)
         for name in lora.names:
             shape, axes = shapes[name]
+            axes = tuple("lora_embed" if axis == "embed" else axis for axis in axes)
             setattr(self, name, _Pair(config.num_layers, lora.rank, shape, axes, rngs.params()))
 
 

@@ -1,6 +1,7 @@
 """Trains KiRAG's reasoning-chain aligner (section 3.4, appendix; spec section 2)."""
 
 import dataclasses
+import math
 import operator
 import pathlib
 import time
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
@@ -82,7 +83,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
-        "run": state_lib.fingerprint(config),
+        "run": state_lib.fingerprint(config, ("keep_activations", "activations_gib")),
     }
     checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps, batches)
@@ -161,7 +162,7 @@ def train_step(
         temperature=config.temperature,
         width=_width(state.params),
         dropout_key=key,
-        keep_activations=config.keep_activations,
+        keep_bytes=_keep_bytes(config),
         run=run,
     )
     state, norms = run(_apply_gradient, tx, state, gradient)
@@ -169,6 +170,12 @@ def train_step(
 
 
 _apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
+
+
+def _keep_bytes(config: Config) -> float:
+    if not config.keep_activations:
+        return 0.0
+    return math.inf if config.activations_gib is None else config.activations_gib * 2**30
 
 
 def _width(params: Any) -> int:
@@ -264,6 +271,8 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
         raise UserError(
             f"config.accumulation is {config.accumulation!r}; it must be cached or official"
         )
+    if config.activations_gib is not None:
+        check_at_least(0, config, "activations_gib")
     negative_sets = config.prefixes_per_question if config.chain_negatives else 1
     per_question = config.prefixes_per_question + negative_sets * config.num_negatives
     questions = questions_per_step(config)

@@ -16,7 +16,7 @@ from cirag_jax import sharding
 from cirag_jax.models import decoder
 from cirag_jax.models.decoder import DecoderConfig, Params
 
-CHUNK = 512  # tokens whose logits are in memory together
+CHUNK = 512  # tokens whose logits a device has in memory together
 
 
 def cross_entropy(
@@ -43,7 +43,7 @@ def cross_entropy(
       hidden_BTD: normed hidden states, compute dtype.
       targets_BT: int32 id of the token that should follow each; anything where the mask is 0.
       mask_BT: boolean or fp32, which tokens count (a weight multiplies the loss and the count).
-      chunk: tokens (of all rows together) whose fp32 logits are in memory at once.
+      chunk: tokens (of all its rows together) whose fp32 logits a device has in memory at once.
     """
     weights_BT = mask_BT.astype(jnp.float32)
     name = "embedding" if config.tie_embeddings else "lm_head"
@@ -52,11 +52,6 @@ def cross_entropy(
         config, chunk, {name: params[name]}, hidden_BTD, targets_BT, weights_BT
     )
     return total, weights_BT.sum()
-
-
-def _width(batch: int, length: int, chunk: int) -> int:
-    """Tokens of each row in a chunk."""
-    return min(max(chunk // batch, 1), length)
 
 
 def _losses(
@@ -96,7 +91,10 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
 def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
     """Sum of the losses, and the gradient with respect to ``hidden_BTD`` if wanted."""
     batch, length = targets_BT.shape
-    width = _width(batch, length, chunk)
+    width = min(max(chunk // sharding.rows_on_device(batch), 1), length)
+    # Gathered where it is split over fsdp: once, not in every chunk and not again for the gradient.
+    axes = {"embedding": ("vocab", "act_embed"), "lm_head": ("act_embed", "vocab")}
+    head = {name: sharding.constrain(weight, *axes[name]) for name, weight in head.items()}
     # Tokens that count first; the row with the most of them says how many chunks there are.
     counts_BT = weights_BT != 0
     order_BT = jnp.argsort(~counts_BT, axis=1, stable=True)

@@ -5,11 +5,12 @@ taken on the table; then each chunk is back-propagated with its rows of that gra
 is the full batch's gradient, in-batch negatives included, with the memory of one chunk (Gao et al.
 2021, "Scaling deep contrastive learning batch size under memory limited setup").
 
-Where a whole batch's activations fit, ``keep_activations`` stores each chunk's backward function
-instead of running its forward pass twice.
+As many chunks as memory is given for are not computed twice: their backward functions are stored.
 """
 
+import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,13 +53,14 @@ def loss_and_gradient(
     temperature: float,
     width: int,
     dropout_key: jax.Array | None = None,
-    keep_activations: bool = False,
+    keep_bytes: float = 0.0,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[jax.Array, Metrics, Params]:
     """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D.
 
     The gradient comes by shard (`sharding.zeros_by_shard`), to be summed once a step.
-    ``run`` calls what is compiled, see `rehearsal`.
+    Each device may store so many ``keep_bytes`` of activations; what does not fit runs forward
+    twice. ``run`` calls what is compiled, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
     # Placed like the batch: an array without a place would cost a second compilation.
@@ -71,19 +73,21 @@ def loss_and_gradient(
     ]
     backward = []
     for chunk, key in zip(batch.chunks, keys, strict=True):
-        if keep_activations:
-            table_ND, pull = run(_embed_and_keep, graphdef, params, table_ND, chunk, key)
-            backward.append(pull)
+        pull, inputs = None, (graphdef, params, table_ND, chunk, key)
+        if keep_bytes > 0 and (size := _stored_bytes(*inputs)) <= keep_bytes:
+            keep_bytes -= size
+            table_ND, pull = run(_embed_and_keep, *inputs)
         else:
-            table_ND = run(_embed, graphdef, params, table_ND, chunk, key)
+            table_ND = run(_embed, *inputs)
+        backward.append(pull)
     loss, metrics, gradient_ND = run(
         _table_loss, table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
     )
     gradient = run(_zeros, params)
     for index, (chunk, key) in enumerate(zip(batch.chunks, keys, strict=True)):
-        if keep_activations:
-            gradient = run(_pull_kept, backward[index], gradient, gradient_ND, chunk.row_B)
-            backward[index] = None  # Frees the activations.
+        pull, backward[index] = backward[index], None  # Frees the activations.
+        if pull is not None:
+            gradient = run(_pull_kept, pull, params, gradient, gradient_ND, chunk.row_B)
         else:
             gradient = run(_pull, graphdef, params, gradient, gradient_ND, chunk, key)
     return loss, metrics, gradient
@@ -136,9 +140,29 @@ def _embed(graphdef, params, table_ND, chunk, key):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed_and_keep(graphdef, params, table_ND, chunk, key):
-    """The same, and the chunk's backward function with its activations."""
+    """The same, and the chunk's backward function with its activations.
+
+    The parameters in it are left out: every chunk would hold a copy of them.
+    """
     emb_BD, pull = _rows_and_pull(graphdef, params, chunk, key)
+    places = {id(x): _Parameter(place) for place, x in enumerate(jax.tree.leaves(params))}
+    pull = jax.tree.map(lambda x: places.get(id(x), x), pull)
     return table_ND.at[chunk.row_B].set(emb_BD), pull
+
+
+def _stored_bytes(*inputs: Any) -> int:
+    """Bytes on each device of what `_embed_and_keep` stores; at most, where a mesh splits heads."""
+    row_B, (_, pull) = inputs[3].row_B, jax.eval_shape(_embed_and_keep, *inputs)
+    share = row_B.sharding.shard_shape(row_B.shape)[0] / row_B.size
+    return math.ceil(share * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull)))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    """Stands in a backward function for a parameter, by its place among all."""
+
+    place: int
 
 
 @functools.partial(jax.jit, static_argnums=4)
@@ -167,8 +191,14 @@ def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
     return _add(gradient, pull(gradient_ND[chunk.row_B])[0])
 
 
-@functools.partial(jax.jit, donate_argnums=1)
-def _pull_kept(pull, gradient, gradient_ND, row_B):
+@functools.partial(jax.jit, donate_argnums=2)
+def _pull_kept(pull, params, gradient, gradient_ND, row_B):
+    leaves = jax.tree.leaves(params)
+    pull = jax.tree.map(
+        lambda x: leaves[x.place] if isinstance(x, _Parameter) else x,
+        pull,
+        is_leaf=lambda x: isinstance(x, _Parameter),
+    )
     return _add(gradient, pull(gradient_ND[row_B])[0])
 
 

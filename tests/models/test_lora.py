@@ -143,10 +143,9 @@ def test_dropout_acts_only_in_training_and_with_a_key(tmp_path):
 
 
 def test_dropout_drops_its_share_of_the_input_and_scales_the_rest():
-    x = jnp.ones((100, 100))
-    pair = {"a": jnp.eye(100), "b": jnp.eye(100)}
-    options = decoder.LoraOptions(scale=2.0, dropout=0.2)
-    y = np.asarray(decoder.lora_delta(x, pair, options, jax.random.key(0)))
+    x, eye = jnp.ones((100, 100)), jnp.eye(100)
+    y = low_rank.low_rank(2.0, low_rank.dropout(x, 0.2, jax.random.key(0)), a=eye, b=eye)
+    y = np.asarray(y)
     assert np.unique(y).tolist() == [0.0, 2.5]
     assert 0.18 < (y == 0).mean() < 0.22
 
@@ -164,38 +163,36 @@ def test_elements_are_dropped_independently_of_each_other(rate, width):
     spread = (rate * (1 - rate)) ** 0.5
     assert abs(gone.mean() - rate) < deviations * spread / gone.size**0.5
     assert np.abs(gone.mean(0) - rate).max() < deviations * spread / rows**0.5
-    # One random word decides on the elements that lie half a row apart: they must not agree more
-    # often than neighbours do.
+    # One random word decides on two neighbours: they must not agree more often than others do.
     away = gone - rate
-    for distance in {1, width // 2, -(-width // 2)} - {0, width}:
+    for distance in {1, 2, width // 2} & {*range(1, width)}:
         pairs = (away[:, distance:] * away[:, :-distance]).ravel()
         assert abs(pairs.mean()) < deviations * spread**2 / pairs.size**0.5, distance
 
 
-def test_layers_and_projections_drop_different_elements():
+def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch):
+    """Keys and values share theirs, and so do gate and up; where no adapter is, none is drawn."""
     config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
-    lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=("q_proj", "k_proj"))
+    targets = ("k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
+    lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=targets)
+    params = decoder.to_params(decoder.random_state(config))
+    adapter = lora.to_adapter(lora.init_adapter(config, lora_config))
     seen = []
 
-    def spy(x, pair, options, key):
-        jax.debug.callback(lambda k: seen.append(k.tolist()), jax.random.key_data(key))
-        return original(x, pair, options, key)
+    def spy(x, rate, key):
+        seen.append((rate, *jax.random.key_data(key).tolist()))
+        return low_rank.dropout(x, rate, key)
 
-    original, decoder.lora_delta = decoder.lora_delta, spy
-    try:
-        hidden = decoder.forward(
-            config,
-            decoder.to_params(decoder.random_state(config)),
-            jnp.zeros((1, 4), jnp.int32),
-            adapter=lora.to_adapter(lora.init_adapter(config, lora_config)),
-            lora=lora.lora_options(lora_config, train=True),
-            dropout_key=jax.random.key(0),
-        )
-        jax.block_until_ready(hidden)
-        jax.effects_barrier()
-    finally:
-        decoder.lora_delta = original
-    assert len(set(map(tuple, seen))) == 4
+    monkeypatch.setattr(decoder, "dropout", spy)
+    decoder.forward(
+        config,
+        decoder.unstack_layers(params),  # not traced: keys have values
+        jnp.zeros((1, 4), jnp.int32),
+        adapter=decoder.unstack_layers(adapter),
+        lora=lora.lora_options(lora_config, train=True),
+        dropout_key=jax.random.key(0),
+    )
+    assert len(seen) == len(set(seen)) == 2 * 3
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8)])
@@ -209,7 +206,7 @@ def test_sharded_equals_unsharded(sizes, tmp_path):
     params = decoder.to_params(sharding.shard_state(ours.state, mesh))
     placed = sharding.shard_state(state, mesh)
     pair = lora.to_adapter(placed)["layers"]["up_proj"]  # [2, 32, 4] and [2, 4, 48]
-    assert pair["a"].addressable_shards[0].data.shape == (2, 32 // sizes[1], 4)
+    assert pair["a"].addressable_shards[0].data.shape == (2, 32, 4)  # on every device
     assert pair["b"].addressable_shards[0].data.shape == (2, 4, 48 // sizes[2])
     with jax.set_mesh(mesh):
         found = our_logits(ours.config, params, lora.to_adapter(placed), tokens_BT, options)

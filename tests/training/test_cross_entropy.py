@@ -11,6 +11,7 @@ import pytest
 from cirag_jax import sharding
 from cirag_jax.models import decoder
 from cirag_jax.training import cross_entropy as ce
+from cirag_jax.training.rehearsal import collectives
 
 ROWS, LENGTH, WORDS, WIDTH = 3, 17, 104, 32
 # fp32: sums of some twenty losses of about 20, gradients of up to 5 (largest difference: 6e-6).
@@ -133,7 +134,7 @@ def test_sharded_vocabulary(tied):
         return jax.value_and_grad(total)(hidden_BTD)
 
     wanted = run(head, hidden_BTD, targets_BT, mask_BT)
-    mesh = sharding.make_mesh(2, 1, 4)
+    mesh = sharding.make_mesh(1, 2, 4)
     axes = {"embedding": ("vocab", "embed"), "lm_head": ("embed", "vocab")}
     placed = {
         name: sharding.place(
@@ -150,6 +151,10 @@ def test_sharded_vocabulary(tied):
         found = compiled(placed, *rows)
     for f, w in zip(found, wanted, strict=True):
         np.testing.assert_allclose(f, w, rtol=1e-6, atol=5e-6)
-    # A chunk's logits are never gathered: each device has its quarter of the words.
+    # A chunk's logits are never gathered: each device has its quarter of the words, of as many
+    # tokens as `chunk` says.
     text = compiled.as_text() or ""
-    assert "f32[2,3,26]" in text and "f32[2,3,104]" not in text
+    assert "f32[2,6,26]" in text and "f32[2,6,104]" not in text
+    # Its half of them comes from the other device once, however many chunks there are.
+    gathered = collectives(text, loops=100)["all-gather"]
+    assert 0 <= gathered - WORDS * WIDTH < 0.1 * WORDS * WIDTH

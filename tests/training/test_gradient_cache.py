@@ -1,4 +1,6 @@
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from cirag_jax.models.encoder import Encoder, EncoderConfig, embed
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data.pools import Example, Layout, build_batch
+from cirag_jax.training.rehearsal import bytes_of
 
 CONFIG = EncoderConfig(
     vocab_size=100, d_model=16, num_layers=1, num_heads=4, d_ff=32, max_positions=32,
@@ -80,19 +83,59 @@ def _assert_close(by_shard, wanted, rtol, atol):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_chunks_give_the_full_batch_value_and_gradient(keep):
-    graphdef, params = _model()
-    batch = _batch()
-    assert len(batch.chunks) > 2
-    expected, expected_gradient = _wanted()
+def _step(batch, **settings):
+    """Loss and gradient on one device; and the bytes of each chunk that was kept."""
+    kept = []
+
+    def run(function, *arguments):
+        result = function(*arguments)
+        if function is gradient_cache._embed_and_keep:
+            kept.append(bytes_of(result[1]))
+        return result
+
+    batch = aligner.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1]))
     loss, _, gradient = gradient_cache.loss_and_gradient(
-        graphdef, params, aligner.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1])),
-        temperature=0.1, width=16, keep_activations=keep,
-    )  # fmt: skip
+        *_model(), batch, temperature=0.1, width=16, run=run, **settings
+    )
+    return loss, gradient, kept
+
+
+@functools.cache
+def _sizes():
+    """Of all chunks, kept."""
+    return _step(_batch(), keep_bytes=math.inf)[2]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_chunks_give_the_full_batch_value_and_gradient(share):
+    """Whether all of them are kept, none, or as many as a share of their bytes allows."""
+    sizes = _sizes()
+    loss, gradient, kept = _step(_batch(), keep_bytes=share * sum(sizes))
+    expected, expected_gradient = _wanted()
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     _assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) > 1e-2
+    assert kept == {0.0: [], 1.0: sizes}.get(share, kept)
+    assert sum(kept) <= share * sum(sizes) < sum(kept) + max(sizes) + 1
+    assert len(sizes) > 2
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_chunk_that_is_kept_holds_no_parameters(scanned, devices):
+    """Each would be a copy of them, as large as E5-large's 1.2 GB."""
+    config = dataclasses.replace(CONFIG, num_layers=2, d_ff=1000, scan_layers=scanned)
+    mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+        graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
+        chunk = gradient_cache.DeviceChunk(
+            np.zeros((2, 7), np.int32), np.ones((2, 7), bool), np.arange(2, dtype=np.int32)
+        )
+        table_ND = np.zeros((3, config.d_model), np.float32)
+        arguments = graphdef, params, table_ND, chunk, None
+        _, pull = jax.eval_shape(gradient_cache._embed_and_keep, *arguments)
+    kernels = {x.size for x in jax.tree.leaves(params) if x.size > 500}
+    assert len(kernels) > 3 and not [x for x in jax.tree.leaves(pull) if x.size in kernels]
 
 
 def test_the_second_forward_pass_replays_dropout():

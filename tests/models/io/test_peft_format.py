@@ -134,7 +134,7 @@ def test_loads_onto_a_mesh(written):
     mesh = sharding.make_mesh(2, 2, 2)
     placed, _ = load_adapter(folder / "adapter", ours.config, mesh)
     pair = lora.to_adapter(placed)["layers"]["up_proj"]  # [2, 32, 4] and [2, 4, 48]
-    assert pair["a"].addressable_shards[0].data.shape == (2, 16, 4)
+    assert pair["a"].addressable_shards[0].data.shape == (2, 32, 4)
     assert pair["b"].addressable_shards[0].data.shape == (2, 4, 24)
     assert_same(placed, state)
 
