@@ -1,6 +1,7 @@
 """Grids of settings; the trainings themselves are made up, but for one."""
 
 import json
+import math
 import os
 import pathlib
 import runpy
@@ -72,6 +73,13 @@ def test_every_combination_runs_once_and_stands_in_one_table(ran, tmp_path):
     assert ran[4:] == [name[:-1] + "2" for name in NAMES[::2]] and len(result["runs"]) == 6
     with pytest.raises(UserError, match="started with batch_size=32, not 16"):
         sweep(tmp_path, *more, batch_size=16)
+
+
+def test_the_lower_loss_and_the_later_of_equals_is_the_best():
+    from cirag_jax.commands import series
+
+    assert series.best_of({"a": 2.0, "b": 1.0, "c": None, "d": math.nan}, "dev/loss") == "b"
+    assert series.best_of({"a": 2.0, "b": 1.0, "c": 2.0}, "dev/mrr") == "c"
 
 
 def test_a_task_of_an_array_carries_out_its_own_run(ran, tmp_path, monkeypatch):
