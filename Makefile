@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pytest attack lint bench format env dev clean
+.PHONY: help quickstart test test-cluster pytest attack lint bench format env dev clean
 
 export PYTHON REQUIREMENTS
 # Where this is set, every process compiles every library again: seconds each, minutes of the tests.
@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCH ?= aligner
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, on the built-in dataset
 	@$(python) launch/quickstart.py $(ARGS)
@@ -24,6 +24,9 @@ test: dev  ## environment, lint, types, every test that needs no cluster
 
 pytest: dev
 	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
+
+test-cluster: dev  ## jobs under a real Slurm of this one machine, which it installs (Debian, root)
+	@$(python) -m tests.cluster $(ARGS)
 
 attack: dev  ## hostile input with new seeds, until one fails; ARGS="--minutes 30"
 	@$(python) -m tests.attacks $(ARGS)

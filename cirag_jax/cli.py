@@ -42,7 +42,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from cirag_jax import config_files, config_words, processes
-from cirag_jax.errors import UserError
+from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import one_line, say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
@@ -67,6 +67,7 @@ def run(
     default_workdir: str | None = None,
     resumes: bool = False,
     several_processes: bool = False,
+    shared: bool = False,
     extend: Callable[[Any], None] | None = None,
 ) -> NoReturn:
     """Runs ``main(config, workdir)`` as a command and leaves the process.
@@ -82,6 +83,8 @@ def run(
       resumes: whether the same command resumes an interrupted one; its message says so.
       several_processes: whether the command shares its work among the processes of a run; others
         refuse to be run in several.
+      shared: whether other commands may work in the workdir meanwhile: it is neither locked nor
+        written to here, only in the folders that `run_inside` is given.
       extend: adds the command's own fields to the config, see `config_files.load_config`.
 
     Raises:
@@ -92,7 +95,7 @@ def run(
     if logging.lastResort is not None:  # who writes where nobody asked for another handler
         logging.lastResort.setFormatter(_Formatter())
     try:
-        code = _run(main, default_config, argv, default_workdir, several_processes, extend)
+        code = _run(main, default_config, argv, default_workdir, several_processes, shared, extend)
     except UserError as error:
         say(f"{program}: {one_line(str(error))}")
         code = 2
@@ -123,6 +126,7 @@ def _run(
     argv: list[str],
     default_workdir: str | None,
     several_processes: bool,
+    shared: bool,
     extend: Callable[[Any], None] | None,
 ) -> int:
     own, overrides = _parse_own_flags(argv, default_config, default_workdir)
@@ -133,27 +137,28 @@ def _run(
     if own.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
     workdir = _make_workdir(own.workdir)
-    with _stdout_to_stderr() as stdout, contextlib.ExitStack() as held:
+    with _stdout_to_stderr() as stdout:
         process_index, process_count = processes.setup_distributed(
             own.coordinator_address, own.num_processes, own.process_id
         )
         if process_count > 1 and not several_processes:
             raise UserError(f"this command runs in one process, not in {process_count}")
         enable_compilation_cache()
-        lock = _lock(workdir, pathlib.Path(argv[0]).name) if process_index == 0 else None
-        processes.together(lambda: held.enter_context(lock) if lock else None)
-        with _recorded(workdir, config, argv, process_index == 0) as take_back:
-            found = main(config, workdir)
-            if isinstance(found, Shown):
-                take_back()
-        result = _jsonable(found)
-        if not isinstance(result, dict):
-            raise TypeError(f"main returned {type(result).__name__}, not a mapping")
+        if shared:
+            result = _result_of(main(config, workdir))
+        else:
+            result = run_inside(workdir, config, lambda: main(config, workdir), argv)
         if process_index == 0:
-            if not isinstance(found, Shown):
-                write_json(workdir / "result.json", result)
             _tell(_printable(result), stdout)
     return 0
+
+
+def _result_of(found: Any) -> dict[str, Any]:
+    """What a command returned, as JSON holds it."""
+    result = _jsonable(found)
+    if not isinstance(result, dict):
+        raise TypeError(f"main returned {type(result).__name__}, not a mapping")
+    return result
 
 
 def _tell(text: str, file: TextIO) -> None:
@@ -174,25 +179,43 @@ def _printable(result: Mapping[str, Any]) -> str:
     return "".join(c if visible(c) == c else json.dumps(c)[1:-1] for c in text)
 
 
-def run_inside(workdir: pathlib.Path, config: Any, work: Callable[[], Mapping[str, Any]]) -> Any:
-    """A part of a command that leaves its folder as a command of its own would.
+def run_inside(
+    workdir: pathlib.Path,
+    config: Any,
+    work: Callable[[], Mapping[str, Any]],
+    argv: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """A command, or a part of one that leaves a folder as a command of its own would.
 
     Args:
-      workdir: locked while it runs; gets ``config.json``, ``environment.json``, ``result.json``.
+      workdir: locked while it runs; gets ``config.json``, ``environment.json`` and, unless the
+        result is `Shown`, ``result.json``. Of several processes the first does so for all.
       config: of the part.
       work: returns its result.
+      argv: the command line, ``sys.argv`` by default.
 
     Returns:
       The result as JSON holds it.
 
     Raises:
-      UserError: another command works in ``workdir``, or ``work`` raised one.
+      InUse: another command works in ``workdir``.
+      UserError: ``work`` raised one.
     """
+    import jax
+
+    argv = list(sys.argv if argv is None else argv)
     workdir.mkdir(parents=True, exist_ok=True)
-    program = pathlib.Path(sys.argv[0]).name
-    with _lock(workdir, program), _recorded(workdir, config, sys.argv, True):
-        result = _jsonable(work())
-        write_json(workdir / "result.json", result)
+    first = jax.process_index() == 0
+    with contextlib.ExitStack() as held:
+        lock = _lock(workdir, pathlib.Path(argv[0]).name) if first else contextlib.nullcontext()
+        processes.together(lambda: held.enter_context(lock))
+        take_back = held.enter_context(_recorded(workdir, config, argv, first))
+        found = work()
+        result = _result_of(found)
+        if isinstance(found, Shown):
+            take_back()
+        elif first:
+            write_json(workdir / "result.json", result)
     return result
 
 
@@ -392,14 +415,14 @@ def _lock(workdir: pathlib.Path, program: str) -> Iterator[None]:
     """Holds a workdir's lock, which the kernel releases however the process dies.
 
     Raises:
-      UserError: another command holds it.
+      InUse: another command holds it.
     """
     with (workdir / LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise UserError(
+            raise InUse(
                 f"--workdir={workdir} is in use by {file.read() or 'another command'}; wait for "
                 "its end or choose another --workdir"
             ) from None

@@ -1,6 +1,7 @@
 """Config files: which one is meant, its preset, the overrides of the command line."""
 
 import contextlib
+import copy
 import difflib
 import inspect
 import pathlib
@@ -38,7 +39,18 @@ def load_config(
     config = _execute_config_file(path_and_preset)
     if extend is not None:
         extend(config)
-    arguments, cleared = _check_overrides(config, overrides, path_and_preset)
+    return override(config, overrides, path_and_preset)
+
+
+def override(config: Any, overrides: Sequence[str], source: str) -> Any:
+    """Applies overrides to a config, as `load_config` does, and locks it.
+
+    ``source`` is where a message says that the config is from.
+
+    Raises:
+      UserError: a key is unknown, a value has the wrong type.
+    """
+    arguments, cleared = _check_overrides(config, overrides, source)
     parsed = flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict(
@@ -53,6 +65,14 @@ def load_config(
     for key in cleared:
         config.update_from_flattened_dict({key: None})
     return config.lock()
+
+
+def copy_without(config: Any, *fields: str) -> Any:
+    """An unlocked copy of a config, which keeps the types of unset fields, without ``fields``."""
+    config = copy.deepcopy(config).unlock()
+    for field in fields:
+        del config[field]
+    return config
 
 
 def _check_overrides(

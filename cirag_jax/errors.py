@@ -14,6 +14,10 @@ class UserError(Exception):
     """
 
 
+class InUse(UserError):
+    """Another process works in the folder, or writes the file."""
+
+
 @contextlib.contextmanager
 def parsing(told: str, hint: str = "") -> Iterator[None]:
     """Around a library's parser: whatever that runs into becomes a `UserError`.

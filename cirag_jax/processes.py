@@ -1,5 +1,6 @@
 """Several processes of one run: how they find each other, and act together."""
 
+import glob
 import itertools
 import os
 from collections.abc import Callable
@@ -23,7 +24,8 @@ def setup_distributed(
 
     Values not given are taken from ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
     ``JAX_PROCESS_ID``. Without them, a SLURM step or Open MPI job of several tasks is found by JAX
-    itself. A single process initialises nothing and does not import JAX.
+    itself; the GPUs of a node are shared out among its tasks in a SLURM step. A single process
+    initialises nothing and does not import JAX.
 
     Raises:
       UserError: some but not all of the three values are given, or they do not fit together.
@@ -33,10 +35,12 @@ def setup_distributed(
     num_processes = _int_or_env(num_processes, "JAX_NUM_PROCESSES")
     process_id = _int_or_env(process_id, "JAX_PROCESS_ID")
     given = [coordinator_address, num_processes, process_id]
+    gpus = None
     if all(value is None for value in given):
         tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("OMPI_COMM_WORLD_SIZE") or "1"
         if int(tasks) <= 1:
             return 0, 1
+        gpus = _slurm_gpus(_count_gpus())
     elif coordinator_address is None or num_processes is None or process_id is None:
         raise UserError(
             "--coordinator_address, --num_processes and --process_id (or JAX_COORDINATOR_ADDRESS, "
@@ -48,7 +52,7 @@ def setup_distributed(
         )
     import jax
 
-    jax.distributed.initialize(coordinator_address, num_processes, process_id)
+    jax.distributed.initialize(coordinator_address, num_processes, process_id, gpus)
     return jax.process_index(), jax.process_count()
 
 
@@ -84,6 +88,30 @@ def together(work: Callable[[], T]) -> T:
         if text:
             raise UserError(f"process {index} of {count} failed: {text}")
     return cast(T, result)
+
+
+def _count_gpus() -> int:
+    """GPUs of this node that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([one for one in visible.split(",") if one])
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def _slurm_gpus(count: int) -> list[int] | None:
+    """Which of so many visible GPUs a task of a SLURM step takes; None: as JAX thinks best.
+
+    JAX would take one, by the task's number: one of eight where a node has one task, and none where
+    SLURM shows each task its own alone.
+    """
+    env = os.environ
+    tasks = int((env.get("SLURM_STEP_TASKS_PER_NODE") or "1").split("(")[0].split(",")[0])
+    if not count or "SLURM_LOCALID" not in env:
+        return None
+    if "SLURM_GPUS_PER_TASK" in env or count < tasks:
+        return list(range(count))  # its own
+    share, place = count // tasks, int(env["SLURM_LOCALID"])
+    return list(range(place * share, (place + 1) * share))
 
 
 def _int_or_env(value: int | None, name: str) -> int | None:

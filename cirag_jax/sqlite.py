@@ -7,16 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import InUse, UserError
 
 # SQLite's own, and what Python makes of a message that quotes bytes of a damaged file.
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
 # Beside a full disk: a quota, a limit on the size of files, a disk that has failed.
 _NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
-
-
-class InUse(UserError):
-    """Another process writes the file."""
 
 
 def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:

@@ -3,6 +3,8 @@
 reader_eval.py evaluate the other trained components, configs/comparison.py compares
 runs of launch/answer.py, configs/difficulty.py breaks their errors down by difficulty,
 configs/judge.py has a language model judge their answers.
+
+``--config.follow=true`` evaluates every checkpoint of a training, while it runs.
 """
 
 import pathlib
@@ -12,44 +14,27 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
-from cirag_jax.errors import UserError
 
 
 def main(config, workdir):
     """Evaluates what the config describes."""
-    from cirag_jax.commands import (
-        comparison,
-        difficulty,
-        evaluate_extraction,
-        evaluate_integrator,
-        evaluate_reader,
-        evaluate_retrieval,
-        judge,
-    )
+    from cirag_jax.commands import jobs
 
-    if "bootstrap_samples" not in config:
-        raise UserError(
-            "--config is not one to evaluate by; there are configs/retrieval.py, "
-            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, "
-            "difficulty.py and judge.py."
-        )
-    component = config.get("component")
-    evaluations = {
-        None: evaluate_retrieval.evaluate,
-        "integrator": evaluate_integrator.evaluate,
-        "extractor": evaluate_extraction.evaluate,
-        "reader": evaluate_reader.evaluate,
-        "answers": comparison.compare,
-        "difficulty": difficulty.evaluate,
-        "judge": judge.evaluate,
-    }
-    if component not in evaluations:
-        raise UserError(
-            f"config.component is {component!r}; it must be integrator, extractor, reader, "
-            "answers, difficulty or judge."
-        )
-    return evaluations[component](config, workdir)
+    return jobs.evaluate(config, workdir)
+
+
+def extend(config):
+    """What an evaluation of a training's checkpoints is told beside."""
+    from ml_collections.config_dict import placeholder
+
+    if "checkpoint" in config:
+        # Whether to evaluate each checkpoint of the training workdir config.checkpoint, and those
+        # to come until the training ends, into one table (docs/training.md).
+        config.follow = False
+        # The figure by which follow tells the best: a number of result.json, systems.student.all.em
+        # for one. null: the main one.
+        config.metric = placeholder(str)
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/retrieval.py")
+    cli.run(main, "configs/retrieval.py", extend=extend)

@@ -14,16 +14,9 @@ from cirag_jax import cli
 
 def main(config, workdir):
     """Trains what the config describes."""
-    from cirag_jax.training import state
+    from cirag_jax.commands import jobs
 
-    component = state.component_of(config)
-    if component == "cross_encoder":
-        from cirag_jax.training import cross_encoder as trainer
-    elif component == "aligner":
-        from cirag_jax.training import aligner as trainer
-    else:
-        from cirag_jax.training import adapter as trainer
-    return trainer.train_and_evaluate(config, workdir)
+    return jobs.train(config, workdir)
 
 
 if __name__ == "__main__":

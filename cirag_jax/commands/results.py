@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from cirag_jax import sqlite
 from cirag_jax.commands import compare, comparison, difficulty
 from cirag_jax.datasets.records import read_lines
-from cirag_jax.errors import UserError
+from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import read_object, say
 from cirag_jax.reports import difficulty as difficulty_report
 from cirag_jax.reports import results, trace
@@ -109,7 +108,7 @@ def _counts(folder: pathlib.Path) -> tuple[int, int | None]:
     try:
         file = folder / journal.FILE
         return journal.read_counts(file) if file.is_file() else (0, 0)
-    except sqlite.InUse:
+    except InUse:
         return 0, None
 
 

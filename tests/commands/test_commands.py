@@ -74,6 +74,27 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     assert share in (0, 0.5, 1)
 
 
+def test_follow_evaluates_every_checkpoint(trained, tmp_path, command):
+    root, _ = trained
+    shared = [
+        f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
+        "--config.bootstrap_samples=10", "--config.systems=('trained',)",
+    ]  # fmt: skip
+    given = [f"--config.checkpoint={root / 'w'}", "--config.follow=true", *shared]
+    done = command("evaluate.py", f"--workdir={tmp_path / 'e'}", *given)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["complete"] and result["metric"] == "trained.recall@5"
+    assert [row["step"] for row in result["checkpoints"]] == [2, 4]
+    assert done.stderr.count("best so far") == 2
+    best = result["best_checkpoint"]
+    alone = command(
+        "evaluate.py", f"--workdir={tmp_path / 'a'}", f"--config.checkpoint={best}", *shared
+    )
+    assert json.loads(alone.stdout)["settings"]["step"] == result["best_step"]
+    assert json.loads(alone.stdout)["trained"]["recall@5"] == result["best"]
+
+
 @pytest.mark.parametrize("retriever", ["aligner", "frozen"])
 @pytest.mark.parametrize("corpus", ["per_question", "selected_questions"])
 def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, command, retriever, corpus):

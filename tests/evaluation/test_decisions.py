@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cirag_jax.commands import evaluate_integrator, side_by_side
+from cirag_jax.commands import evaluate_integrator, series, side_by_side
 from cirag_jax.datasets import chains, jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
@@ -386,6 +386,8 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert difference["difference"] == pytest.approx(2 / 3)
     assert difference["low"] <= difference["difference"] <= difference["high"]
     assert "student-top_k" in result["differences"] and result["complete"]
+    main = series.figures(result, series.metric_of(integrator_eval.get_config()))
+    assert next(iter(main.items())) == ("f1", 1) and "nonempty_f1" in main
     # It agrees at the one step of three at which the teacher kept nothing.
     nothing = result["systems"]["nothing"]["teacher"]
     assert nothing["f1"]["value"] == pytest.approx(1 / 3) and nothing["nonempty_f1"]["value"] == 0

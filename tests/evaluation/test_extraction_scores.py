@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from cirag_jax.commands import evaluate_extraction, side_by_side
+from cirag_jax.commands import evaluate_extraction, series, side_by_side
 from cirag_jax.commands.evaluate_extraction import Found, score
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.references import Reference, select_references
@@ -226,6 +226,8 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
     assert student["prompt_tokens"] == 20 and student["triples_per_passage"] == 1
     assert result["num_passages"] == 2 and result["selection"]["shared"] == 1
     assert sorted(models["student"].asked) == ["p2", "p2", "p5", "p5"]
+    main = series.figures(result, series.metric_of(extractor_eval.get_config()))
+    assert next(iter(main.items())) == ("f1", 1) and "micro_f1" in main
     json.dumps(result)
     said = capsys.readouterr()
     assert said.out == "" and "student-base" in said.err

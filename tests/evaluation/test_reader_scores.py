@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cirag_jax.commands import evaluate_reader, side_by_side
+from cirag_jax.commands import evaluate_reader, series, side_by_side
 from cirag_jax.commands.evaluate_reader import Read, score
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
@@ -137,6 +137,9 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
     assert base["f1"] == base["refuses_missing"] == none
     assert result["differences"]["student-base"]["all"]["f1"]["difference"] == 1
     assert result["complete"] and result["num_questions"] == 1
+    main = series.figures(result, series.metric_of(reader_eval.get_config()))
+    assert main == {"f1": 1, "em": 1, "refuses_missing": 1, "refuses_whole": 0}
+    assert next(iter(main)) == "f1"
     text = (tmp_path / "e" / "readings.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     assert [(r["system"], r["sufficient"], r["refused"]) for r in rows] == [

@@ -9,11 +9,14 @@ temporary folder that is never taken for a checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
+import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +26,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import Closing
+from cirag_jax.io import Closing, replacing
 
 PyTree = Any
 # What reading a damaged file of a checkpoint raises.
@@ -317,6 +320,39 @@ class Checkpoints(Closing):
         sys.excepthook = _without_closed_loops
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
         return f"checkpoint {self.directory / str(step)} cannot be {what} ({reason[:200]})"
+
+
+def steps_in(directory: pathlib.Path) -> list[int]:
+    """The complete steps of a folder that a training may be writing or not have made, ascending."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+    return []
+
+
+def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
+    """Gives a step's folder a second place, from which its training does not delete it.
+
+    The files are linked, on another file system copied. Returns False, and leaves nothing, where
+    the step is not there any more, or was deleted meanwhile.
+    """
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:
+        files = _files(step)
+        for file in files:
+            (aside / file).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(step / file, aside / file)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(step / file, aside / file)
+        if not files or _files(step) != files:
+            raise FileNotFoundError(step)
+    return copy.is_dir()
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
 
 
 def _without_closed_loops(kind: type, error: BaseException, trace: Any) -> None:

@@ -2,6 +2,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.checkpoints import Checkpoints, keep_step, steps_in
 
 
 class Model(nnx.Module):
@@ -296,7 +297,7 @@ SAVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import jax.numpy as jnp
-from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.checkpoints import Checkpoints, keep_step, steps_in
 
 checkpoints = Checkpoints(sys.argv[2], keep=3)
 step = checkpoints.latest_step() or 0
@@ -335,3 +336,33 @@ def test_kill_leaves_only_complete_checkpoints(tmp_path, repository):
             for value in restored.state.values():
                 np.testing.assert_array_equal(value, step)
         assert checkpoints.save(step + 1, restored.state, None, {})
+
+
+def test_a_step_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+    source = tmp_path / "checkpoints" / "3"
+    with Checkpoints(source.parent) as checkpoints:
+        checkpoints.save(3, {"a": jnp.arange(4)}, {"row": 1}, {"component": "aligner"})
+    (source.parent / "5.orbax-checkpoint-tmp-1").mkdir()
+    assert steps_in(source.parent) == [3] and steps_in(tmp_path / "none") == []
+    link, links = os.link, []
+
+    def watched(old, new):
+        links.append(old)
+        if len(links) == 2:
+            old.unlink()  # deleted just now
+        link(old, new)
+
+    assert keep_step(source, tmp_path / "linked" / "3")
+    assert os.stat(tmp_path / "linked/3/meta/metadata").st_nlink == 2
+    monkeypatch.setattr(os, "link", lambda old, new: (_ for _ in ()).throw(OSError(18, "device")))
+    assert keep_step(source, tmp_path / "copied" / "3")
+    monkeypatch.setattr(os, "link", watched)
+    assert not keep_step(source, tmp_path / "torn" / "3")
+    assert not keep_step(source.parent / "4", tmp_path / "torn" / "4")
+    assert list((tmp_path / "torn").iterdir()) == []
+    shutil.rmtree(source)
+    for copy in ("linked", "copied"):
+        with Checkpoints(tmp_path / copy, read_only=True) as checkpoints:
+            assert checkpoints.meta() == {"component": "aligner"}
+            restored = checkpoints.restore(3, {"a": jnp.zeros(4, int)})
+        np.testing.assert_array_equal(restored.state["a"], np.arange(4))

@@ -1,0 +1,82 @@
+"""Which training or evaluation a config describes: launch/train.py, evaluate.py and sweep.py."""
+
+import pathlib
+from typing import Any
+
+from cirag_jax.errors import UserError
+from cirag_jax.training import state as state_lib
+from cirag_jax.types import Config
+
+
+def run(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """`train` or `evaluate`, as the config is for.
+
+    Raises:
+      UserError: it is for neither, or what they raise.
+    """
+    return train(config, workdir) if trains(config) else evaluate(config, workdir)
+
+
+def trains(config: Config) -> bool:
+    """Whether a config is one to train by, not one to evaluate by."""
+    return "optimizer" in config
+
+
+def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Trains the component of a config.
+
+    Raises:
+      UserError: it trains none, or the trainer's.
+    """
+    component = state_lib.component_of(config)
+    if component == "cross_encoder":
+        from cirag_jax.training import cross_encoder as trainer
+    elif component == "aligner":
+        from cirag_jax.training import aligner as trainer
+    else:
+        from cirag_jax.training import adapter as trainer
+    return trainer.train_and_evaluate(config, workdir)
+
+
+def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Evaluates what a config describes; with ``config.follow``, one checkpoint after the other.
+
+    Raises:
+      UserError: it evaluates nothing, or the evaluation's.
+    """
+    from cirag_jax.commands import (
+        comparison,
+        difficulty,
+        evaluate_extraction,
+        evaluate_integrator,
+        evaluate_reader,
+        evaluate_retrieval,
+        follow,
+        judge,
+    )
+
+    if "bootstrap_samples" not in config:
+        raise UserError(
+            "--config is not one to evaluate by; there are configs/retrieval.py, "
+            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, "
+            "difficulty.py and judge.py."
+        )
+    component = config.get("component")
+    evaluations = {
+        None: evaluate_retrieval.evaluate,
+        "integrator": evaluate_integrator.evaluate,
+        "extractor": evaluate_extraction.evaluate,
+        "reader": evaluate_reader.evaluate,
+        "answers": comparison.compare,
+        "difficulty": difficulty.evaluate,
+        "judge": judge.evaluate,
+    }
+    if component not in evaluations:
+        raise UserError(
+            f"config.component is {component!r}; it must be integrator, extractor, reader, "
+            "answers, difficulty or judge."
+        )
+    evaluation = evaluations[component]
+    if config.get("follow"):
+        return follow.follow(config, workdir, evaluation)
+    return evaluation(config, workdir)

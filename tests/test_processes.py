@@ -1,0 +1,35 @@
+"""How the processes of a run share out the GPUs of a node."""
+
+import jax
+import pytest
+
+from cirag_jax import processes
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "visible": "0,1,2,3"}, [0, 1, 2, 3]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "visible": "0,1,2,3"}, [2]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0,1,2,3,4,5,6,7"}, [4, 5]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0"}, [0]),  # bound to its own
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_GPUS_PER_TASK": "4", "visible": "0,1,2,3"},
+            [0, 1, 2, 3],
+        ),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": ""}, None),
+    ],
+)
+def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
+    told = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given: told.append(given))
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SLURM_GPUS_PER_TASK", raising=False)
+    alone = env["SLURM_STEP_TASKS_PER_NODE"].startswith("1")
+    monkeypatch.setenv("SLURM_LOCALID", "0" if alone else "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    for name, value in env.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES" if name == "visible" else name, value)
+    processes.setup_distributed()
+    assert told == [(None, None, None, expected)]
