@@ -328,7 +328,8 @@ class _Layer:
             y = y + bias.astype(x.dtype)
         pair = self.adapter.get(name)
         if pair is not None:
-            y = y + low_rank(self.options.scale, dropped, pair["a"], pair["b"])
+            delta: Any = low_rank(self.options.scale, dropped, pair["a"], pair["b"])
+            y = y + delta
         return checkpoint_name(y, "projection")
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
