@@ -115,7 +115,7 @@ class _Follower:
     def _add(self, step: int) -> bool:
         """Evaluates a step, if it is still there; returns False where that was not finished."""
         folder, copy = self._folder(step), self._copy(step)
-        if not copy.is_dir() and not keep_step(self._training / "checkpoints" / copy.name, copy):
+        if not keep_step(self._training / "checkpoints" / copy.name, copy):
             say(f"step {step} was deleted before it could be evaluated")
             return True
         self._check_training(folder)

@@ -124,7 +124,12 @@ def wait(what: str, is_there: Callable[[], object]) -> None:
     """
     print(f"waiting for {what}", flush=True)
     end = time.monotonic() + _PATIENCE
-    while not is_there():
+    while True:
+        with contextlib.suppress(
+            subprocess.CalledProcessError
+        ):  # Slurm's commands may be late, too
+            if is_there():
+                return
         if time.monotonic() > end:
             raise SystemExit(f"{what} did not come in {_PATIENCE:.0f} seconds")
         time.sleep(0.5)
