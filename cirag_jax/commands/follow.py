@@ -152,13 +152,15 @@ class _Follower:
         for step in steps:
             if step != best:
                 shutil.rmtree(self._folder(step) / "checkpoints", ignore_errors=True)
-        known = best is not None and self._copy(best).is_dir()
+        kept = None
+        if best is not None and self._copy(best).is_dir():
+            kept = str(self._folder(best))
         result = {
             "metric": self._metric,
             "checkpoints": [{"step": step, **self._rows[step]} for step in steps],
             "best_step": best,
-            "best": values.get(best),
-            "best_checkpoint": str(self._folder(best)) if known else None,
+            "best": None if best is None else values[best],
+            "best_checkpoint": kept,
             "complete": complete,
         }
         text = f"{self._metric} is best at step {best}.\n\n" + series.table(

@@ -66,9 +66,10 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def run(*command: object, **fields: Any) -> str:
     """What a command prints."""
-    text = [str(word) for word in command]
-    done = subprocess.run(text, check=True, stdout=subprocess.PIPE, text=True, **fields)
-    return done.stdout.strip()
+    words = [str(word) for word in command]
+    return (
+        subprocess.run(words, check=True, stdout=subprocess.PIPE, **fields).stdout.decode().strip()
+    )
 
 
 def install() -> None:
