@@ -115,7 +115,7 @@ class _Follower:
     def _add(self, step: int) -> bool:
         """Evaluates a step, if it is still there; returns False where that was not finished."""
         folder, copy = self._folder(step), self._copy(step)
-        if not copy.is_dir() and not keep_step(self._training / "checkpoints" / copy.name, copy):
+        if not keep_step(self._training / "checkpoints" / copy.name, copy):
             say(f"step {step} was deleted before it could be evaluated")
             return True
         self._check_training(folder)
@@ -152,13 +152,15 @@ class _Follower:
         for step in steps:
             if step != best:
                 shutil.rmtree(self._folder(step) / "checkpoints", ignore_errors=True)
-        known = best is not None and self._copy(best).is_dir()
+        kept = None
+        if best is not None and self._copy(best).is_dir():
+            kept = str(self._folder(best))
         result = {
             "metric": self._metric,
             "checkpoints": [{"step": step, **self._rows[step]} for step in steps],
             "best_step": best,
-            "best": values.get(best),
-            "best_checkpoint": str(self._folder(best)) if known else None,
+            "best": None if best is None else values[best],
+            "best_checkpoint": kept,
             "complete": complete,
         }
         text = f"{self._metric} is best at step {best}.\n\n" + series.table(

@@ -66,9 +66,10 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def run(*command: object, **fields: Any) -> str:
     """What a command prints."""
-    text = [str(word) for word in command]
-    done = subprocess.run(text, check=True, stdout=subprocess.PIPE, text=True, **fields)
-    return done.stdout.strip()
+    words = [str(word) for word in command]
+    return (
+        subprocess.run(words, check=True, stdout=subprocess.PIPE, **fields).stdout.decode().strip()
+    )
 
 
 def install() -> None:
@@ -124,7 +125,12 @@ def wait(what: str, is_there: Callable[[], object]) -> None:
     """
     print(f"waiting for {what}", flush=True)
     end = time.monotonic() + _PATIENCE
-    while not is_there():
+    while True:
+        with contextlib.suppress(
+            subprocess.CalledProcessError
+        ):  # Slurm's commands may be late, too
+            if is_there():
+                return
         if time.monotonic() > end:
             raise SystemExit(f"{what} did not come in {_PATIENCE:.0f} seconds")
         time.sleep(0.5)

@@ -332,8 +332,8 @@ def steps_in(directory: pathlib.Path) -> list[int]:
 def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
     """Gives a step's folder a second place, from which its training does not delete it.
 
-    The files are linked, on another file system copied. Returns False, and leaves nothing, where
-    the step is not there any more, or was deleted meanwhile.
+    The files are linked, on another file system copied. Returns whether they are all there: where
+    the step is gone, or was deleted meanwhile, only what an earlier call kept is.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:

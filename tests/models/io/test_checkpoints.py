@@ -344,20 +344,26 @@ def test_a_step_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
         checkpoints.save(3, {"a": jnp.arange(4)}, {"row": 1}, {"component": "aligner"})
     (source.parent / "5.orbax-checkpoint-tmp-1").mkdir()
     assert steps_in(source.parent) == [3] and steps_in(tmp_path / "none") == []
-    link, links = os.link, []
+    link = os.link
 
-    def watched(old, new):
-        links.append(old)
-        if len(links) == 2:
-            old.unlink()  # deleted just now
-        link(old, new)
+    def deleting(which):
+        links = []
+
+        def watched(old, new):  # the training deletes one that is linked, or is about to be
+            links.append(old)
+            if len(links) == 2:
+                links[which].unlink()
+            link(old, new)
+
+        return watched
 
     assert keep_step(source, tmp_path / "linked" / "3")
     assert os.stat(tmp_path / "linked/3/meta/metadata").st_nlink == 2
     monkeypatch.setattr(os, "link", lambda old, new: (_ for _ in ()).throw(OSError(18, "device")))
     assert keep_step(source, tmp_path / "copied" / "3")
-    monkeypatch.setattr(os, "link", watched)
-    assert not keep_step(source, tmp_path / "torn" / "3")
+    for which in (0, 1):
+        monkeypatch.setattr(os, "link", deleting(which))
+        assert not keep_step(source, tmp_path / "torn" / "3")
     assert not keep_step(source.parent / "4", tmp_path / "torn" / "4")
     assert list((tmp_path / "torn").iterdir()) == []
     shutil.rmtree(source)
