@@ -132,7 +132,7 @@ def test_triples_of_a_strangers_passage(tmp_path):
     assert extract_corpus(config.lock(), tmp_path)["ok"] == 2
     with TripleStore.open(tmp_path) as store:
         kept = store.triples("ab")
-    found = {name: {(t.head, t.relation, t.tail) for t in own} for name, own in kept.items()}
+    found = {name: {(t.head, t.relation, t.tail) for t in own or ()} for name, own in kept.items()}
     assert {
         ("Lord Byron", "was born in", "London"),
         ("Lord Byron", "died in", "Missolonghi"),

@@ -150,8 +150,8 @@ def ended(job: str) -> bool:
 
 def state(job: str, field: str) -> str:
     """What Slurm says of a job."""
-    said = dict(word.partition("=")[::2] for word in run("scontrol", "show", "job", job).split())
-    return said[field]
+    words = run("scontrol", "show", "job", job).split()
+    return next(word.removeprefix(f"{field}=") for word in words if word.startswith(f"{field}="))
 
 
 def last_step(workdir: pathlib.Path) -> int:
