@@ -286,6 +286,8 @@ def _linear_backward(saved, dy):
 
 def _kernel_gradient(x: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     """fp32 gradients of a kernel and its bias."""
+    if jax.default_backend() == "cpu":  # It multiplies no bf16 of three axes into fp32.
+        x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
     x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
     dkernel = jax.lax.dot_general(

@@ -27,6 +27,10 @@ from cirag_jax.datasets.chains import (
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Question
 
+_EPOCHS = (
+    1 << 32
+)  # More than anyone waits for; without an end, batches of one overflow grain's count.
+
 NEGATIVES = ("own", "in_batch", "cross_device")
 ORDERS = ("dependency", "printed", "annotation")
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
@@ -366,7 +370,7 @@ def batches(
         grain.MapDataset.source(list(zip(chains, pools, strict=True)))
         .seed(seed)
         .shuffle()
-        .repeat()
+        .repeat(_EPOCHS)
         .random_map(_Sample(kind, sampling))
         .batch(per_batch, batch_fn=list)
         .map(lambda groups: [example for group in groups for example in group])

@@ -258,9 +258,10 @@ def test_indivisible_batch_and_unknown_negatives_are_refused():
         dataclasses.replace(LAYOUT, negatives="all")
 
 
-def _iterator(seed=0):
+def _iterator(seed=0, prefixes=2):
     chains = [dataclasses.replace(BRIDGE, question=f"question {i}") for i in range(5)]
-    return batches(chains, [POOL] * 5, "triple", Sampling(2, 2), LAYOUT, tokenize, 0, seed)
+    sampling = Sampling(prefixes, 2)
+    return batches(chains, [POOL] * 5, "triple", sampling, LAYOUT, tokenize, 0, seed)
 
 
 def _same(a, b):
@@ -288,6 +289,10 @@ def test_epochs_differ_and_seeds_differ():
         _same(a, b) for a, b in zip(first, [next(iterator) for _ in range(5)], strict=True)
     )
     assert not all(_same(a, b) for a, b in zip(first, [next(other) for _ in range(5)], strict=True))
+
+
+def test_a_batch_may_hold_one_question():
+    assert next(_iterator(prefixes=4)).count_BC.shape[0] == LAYOUT.num_queries
 
 
 def test_too_few_chains_are_refused():
