@@ -129,6 +129,7 @@ def test_triples_of_a_strangers_passage(tmp_path):
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = extract_config.get_config("small")
     config.data.dir = str(tmp_path)
+    config.extractor.batch_size, config.entity_tokens, config.triple_tokens = 2, 48, 96
     assert extract_corpus(config.lock(), tmp_path)["ok"] == 2
     with TripleStore.open(tmp_path) as store:
         kept = store.triples("ab")
