@@ -96,7 +96,7 @@ def preset(config: Any, name: str) -> Any:
 
     ``small`` is for a laptop's CPU: answers of 96 tokens at most, and what is kept of the prompts
     suffices for 64 conversations (3 GB in fp32). ``medium`` is a model of 1.5B parameters in a
-    context of 4,096 tokens: two CPU cores, 12 GB. ``paper`` names the CIRAG paper's
+    context of 4,096 tokens: two CPU cores, 9 GB. ``paper`` names the CIRAG paper's
     models, for a GPU.
 
     Raises:
