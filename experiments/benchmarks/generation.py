@@ -59,8 +59,9 @@ Results
     first token    ours             35.2     0.1   1.00   1.00  12.0       8.2       0      0
                    ours, bf16       25.6     0.2   1.38   1.44   6.6       8.3       0      0
   The same model beside transformers and llama-cpp-python's server of the same file (whose weights
-  stay 4 bits wide, and which reuses prefixes), ``--server=URL``; the same kind of machine beside
-  tests that left it nearly alone; 2026-11-25, commit 1738348:
+  stay 4 bits wide, and which reuses prefixes), ``--server=URL``; 2026-11-25, commit 1738348, on a
+  machine of the same kind that was 1.7 times slower (commit 7d5c4c3 then took 44.4 s for the first
+  token, 1738348 and what followed 43.7 s):
 
     one by one     transformers    190.0     1.4   1.00   1.00   8.7
                    ours, bf16      112.7     2.3   1.69   1.55   6.3       9.0       0      0

@@ -12,6 +12,8 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.rows import upload
+from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks
 from cirag_jax.llm.types import Generate, Message, Score
 from cirag_jax.models import decoder, lora
@@ -496,6 +498,30 @@ def test_bf16_on_a_cpu_is_of_the_weights(folder, engine, tmp_path, monkeypatch, 
     assert cached == {"uint16" if stored == "bfloat16" else "float32"}
     if stored == "float32":
         assert [r.text for r in found] == [r.text for r in exact]
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_a_step_makes_no_copy_of_the_cache(stored):
+    """XLA would make one in fp32 of a cache in bf16, at every write."""
+    config = decoder.DecoderConfig(
+        64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
+    )
+    params = decoder.unstack_layers(decoder.to_params(decoder.random_state(config)))
+    cache = decoder.empty_cache(config, 4, 4096)
+    lowered = steps.decode.lower(
+        config,
+        steps.Weights(params, None),
+        cache,
+        upload([None] * 4),
+        None,
+        lora=decoder.PLAIN_LORA,
+        details=Details(),
+        greedy=True,
+        eos_ids=(1,),
+        steps=2,
+    )
+    taken = lowered.compile().memory_analysis().temp_size_in_bytes
+    assert taken < sum(array.nbytes for array in jax.tree.leaves(cache)) / 4
 
 
 def test_another_engine_over_the_same_weights(folder, engine):
