@@ -14,6 +14,7 @@ from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import check_role
 from cirag_jax.triples.store import TripleStore
 from configs import extract as extract_config
+from configs.methods import c2rag as c2rag_config
 
 NAMES = ("aligner", "extractor", "integrator", "reader")  # The extractor has ids of passages.
 
@@ -78,6 +79,8 @@ def test_they_play_their_parts_alone():
     with pytest.raises(cirag_jax.errors.UserError, match="component reader, where integrator"):
         check_role("shipped:reader", "integrator")
     check_role("shipped:extractor", "extractor")
+    online = c2rag_config.get_config("small").extractor  # With config.triples=online.
+    assert (online.adapter, online.grounded) == ("shipped:extractor", True)
     asked = check_role("shipped:integrator", "integrator")["prompt"]
     assert (asked["units"], asked["prompt_format"]) == ("sentence", "compact")
     encoder = load_encoder("shipped:aligner")

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from cirag_jax.runtime.journal import read_settings
 from tests import tiny_decoder
 from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
 
@@ -17,6 +18,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
     more = [
         "--config.triples=online", f"--config.extractor.model={model}", "--config.data.limit=3",
         "--config.extractor.max_tokens=5", "--config.extractor.batch_size=4",
+        "--config.extractor.grounded=true",
     ]  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     # The second run: three retrievals, then the fifth answer of the extractor, in a batch of three.
@@ -27,6 +29,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
     ]
     uncut, killed, resumed = execute(command, tmp_path / "logs", plans)
     assert uncut.status == 0, uncut.err
+    assert read_settings(whole / NAME)["grounded"] is True
     result, extracted = uncut.result, journalled(whole, NAME)
     seen = {passage for row in lines(whole / "predictions.jsonl") for passage in row["passages"]}
     assert {program.partition("@")[0] for program, _, _ in extracted} == seen
