@@ -234,7 +234,7 @@ def main() -> None:
     with slurm(folder):
         check_training(folder)
         check_sweep(folder)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # Daemons that end remove theirs meanwhile.
 
 
 if __name__ == "__main__":
