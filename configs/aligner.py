@@ -4,10 +4,11 @@
 
     --config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"    trains on several at once
 
-Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default), ``paper`` (E5-large, what KiRAG's
-Appendix B.3 prints), ``code`` (E5-large, what its released code does). Both take their negatives
-from the question's own context, where KiRAG retrieves ten passages for each prefix, and AdamW,
-which is what its code has where the paper says Adam with weight decay.
+Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default), ``linked`` (the same over sentences, then
+the head that weighs aligner, links and words, docs/retrieval.md), ``paper`` (E5-large, what
+KiRAG's Appendix B.3 prints), ``code`` (E5-large, what its released code does). The last two take
+their negatives from the question's own context, where KiRAG retrieves ten passages for each prefix,
+and AdamW, which is what its code has where the paper says Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores of a shared machine, Python 3.11, jax 0.10.2, commit
 34c8f32; recall of iterative retrieval by configs/retrieval.py in per cent; README.md has the whole
@@ -35,7 +36,7 @@ from configs import common
 
 def get_config(preset: str = "quick") -> Any:
     """The config of a preset."""
-    presets = {"quick": quick, "paper": paper, "code": code}
+    presets = {"quick": quick, "linked": linked, "paper": paper, "code": code}
     if preset not in presets:
         raise common.no_preset(preset, presets)
     return presets[preset]()
@@ -85,6 +86,18 @@ def base() -> Any:
     config.num_steps = 0  # Above 0: instead of num_epochs.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
+    # The head of retrieval along links, trained on the best checkpoint's searches when its training
+    # has ended; it begins anew where it is interrupted.
+    config.head = ConfigDict()
+    config.head.rounds = 0  # Of searching and fitting, the first by the aligner alone; 0: no head.
+    config.head.steps = 5  # Passages that a search chooses one after the other.
+    config.head.hidden = 32  # Width of its hidden layer.
+    config.head.epochs = 60  # Over the states of all searches so far.
+    config.head.batch_size = 64  # States a step.
+    config.head.learning_rate = 3e-3  # The highest; then a cosine's fall.
+    config.head.weight_decay = 1e-3  # AdamW's.
+    config.head.hide = 0.1  # Probability that a state shows no links (or words, or names, ...).
+
     config.mesh = common.mesh()
     config.eval_every = 50  # Steps.
     config.save_every = 0  # Beside the checkpoint of every evaluation.
@@ -98,6 +111,14 @@ def base() -> Any:
 def quick() -> Any:
     """MiniLM-L6 on two CPU cores."""
     return base()
+
+
+def linked() -> Any:
+    """``quick`` over sentences, and the head that makes it follow links."""
+    config = base()
+    config.data.units = "sentence"
+    config.head.rounds = 2
+    return config
 
 
 def paper() -> Any:

@@ -46,7 +46,9 @@ def ranker() -> Any:
 def retriever() -> Any:
     """Which index finds passages."""
     config: Any = ConfigDict()
-    config.kind = "exact"  # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25
+    # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25 | linked (follows a question's hops inside
+    # one search: config.encoder.model is an aligner of configs/aligner.py:linked)
+    config.kind = "exact"
     # passage | sentence | triple: what is embedded. An aligner finds passages best by the units it
     # was trained on (exact, in memory; triple: the data set's own).
     config.units = "passage"

@@ -63,14 +63,21 @@ def _cross_encoder(config, folder):
 def _aligner(config, folder):
     from cirag_jax.models.io.export import export_sentence_transformers
     from cirag_jax.models.io.workdir import export_encoder_adapter, open_encoder
+    from cirag_jax.models.link_head import FILE
+    from cirag_jax.retrieval.linked import find_link_head
 
     encoder, meta = open_encoder(config.checkpoint)
+    head = find_link_head(config.checkpoint)
     if config.rank:
         kept = export_encoder_adapter(encoder, meta, folder, config.rank)
         told = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}
-        return {"step": meta["step"], **told}
-    export_sentence_transformers(encoder, encoder.state, folder)
-    return {"step": meta.get("step"), "dimension": encoder.dim, "pooling": encoder.pooling}
+    else:
+        export_sentence_transformers(encoder, encoder.state, folder)
+        told = {"dimension": encoder.dim, "pooling": encoder.pooling}
+    (folder / FILE).unlink(missing_ok=True)  # Of an earlier export.
+    if head:
+        head.save(folder)
+    return {"step": meta.get("step"), **told, "link_head": head is not None}
 
 
 if __name__ == "__main__":

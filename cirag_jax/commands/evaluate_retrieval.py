@@ -29,6 +29,7 @@ from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, Progress, RememberingEncoder, Role
+from cirag_jax.retrieval.linked import LinkedIndex, find_link_head, needed_link_head
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex, accelerators
@@ -39,9 +40,9 @@ from cirag_jax.runtime.requests import Extract, Program, Retrieve
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
-# Every system, the trained one first; the others are what its difference is taken to.
+# Every system; the others are what the difference of the trained ones is taken to.
 SYSTEMS = (
-    "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
+    "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
     "links", "links_one_shot_frozen", "links_trained", "fused_trained",
 )  # fmt: skip
 # Walks over title links -> the system whose first passages they begin at.
@@ -74,10 +75,10 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the checkpoint or the data cannot be used.
     """
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
-    systems = _systems(config)
-    aligners = _Aligners(config, systems)
+    aligners = _Aligners(config, _systems(config))
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     task = _make_task(config, config.data.units or trained or "triple")
+    systems = _possible(config, aligners, task)
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 
@@ -111,6 +112,22 @@ def _systems(config: Config) -> tuple[str, ...]:
     for system in config.systems:
         check_choice("config.systems", system, SYSTEMS)
     return tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
+
+
+def _possible(config: Config, aligners: "_Aligners", task: _Task) -> tuple[str, ...]:
+    """`_systems` without ``linked`` where the checkpoint has no head for these units.
+
+    Raises:
+      UserError: it has none, and ``linked`` is asked for by name.
+    """
+    head, systems = aligners.head, _systems(config)
+    if head is not None and head.units == task.kind:
+        return systems
+    if head is not None and "linked" in config.systems:
+        raise UserError(
+            f"the head of {config.checkpoint} was trained on {head.units}s, not on {task.kind}s"
+        )
+    return tuple(name for name in systems if name != "linked")
 
 
 def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, Any]:
@@ -182,8 +199,12 @@ class _Aligners:
         self.meta: dict[str, Any] = {}
         if config.checkpoint:
             self._encoders["trained"], self.meta = open_as_told(config.checkpoint)
-        elif any("trained" in system for system in systems):
+        elif any("trained" in system or system == "linked" for system in systems):
             raise UserError("config.checkpoint is required: a training workdir or a model folder")
+        self.head = None
+        if config.checkpoint and "linked" in systems:
+            needed = "linked" in config.systems
+            self.head = (needed_link_head if needed else find_link_head)(config.checkpoint)
         self.frozen = config.frozen or self.meta.get("model")
         if config.checkpoint and not self.frozen:
             self.frozen = base_of(config.checkpoint)
@@ -243,6 +264,8 @@ class _Rankings:
             return self._walk.search(texts, self.of(_WALKS[system]), self._depth, allowed)
         if system == "fused_trained":
             return fuse(self.of("trained"), self.of("links_trained"), k=self._depth)
+        if system == "linked":
+            return _rows(self._linked.search(texts, self._depth, allowed)[0])
         if system in ("trained", "frozen"):
             self.runs[system] = self._iterate(system)
             row_of = {passage.id: row for row, passage in enumerate(self._task.corpus.passages)}
@@ -255,15 +278,34 @@ class _Rankings:
     def _walk(self) -> LinkWalk:
         return LinkWalk(self._task.corpus.passages, WalkOptions.of(self._config.links))
 
+    @functools.cached_property
+    def _units(self) -> list[list[str]]:
+        """The units of every passage."""
+        task = self._task
+        return [
+            [unit.text for unit in chains_lib.units_of(task.dataset, passage.id, task.kind)]
+            for passage in task.corpus.passages
+        ]
+
+    @functools.cached_property
+    def _linked(self) -> LinkedIndex:
+        head = self._aligners.head
+        assert head is not None
+        return LinkedIndex(
+            self._task.corpus.passages,
+            self._units,
+            self._aligners.embeds["trained"],
+            head,
+            self._task.kind,
+            steps=head.steps,
+            options=WalkOptions.of(self._config.links),
+        )
+
     def _iterate(self, name: str) -> list[Prediction]:
         """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
         config, task, encoder = self._config, self._task, self._aligners.embeds[name]
         if config.retriever == "units":
-            units = [
-                [unit.text for unit in chains_lib.units_of(task.dataset, passage.id, task.kind)]
-                for passage in task.corpus.passages
-            ]
-            search: Search = UnitIndex(units, encoder).search
+            search: Search = UnitIndex(self._units, encoder).search
         else:
             who = name if config.retriever == "aligner" else "frozen"
             index, embeds = self._index(who), self._aligners.embeds[who]
@@ -340,17 +382,18 @@ def _recalls(
 
 
 def _differences(config: Config, recalls: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, Any]:
-    """Recall of the trained system less that of each other one, where it was asked for at all."""
-    trained = recalls.get("trained", {})
+    """Recall of what was trained less that of each other system, where it was asked for at all."""
     return {
-        f"trained-{system}": {
+        f"{first}-{system}": {
             f"recall@{k}": paired_interval(
                 mean_of(trained[k]), mean_of(values[k]), config.bootstrap_samples, config.seed
             )
             for k in trained
         }
+        for first in ("linked", "trained")
+        if (trained := recalls.get(first))
         for system, values in recalls.items()
-        if trained and system != "trained"
+        if system not in ("linked", first)
     }
 
 

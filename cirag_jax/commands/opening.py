@@ -21,6 +21,7 @@ from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
+from cirag_jax.retrieval.linked import LinkedIndex
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -89,10 +90,10 @@ def check(config: Config, needs: Needs) -> None:
             f"config.triples={ONLINE} extracts passages when they are found, and {config.method} "
             "looks for entities in all of them; extract them first (launch/extract.py)."
         )
-    if needs.feedback and config.retriever.kind == "bm25":
+    if needs.feedback and config.retriever.kind in ("bm25", "linked"):
         raise UserError(
-            f"config.retriever.kind=bm25 has no vectors, which {config.method} moves by feedback; "
-            "choose another kind."
+            f"config.retriever.kind={config.retriever.kind} has no vectors, which {config.method} "
+            "moves by feedback; choose another kind."
         )
 
 
@@ -331,12 +332,12 @@ def _open_ranker(config: Config, name: str, pool: Pool) -> Ranker:
 
 def _open_index(
     config: Config, task: Task, encoder: Encoder | None, pool: Pool
-) -> PassageIndex | UnitIndex:
+) -> PassageIndex | UnitIndex | LinkedIndex:
     passages, triples = task.corpus.passages, task.dataset.triples
     decided_by: list[Any] = [config.retriever.to_dict(), hash_corpus(passages)]
     if encoder is not None:
         decided_by.append(config.encoder.to_dict())
-    if config.retriever.units == "triple":
+    if config.retriever.units == "triple" or config.retriever.kind == "linked":
         decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
     folder = cache_folder("vectors")
     if encoder is not None and folder is not None:

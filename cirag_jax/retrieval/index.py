@@ -17,7 +17,13 @@ import jax
 import msgspec
 import numpy as np
 
-from cirag_jax.datasets.chains import UNIT_KINDS, passage_text, sentence_texts, triple_text
+from cirag_jax.datasets.chains import (
+    UNIT_KINDS,
+    UnitKind,
+    passage_text,
+    sentence_texts,
+    triple_text,
+)
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json
@@ -25,11 +31,13 @@ from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Config, Count, Feedback, Passage, Triple
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
+LINKED = "linked"  # `LinkedIndex`, which has no folder
 MANIFEST = "manifest.json"
 FORMAT = 2  # 2: the corpus's hash holds sentences, the encoder's identity its files
 
@@ -175,7 +183,7 @@ def open_retriever(
     *,
     triples: Mapping[str, Sequence[Triple]] | None = None,
     progress: Progress | None = None,
-) -> PassageIndex | UnitIndex:
+) -> PassageIndex | UnitIndex | LinkedIndex:
     """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
 
     ``triples`` by passage id are the units of ``units=triple``.
@@ -183,20 +191,18 @@ def open_retriever(
     Raises:
       UserError: it cannot be opened, is of another kind, or was built from other passages.
     """
-    check_kind(config.kind)
+    check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
     check_choice("config.retriever.units", config.units, UNIT_KINDS)
+    if config.kind == LINKED:
+        return _open_linked(config, passages, needed(encoder, config.kind), triples or {}, progress)
     if config.units != "passage":
         if config.kind != "exact" or config.folder:
             raise UserError(
                 f"config.retriever.units={config.units} needs config.retriever.kind=exact and no "
                 "folder"
             )
-        if config.units == "sentence":
-            texts = [list(sentence_texts(passage)) for passage in passages]
-        else:
-            found = [(triples or {}).get(passage.id, ()) for passage in passages]
-            texts = [list(dict.fromkeys(map(triple_text, group))) for group in found]
+        texts = _unit_texts(passages, config.units, triples or {})
         return UnitIndex(
             texts, needed(encoder, config.kind), dtype=options.dtype, progress=progress
         )
@@ -212,6 +218,38 @@ def open_retriever(
         )
     index.check_corpus(passages)
     return index
+
+
+def _unit_texts(
+    passages: Sequence[Passage], units: UnitKind, triples: Mapping[str, Sequence[Triple]]
+) -> list[list[str]]:
+    """The units of every passage, each once."""
+    if units == "passage":
+        return [[passage_text(passage)] for passage in passages]
+    if units == "sentence":
+        return [list(sentence_texts(passage)) for passage in passages]
+    found = [triples.get(passage.id, ()) for passage in passages]
+    return [list(dict.fromkeys(map(triple_text, group))) for group in found]
+
+
+def _open_linked(
+    config: Config,
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    triples: Mapping[str, Sequence[Triple]],
+    progress: Progress | None,
+) -> LinkedIndex:
+    head = needed_link_head(str(encoder.identity["model"]))
+    if config.folder:
+        raise UserError("config.retriever.kind=linked is built in memory and takes no folder")
+    if config.units not in ("passage", head.units):
+        raise UserError(
+            f"config.retriever.units={config.units}, where the aligner ranks {head.units}s"
+        )
+    texts = _unit_texts(passages, head.units, triples)
+    return LinkedIndex(
+        passages, texts, encoder, head, head.units, steps=head.steps, progress=progress
+    )
 
 
 def make_search(vectors_ND: Any, kind: str, options: IndexOptions) -> ExactIndex | FaissIndex:

@@ -108,11 +108,17 @@ class LinkWalk:
     Args:
       passages: the corpus.
       options: of the walk.
+      titles: of the same corpus, where they have been indexed already.
     """
 
-    def __init__(self, passages: Sequence[Passage], options: WalkOptions | None = None):
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        options: WalkOptions | None = None,
+        titles: TitleIndex | None = None,
+    ):
         self._options = options or WalkOptions()
-        self._titles = TitleIndex(passages)
+        self._titles = titles or TitleIndex(passages)
         mentions = [self._titles.mentions(passage.text) for passage in passages]
         self._num_rows = len(passages)
         self._step_NN = transitions(mentions, self._options.backward)
@@ -136,22 +142,39 @@ class LinkWalk:
         block, found = max(_BLOCK // max(self._num_rows, 1), 1), []
         for start in range(0, len(questions), block):
             part = slice(start, start + block)
-            seed_NQ = self._seeds(questions[part], first[part])
-            may_NQ = None
-            if allowed is not None:
-                may_NQ = np.zeros(seed_NQ.shape, bool)
-                for query, rows in enumerate(allowed[part]):
-                    may_NQ[rows, query] = True
-            rank_NQ = page_rank(self._step_NN, seed_NQ, self._options.restart, may_NQ)
+            within = None if allowed is None else allowed[part]
+            rank_NQ = self.probabilities(questions[part], (first[part],), within)
             ranks = zip(np.ascontiguousarray(rank_NQ.T), first[part], strict=True)
             found += [_best(rank_N, rows, k) for rank_N, rows in ranks]
         return found
 
-    def _seeds(self, questions: Sequence[str], first: Sequence[Sequence[int]]) -> np.ndarray:
+    def probabilities(
+        self,
+        questions: Sequence[str],
+        rankings: Sequence[Sequence[Sequence[int]]],
+        allowed: Sequence[np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Where the walks of all questions end, ``rank_NQ`` float32, as `page_rank`.
+
+        They begin at the first rows of each of the ``rankings``; -1 is no row.
+        """
+        seed_NQ = self._seeds(questions, rankings)
+        may_NQ = None
+        if allowed is not None:
+            may_NQ = np.zeros(seed_NQ.shape, bool)
+            for query, rows in enumerate(allowed):
+                may_NQ[rows, query] = True
+        return page_rank(self._step_NN, seed_NQ, self._options.restart, may_NQ)
+
+    def _seeds(
+        self, questions: Sequence[str], rankings: Sequence[Sequence[Sequence[int]]]
+    ) -> np.ndarray:
         seed_NQ = np.zeros((self._num_rows, len(questions)), np.float32)
-        for query, (question, ranked) in enumerate(zip(questions, first, strict=True)):
-            for place, row in enumerate(ranked[: self._options.seeds], 1):
-                seed_NQ[row, query] += 1 / place
+        for query, question in enumerate(questions):
+            for ranking in rankings:
+                for place, row in enumerate(ranking[query][: self._options.seeds], 1):
+                    if row >= 0:
+                        seed_NQ[row, query] += 1 / place
             for rows in self._titles.mentions(question):
                 seed_NQ[rows, query] += self._options.title_weight / len(rows)
         return seed_NQ

@@ -33,6 +33,9 @@ _AXIS = "rows"
 _MINUS_INFINITY = float("-inf")
 
 
+_take = jax.jit(lambda block_ND, row_R: block_ND[row_R])
+
+
 class ExactIndex:
     """Inner-product search over all rows of one matrix, split over devices.
 
@@ -86,9 +89,16 @@ class ExactIndex:
 
     def vectors(self, rows: Sequence[int]) -> np.ndarray:
         """The stored rows as float32 [len(rows), D]."""
-        return np.stack(
-            [np.asarray(self._blocks[row // self._rows][row % self._rows]) for row in rows]
-        ).astype(np.float32)
+        row_R = np.asarray(rows, np.int32)
+        found_RD = np.empty((len(row_R), self._blocks[0].shape[1]), np.float32)
+        for index, block in enumerate(self._blocks):
+            here = np.flatnonzero(row_R // self._rows == index)
+            # A gather is compiled for each power of two.
+            padded = np.zeros(1 << (len(here) - 1).bit_length(), np.int32)
+            padded[: len(here)] = row_R[here] % self._rows
+            if len(here):
+                found_RD[here] = np.asarray(_take(block, padded), np.float32)[: len(here)]
+        return found_RD
 
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None

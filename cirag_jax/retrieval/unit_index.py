@@ -38,8 +38,8 @@ class UnitIndex:
         self._encoder = encoder
         self._passage_of_N = np.repeat(np.arange(len(texts)), counts)
         self._start_P = np.concatenate([[0], np.cumsum(counts)])
-        flat = [text for found in texts for text in found]
-        vectors_ND = encoder.encode(flat, "passage", progress)
+        self.texts = [text for found in texts for text in found]
+        vectors_ND = encoder.encode(self.texts, "passage", progress)
         self._search = ExactIndex(vectors_ND, dtype=dtype, mesh=accelerators())
 
     def search(
@@ -59,6 +59,12 @@ class UnitIndex:
         """
         if any(feedback):
             raise UserError("an index over units has no passage vectors that could move")
+        return self.nearest(self._encoder.encode(list(queries), "query"), k, allowed)
+
+    def nearest(
+        self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, for queries that are embedded already."""
         rows = None
         if allowed is not None:
             rows = [
@@ -66,10 +72,9 @@ class UnitIndex:
                 .astype(np.int32)
                 for found in allowed
             ]  # fmt: skip
-        query_QD = self._encoder.encode(list(queries), "query")
         unit_QN, score_QN = self._search.search(query_QD, _DEPTH * k, rows)
-        row_QK = np.full((len(queries), k), -1, np.int32)
-        score_QK = np.full((len(queries), k), -np.inf, np.float32)
+        row_QK = np.full((len(query_QD), k), -1, np.int32)
+        score_QK = np.full((len(query_QD), k), -np.inf, np.float32)
         for query, (units, scores) in enumerate(zip(unit_QN, score_QN, strict=True)):
             best: dict[int, float] = {}
             for unit, score in zip(units, scores, strict=True):
@@ -78,3 +83,26 @@ class UnitIndex:
             for place, (row, score) in enumerate(list(best.items())[:k]):
                 row_QK[query, place], score_QK[query, place] = row, score
         return row_QK, score_QK
+
+    def counts(self, row_R: np.ndarray) -> np.ndarray:
+        """How many units each passage has."""
+        return self._start_P[row_R + 1] - self._start_P[row_R]
+
+    def best(self, query_QD: np.ndarray, row_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The best unit of each of these passages, all of which must have one.
+
+        Returns:
+          ``score_QR`` float32, inner products, and ``unit_QR``, the numbers of the units.
+        """
+        count_R = self.counts(row_R)
+        if not len(row_R):
+            none = np.zeros((len(query_QD), 0), np.float32)
+            return none, none.astype(np.int64)
+        first_R = np.concatenate([[0], np.cumsum(count_R)[:-1]])
+        unit_N = np.arange(count_R.sum()) + np.repeat(self._start_P[row_R] - first_R, count_R)
+        score_QN = query_QD @ self._search.vectors(unit_N).T
+        best_QR = np.maximum.reduceat(score_QN, first_R, axis=1)
+        # The first unit of its passage that has the best score.
+        is_best_QN = score_QN == np.repeat(best_QR, count_R, axis=1)
+        place_QN = np.where(is_best_QN, unit_N, self._start_P[-1])
+        return best_QR, np.minimum.reduceat(place_QN, first_R, axis=1)

@@ -20,9 +20,11 @@ from cirag_jax.datasets import load
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder
 from cirag_jax.retrieval.rankers import TripleText
-from cirag_jax.training import gradient_cache, optimizers
+from cirag_jax.training import gradient_cache, link_head, optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.preemption import PreemptionGuard
@@ -35,7 +37,8 @@ HELD_OUT = ("tune", "test")  # folds of a training split
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains to the end (or from the last checkpoint on) and returns the best dev metrics.
 
-    Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``.
+    Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``, and
+    ``link_head.safetensors`` where the config asks for a head.
 
     Raises:
       UserError: the data or the config cannot be used, or a value became non-finite.
@@ -120,6 +123,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 complete = False
                 break
         best = state_lib.best(checkpoints)
+    if complete and config.head.rounds and jax.process_index() == 0:
+        best |= train_head(config, workdir, sets)
     # ---- Result ---------------------------------------------------------------------------------
     return {
         "complete": complete,
@@ -316,6 +321,35 @@ def make_batches(
         encoder.config.pad_id,
         config.seed,
     )
+
+
+# -------------------------------------------------------------------------------------------- head
+
+
+def train_head(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> dict[str, Any]:
+    """Trains the head of retrieval along links beside the best checkpoint; see `link_head`.
+
+    Leaves ``link_head.safetensors`` in ``workdir`` and returns the head's figures.
+
+    Raises:
+      UserError: as `link_head.train_link_head`.
+    """
+    encoder, _ = open_encoder(str(workdir))
+    embeds = RememberingEncoder(
+        FlaxEncoder(
+            encoder,
+            query_max_length=config.query_max_length,
+            passage_max_length=config.unit_max_length,
+        )
+    )
+    kind, steps = config.data.units, config.head.steps
+    tasks = [
+        link_head.make_task(dataset, train, dev, kind, embeds, steps)
+        for dataset, train, dev in sets
+    ]
+    head, found = link_head.train_link_head(config.head, tasks, kind, config.seed)
+    head.save(workdir)
+    return found
 
 
 # ---------------------------------------------------------------------------------------- evaluate

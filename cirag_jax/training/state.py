@@ -30,6 +30,7 @@ _FREE = frozenset(
         "keep_checkpoints",
         "mesh",
         "profile_steps",
+        "head",  # trained anew at the end
     }
 )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, local_path
+from cirag_jax.models import link_head
 from cirag_jax.models.io import encoder_adapter, workdir
 from cirag_jax.models.io.pretrained import HUB_PATTERNS
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
@@ -55,7 +56,9 @@ def of_model(spec: str) -> dict[str, Any]:
         folder, base = workdir.best_folder(spec)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         text = "".join(f"{file.relative_to(folder)} {_hash_file(file)}\n" for file in files)
-        return {"checkpoint": _hash(text.encode()), "base": of_model(base)}
+        head = local_path(spec) / link_head.FILE
+        beside = {"head": _hash_file(head)} if head.is_file() else {}
+        return {"checkpoint": _hash(text.encode()), "base": of_model(base), **beside}
     path = local_path(spec)
     path = path if path.is_dir() and not any(path.glob("*.gguf")) else resolve_decoder(spec)
     if spec.startswith("package:"):

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -133,7 +134,11 @@ def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
     return np.asarray(array)
 
 
-def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> None:
+def save_tensors(
+    tensors: Mapping[str, np.ndarray],
+    file: str | os.PathLike,
+    metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
+) -> None:
     """Writes a safetensors file aside, then renames it.
 
     Raises:
@@ -141,7 +146,7 @@ def save_tensors(tensors: Mapping[str, np.ndarray], file: str | os.PathLike) -> 
     """
     with replacing(Path(file)) as aside:
         try:
-            safetensors.numpy.save_file(dict(tensors), str(aside), metadata={"format": "pt"})
+            safetensors.numpy.save_file(dict(tensors), str(aside), metadata=dict(metadata))
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be written: {error}.") from None
 

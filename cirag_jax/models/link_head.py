@@ -1,0 +1,135 @@
+"""The head that weighs what `retrieval/linked.py` knows of a candidate passage.
+
+A linear score that begins as the aligner's own, and one hidden layer beside it. Its file,
+``link_head.safetensors``, lies in the training workdir of the aligner that it belongs to, or beside
+the weights of an exported one, and holds its tensors, the names of the features in their order, and
+how it was trained.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax import nnx
+
+from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
+from cirag_jax.errors import UserError
+from cirag_jax.models.io.tensor_files import save_tensors
+
+FILE = "link_head.safetensors"
+_LEAST_ROWS = 1024  # A call is padded to this or to a power of two above it.
+
+
+class LinkHeadModule(nnx.Module):
+    """Scores of candidates from their features, ``[..., F]`` to ``[...]``, float32.
+
+    Features are standardised with ``mean_F`` and ``scale_F``, which are not trained. Before
+    training the score is the first feature.
+    """
+
+    def __init__(self, mean_F: np.ndarray, scale_F: np.ndarray, hidden: int, rngs: nnx.Rngs):
+        num_features = len(mean_F)
+        self.mean_F = nnx.Variable(jnp.asarray(mean_F, jnp.float32))
+        self.scale_F = nnx.Variable(jnp.asarray(scale_F, jnp.float32))
+        self.linear_F = nnx.Param(jnp.zeros(num_features).at[0].set(1.0))
+        init = nnx.initializers.lecun_normal()
+        self.hidden_FH = nnx.Param(init(rngs.params(), (num_features, hidden), jnp.float32))
+        self.bias_H = nnx.Param(jnp.zeros(hidden))
+        self.out_H = nnx.Param(jnp.zeros(hidden))
+
+    def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
+        """``keep`` is 0 for features that are hidden, which then have their mean."""
+        x = (x - self.mean_F[...]) / self.scale_F[...]
+        x = x if keep is None else x * keep
+        hidden = nnx.gelu(x @ self.hidden_FH[...] + self.bias_H[...])
+        return x @ self.linear_F[...] + hidden @ self.out_H[...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkHead:
+    """A trained head, and how it was trained.
+
+    Attributes:
+      module: what scores.
+      features: that it reads, in their order.
+      units: that the aligner beside it ranks: triple, sentence or passage.
+      steps: of the searches that it learnt on.
+    """
+
+    module: LinkHeadModule
+    features: tuple[str, ...]
+    units: UnitKind
+    steps: int
+
+    @functools.cached_property
+    def _apply(self):
+        return nnx.jit(lambda module, x_NF: module(x_NF))
+
+    def score(self, features: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Scores ``[R]`` for each of several ``feature_RF``."""
+        sizes = [len(feature_RF) for feature_RF in features]
+        total = sum(sizes)
+        x_NF = np.zeros((max(_LEAST_ROWS, 1 << (total - 1).bit_length()), len(self.features)))
+        x_NF[:total] = np.concatenate(features)
+        score_N = np.asarray(self._apply(self.module, jnp.asarray(x_NF, jnp.float32)))[:total]
+        return np.split(score_N, np.cumsum(sizes)[:-1])
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes ``link_head.safetensors`` into ``folder``.
+
+        Raises:
+          UserError: there is no room.
+        """
+        tensors = {name: np.asarray(value[...]) for name, value in _variables(self.module)}
+        told = {
+            "features": ",".join(self.features),
+            "units": self.units,
+            "steps": str(self.steps),
+        }
+        save_tensors(tensors, folder / FILE, told)
+
+
+def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | None:
+    """The head in a folder; None where there is no file of it.
+
+    Raises:
+      UserError: the file cannot be read, lacks a tensor, or its head reads other ``features``.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        with safetensors.safe_open(str(file), framework="numpy") as opened:  # pyright: ignore
+            told = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{file}: cannot be read: {error}.") from None
+    had = tuple(told.get("features", "").split(","))
+    if had != tuple(features):
+        unknown = sorted({*had} ^ {*features})
+        raise UserError(
+            f"{file}: its head reads other features than this version has "
+            f"({', '.join(unknown) or 'in another order'}); train it again."
+        )
+    hidden = np.size(tensors.get("out_H", 0))
+    zeros = np.zeros(len(features))
+    module = LinkHeadModule(zeros, zeros, max(hidden, 1), nnx.Rngs(0))
+    for name, variable in _variables(module):
+        if name not in tensors or tensors[name].shape != variable[...].shape:
+            raise UserError(f"{file}: tensor {name} is missing or has another shape.")
+        variable[...] = jnp.asarray(tensors[name])
+    units, steps = told.get("units"), told.get("steps", "")
+    if units not in UNIT_KINDS or not steps.isdecimal():
+        raise UserError(f"{file}: field units is {units!r}, field steps {steps!r}.")
+    return LinkHead(module, had, units, int(steps))
+
+
+def _variables(module: LinkHeadModule) -> list[tuple[str, nnx.Variable]]:
+    return [
+        (name, value) for name, value in vars(module).items() if isinstance(value, nnx.Variable)
+    ]

@@ -1,0 +1,198 @@
+"""Trains the head that weighs aligner, links and words (`retrieval/linked.py`).
+
+No annotation but the gold passages is needed. The aligner searches for the training questions with
+the head of the round before, at first with none; at every step those gold passages count as right
+that its chain does not have yet. So the head learns on the very states that it will see, wrong ones
+included (as DAgger, Ross et al., 2011), and the order of the hops is left to it.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from cirag_jax.datasets.chains import UnitKind, units_of
+from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.io import bar
+from cirag_jax.models.link_head import LinkHead, LinkHeadModule
+from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.linked import FEATURES, GROUPS, Candidates, LinkedIndex, Score
+from cirag_jax.types import Config, Dataset, Question
+
+_KS = (2, 5)
+
+
+class Task(NamedTuple):
+    """Questions over one corpus: those that are trained on, and those that are only measured."""
+
+    index: LinkedIndex
+    ids: tuple[str, ...]  # Of the passages, by row.
+    train: tuple[Question, ...]
+    dev: tuple[Question, ...]
+
+
+class State(NamedTuple):
+    """The candidates of one step, and which of them are gold passages still to be found."""
+
+    feature_RF: np.ndarray
+    is_gold_R: np.ndarray
+
+
+def train_link_head(
+    config: Config, tasks: Sequence[Task], units: UnitKind, seed: int
+) -> tuple[LinkHead, dict[str, float]]:
+    """The head after ``rounds`` of ``config``, and dev recall with it and by the aligner alone.
+
+    Raises:
+      UserError: a setting is out of range, or no training question has gold passages in its corpus.
+    """
+    check_at_least(1, config, "rounds", "hidden", "epochs", "batch_size", prefix="config.head.")
+    score, states, head = by_aligner, list[State](), None
+    for number in range(1, config.rounds + 1):
+        for task in tasks:
+            states += search_states(task, score, f"round {number}, searching")
+        if not states:
+            raise UserError(
+                "the head of preset linked learns from gold passages (`supporting`), and no "
+                "training question has one"
+            )
+        module, loss = fit(states, config, seed)
+        head = LinkHead(module, FEATURES, units, config.steps)
+        score = head.score
+    assert head is not None
+    dev = _dev(tasks, by_aligner, "aligner") | _dev(tasks, score, "linked")
+    return head, {"head_loss": loss, **dev}
+
+
+def make_task(
+    dataset: Dataset,
+    train: Sequence[Question],
+    dev: Sequence[Question],
+    kind: UnitKind,
+    encoder: Encoder,
+    steps: int,
+) -> Task:
+    """Searches among all passages of the questions' own contexts."""
+    ids = tuple(
+        dict.fromkeys(
+            id
+            for question in (*train, *dev)
+            for id in (*(question.context or ()), *(question.supporting or ()))
+            if id in dataset.corpus
+        )
+    )
+    texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
+    passages = [dataset.corpus[id] for id in ids]
+    with bar("encoding, as passage", sum(map(len, texts))) as shown:
+        index = LinkedIndex(
+            passages, texts, encoder, None, kind, steps=steps, progress=shown.update
+        )
+    answerable = [tuple(q for q in part if q.supporting) for part in (train, dev)]
+    return Task(index, ids, *answerable)
+
+
+def by_aligner(features: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The aligner's own score of every candidate."""
+    return [feature_RF[:, 0] for feature_RF in features]
+
+
+def search_states(task: Task, score: Score, label: str) -> list[State]:
+    """What every step of the training questions' searches chose from, where gold was among it."""
+    row = {id: place for place, id in enumerate(task.ids)}
+    gold = [[row[id] for id in q.supporting or () if id in row] for q in task.train]
+    states = []
+
+    def keep(candidates: Candidates) -> None:
+        # Candidates are passages that the chain does not have.
+        is_gold_R = np.isin(candidates.row_R, gold[candidates.question])
+        if is_gold_R.any():
+            states.append(State(candidates.feature_RF, is_gold_R))
+
+    with bar(label, len(task.train), "question") as shown:
+        task.index.explore([q.question for q in task.train], score, None, keep, shown.update)
+    return states
+
+
+def fit(states: Sequence[State], config: Config, seed: int) -> tuple[LinkHeadModule, float]:
+    """A head by the likelihood of the gold candidates under a softmax over all of a step.
+
+    Returns:
+      The head and its loss in the last epoch.
+    """
+    x_SRF, is_gold_SR, there_SR = _padded(states)
+    seen_NF = x_SRF[there_SR]
+    mean_F, scale_F = seen_NF.mean(0), seen_NF.std(0) + 1e-3
+    module = LinkHeadModule(mean_F, scale_F, config.hidden, nnx.Rngs(seed))
+    x_SRF = np.where(there_SR[..., None], x_SRF, mean_F)
+
+    num_batches = max(len(states) // config.batch_size, 1)
+    schedule = optax.cosine_decay_schedule(config.learning_rate, config.epochs * num_batches)
+    optimizer = nnx.Optimizer(
+        module, optax.adamw(schedule, weight_decay=config.weight_decay), wrt=nnx.Param
+    )
+    order, key = np.random.default_rng(seed), jax.random.key(seed)
+    losses = []
+    for epoch in range(config.epochs):
+        drawn = order.permutation(len(states))
+        losses = []
+        for number, rows in enumerate(np.array_split(drawn, num_batches)):
+            # The same size for all, so that one program is compiled.
+            rows = np.resize(rows, -(-len(states) // num_batches))
+            step_key = jax.random.fold_in(key, epoch * num_batches + number)
+            batch = (x_SRF[rows], is_gold_SR[rows], there_SR[rows])
+            losses.append(_step(module, optimizer, batch, step_key, config.hide))
+    return module, float(np.mean(jax.device_get(losses)))
+
+
+@functools.partial(nnx.jit, static_argnums=4)
+def _step(
+    module: LinkHeadModule, optimizer: nnx.Optimizer, batch: Any, key: jax.Array, hide: float
+) -> jax.Array:
+    x_BRF, is_gold_BR, there_BR = batch
+    hidden_BG = jax.random.bernoulli(key, hide, (len(x_BRF), len(GROUPS)))
+    keep_BF = 1.0 - jnp.minimum(hidden_BG.astype(jnp.float32) @ _members(), 1.0)
+
+    def loss(module: LinkHeadModule) -> jax.Array:
+        score_BR = jnp.where(there_BR, module(x_BRF, keep_BF[:, None]), -jnp.inf)
+        log_p_BR = jax.nn.log_softmax(score_BR)
+        return -jax.nn.logsumexp(log_p_BR, axis=1, where=is_gold_BR).mean()
+
+    value, gradient = nnx.value_and_grad(loss)(module)
+    optimizer.update(module, gradient)
+    return value
+
+
+def _members() -> np.ndarray:
+    """Which group has which features, ``[G, F]``."""
+    return np.array([[name in group for name in FEATURES] for group in GROUPS.values()], np.float32)
+
+
+def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All states as ``x_SRF``, ``is_gold_SR`` and ``there_SR``."""
+    most = max(len(state.is_gold_R) for state in states)
+    x_SRF = np.zeros((len(states), most, len(FEATURES)), np.float32)
+    is_gold_SR = np.zeros((len(states), most), bool)
+    there_SR = np.zeros((len(states), most), bool)
+    for place, (feature_RF, is_gold_R) in enumerate(states):
+        count = len(is_gold_R)
+        x_SRF[place, :count], is_gold_SR[place, :count] = feature_RF, is_gold_R
+        there_SR[place, :count] = True
+    return x_SRF, is_gold_SR, there_SR
+
+
+def _dev(tasks: Sequence[Task], score: Score, name: str) -> dict[str, float]:
+    """Recall of the dev questions of all sets together; nothing where there are none."""
+    found: dict[int, list[float]] = {k: [] for k in _KS}
+    for index, ids, _, dev in tasks:
+        ranked = index.explore([question.question for question in dev], score)
+        for question, rows in zip(dev, ranked, strict=True):
+            for k in _KS:
+                top = [ids[row] for row in rows[:k]]
+                found[k].append(recall_at(top, question.supporting or (), k))
+    return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}

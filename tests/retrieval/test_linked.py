@@ -1,0 +1,222 @@
+"""Search along a question's hops: candidates, what is known of them, the head that weighs it."""
+
+import re
+import zlib
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from cirag_jax.datasets.chains import sentence_texts
+from cirag_jax.errors import UserError
+from cirag_jax.models import link_head
+from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
+from cirag_jax.retrieval.encoders import RememberingEncoder
+from cirag_jax.retrieval.index import open_retriever
+from cirag_jax.retrieval.linked import FEATURES, GROUPS, LinkedIndex
+from cirag_jax.training.link_head import Task, by_aligner, train_link_head
+from cirag_jax.types import Dataset, Feedback, Passage, Question
+from configs import aligner, retrievers
+
+_FIRST = ("Grey", "Red", "Long", "Old", "Quiet", "Far", "High", "Lost", "New", "Wild")
+_PEOPLE = ("Anna", "Bo", "Carl", "Dora", "Erik", "Fia", "Gun", "Hans", "Ida", "Jon")
+
+
+class Words:
+    """An encoder by words alone: each has a vector, a text their normalised sum."""
+
+    dim = 64
+
+    def __init__(self):
+        self.identity = {"model": "nowhere"}
+
+    def encode(self, texts, kind="passage", progress=None):
+        vectors = [sum(map(self._vector, re.findall(r"\w+", t.lower())), 1e-6) for t in texts]
+        return np.array([v / np.linalg.norm(v) for v in vectors], np.float32).reshape(-1, 64)
+
+    def _vector(self, word):
+        return np.random.default_rng(zlib.crc32(word.encode())).normal(size=self.dim)
+
+
+def _world():
+    """Films, of which each passage names its director, and directors, whose passages name none."""
+    corpus, questions = {}, []
+    for first, person in zip(_FIRST, _PEOPLE, strict=True):
+        film, name = f"{first} Harbour", f"{person} Berg"
+        corpus[film] = Passage(film, film, f"{film} is a film. {name} made it.")
+        corpus[name] = Passage(name, name, "Born by the sea. Later a baker.")
+        questions.append(
+            Question(film, f"Where was the director of {film} born?", (), supporting=(film, name))
+        )
+    corpus["blank"] = Passage("blank", "Blank", " ", ())
+    return Dataset("world", tuple(questions), corpus, {})
+
+
+DATASET = _world()
+PASSAGES = list(DATASET.corpus.values())
+TEXTS = [list(sentence_texts(passage)) for passage in PASSAGES]
+ROW = {passage.id: row for row, passage in enumerate(PASSAGES)}
+QUESTION = DATASET.questions[0]
+
+
+def _index(head=None, **options):
+    encoder = RememberingEncoder(Words())
+    return LinkedIndex(PASSAGES, TEXTS, encoder, head, "sentence", **options)
+
+
+def _head(**weights):
+    """A head that weighs these features and nothing else."""
+    zeros = np.zeros(len(FEATURES), np.float32)
+    module = LinkHeadModule(zeros, zeros + 1, 4, nnx.Rngs(0))
+    module.linear_F[...] = np.array([weights.get(name, 0.0) for name in FEATURES], np.float32)
+    return LinkHead(module, FEATURES, "sentence", 2)
+
+
+def _steps(head, question=QUESTION.question, **options):
+    """The candidates of every step, as name -> feature -> value."""
+    seen = []
+    _index(head, **options).explore([question], head.score, None, seen.append)
+    return [
+        {
+            PASSAGES[row].id: dict(zip(FEATURES, values.tolist(), strict=True))
+            for row, values in zip(found.row_R, found.feature_RF, strict=True)
+        }
+        for found in seen
+    ]
+
+
+def test_what_is_known_of_the_candidates_of_a_step():
+    first, second = _steps(_head(named=1.0), "Is Grey Harbour a film?", steps=2)
+    assert first["Grey Harbour"]["named"] == 1 and first["Red Harbour"]["named"] == 0
+    assert first["Grey Harbour"]["named_and_due"] == 1 and first["Grey Harbour"]["first_step"] == 1
+    assert first["Grey Harbour"]["bm25"] == 1 and first["Grey Harbour"]["bm25_place"] == 0
+    assert first["Grey Harbour"]["titles_named"] == 0.25
+    best = max(first.values(), key=lambda known: known["score"])
+    assert best["below_best"] == best["place"] == 0
+    assert all(known["score"] == known["first_score"] for known in first.values())
+    assert "Grey Harbour" not in second  # It is in the chain.
+    berg, other = second["Anna Berg"], second["Bo Berg"]
+    # The chain's unit is the film's sentence that is nearest to the question, which names nobody.
+    assert (berg["named_by_chain"], berg["named_by_passages"]) == (0, 1)
+    assert (other["named_by_passages"], other["names_passages"]) == (0, 0)
+    assert berg["walk"] > other["walk"] and berg["walk_place"] < other["walk_place"]
+    assert all(known["first_step"] == 0 for known in second.values())
+
+
+def test_a_unit_of_the_chain_that_names_a_passage_is_told_from_its_passage():
+    question = "Who made it, Grey Harbour?"
+    _, second = _steps(_head(named=1.0), question, steps=2)
+    berg = second["Anna Berg"]
+    assert berg["named_by_last"] == berg["named_by_chain"] == berg["named_by_passages"] == 1
+
+
+def test_the_chain_comes_first_in_its_order_then_the_last_candidates():
+    head = _head(named=9.0, named_by_passages=5.0, score=1.0)
+    row_QK, score_QK = _index(head, steps=2).search([QUESTION.question], 5)
+    assert [PASSAGES[row].id for row in row_QK[0, :2]] == ["Grey Harbour", "Anna Berg"]
+    assert len(set(row_QK[0].tolist())) == 5 and score_QK[0].tolist() == [0, -1, -2, -3, -4]
+
+
+def test_only_allowed_passages_are_found_and_places_beyond_them_are_empty():
+    allowed = [np.array([ROW["Grey Harbour"], ROW["Bo Berg"]])]
+    row_QK, score_QK = _index(_head(named=9.0)).search([QUESTION.question], 4, allowed)
+    assert [PASSAGES[row].id for row in row_QK[0, :2]] == ["Grey Harbour", "Bo Berg"]
+    assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
+
+
+def test_all_questions_are_found_as_each_alone_and_blank_passages_never():
+    index = _index(_head(score=1.0, named=1.0))
+    texts = [question.question for question in DATASET.questions] * 8  # more than one block
+    rows, _ = index.search(texts, len(PASSAGES))
+    alone, _ = index.search(texts[3:4], len(PASSAGES))
+    assert rows[3].tolist() == alone[0].tolist() == rows[3 + len(DATASET.questions)].tolist()
+    assert ROW["blank"] not in rows
+
+
+def test_no_vector_can_be_moved():
+    with pytest.raises(UserError, match="no passage vectors that could move"):
+        _index(_head()).search(["a"], 1, None, [Feedback(1.0, ())])
+
+
+def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
+    """No word of a director's passage is the question's: only the film's passage names it."""
+    config = aligner.linked().head
+    config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
+    index = _index(steps=2)
+    task = Task(index, tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
+    with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
+        head, found = train_link_head(config, [task], "sentence", seed=0)
+        again, same = train_link_head(config, [task], "sentence", seed=0)
+    assert found["dev/linked_recall@2"] == 1 and found["dev/aligner_recall@2"] < 0.7
+    assert found == same
+
+    head.save(tmp_path)
+    loaded = load_link_head(tmp_path, FEATURES)
+    assert (loaded.units, loaded.steps) == ("sentence", 2)
+    x = [np.random.default_rng(0).normal(size=(5, len(FEATURES)))]
+    np.testing.assert_array_equal(loaded.score(x)[0], again.score(x)[0])
+
+
+def test_a_head_is_not_trained_without_gold_passages():
+    task = Task(_index(), tuple(ROW), (Question("q", "Where?", ()),), ())
+    with pytest.raises(UserError, match="learns from gold passages"):
+        train_link_head(aligner.linked().head, [task], "sentence", seed=0)
+
+
+def test_before_training_a_head_is_the_aligner():
+    ones = np.ones(len(FEATURES), np.float32)
+    head = LinkHead(LinkHeadModule(0 * ones, ones, 4, nnx.Rngs(0)), FEATURES, "sentence", 2)
+    x = [np.random.default_rng(0).normal(size=(n, len(FEATURES))) for n in (3, 0, 1200)]
+    for ours, aligners in zip(head.score(x), by_aligner(x), strict=True):
+        np.testing.assert_allclose(ours, aligners, rtol=1e-6)
+
+
+def test_each_group_of_features_exists():
+    assert {name for group in GROUPS.values() for name in group} < set(FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda file: file.write_bytes(b"x" * 40), "cannot be read"),
+        (lambda file: _rewrite(file, features="score"), "reads other features"),
+        (lambda file: _rewrite(file, units="word"), "field units is 'word'"),
+        (lambda file: _rewrite(file, steps="-1"), "field steps '-1'"),
+        (lambda file: _rewrite(file, drop="out_H"), "tensor (out|bias|hidden)_F?H is missing or"),
+        (lambda file: _rewrite(file, drop="mean_F"), "tensor mean_F is missing or"),
+    ],
+)
+def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
+    _head().save(tmp_path)
+    change(tmp_path / link_head.FILE)
+    with pytest.raises(UserError, match=message) as refused:
+        load_link_head(tmp_path, FEATURES)
+    assert str(tmp_path / link_head.FILE) in str(refused.value)
+
+
+def _rewrite(file, drop=None, **told):
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        had = opened.metadata() | told
+    tensors = {k: v for k, v in safetensors.numpy.load_file(file).items() if k != drop}
+    safetensors.numpy.save_file(tensors, file, metadata=had)
+
+
+def test_the_retriever_opens_the_head_beside_the_encoder(tmp_path):
+    encoder = Words()
+    encoder.identity = {"model": str(tmp_path)}
+    config = retrievers.retriever()
+    config.kind = "linked"
+    with pytest.raises(UserError, match=r"has no link_head\.safetensors"):
+        open_retriever(config, PASSAGES, encoder)
+    _head(named=9.0, named_by_passages=5.0).save(tmp_path)
+    row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 2)
+    assert [PASSAGES[row].id for row in row_QK[0]] == ["Grey Harbour", "Anna Berg"]
+    for fields, message in (
+        ({"units": "triple"}, "units=triple, where the aligner ranks sentences"),
+        ({"folder": "somewhere"}, "takes no folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_retriever(ml_collections.ConfigDict({**config, **fields}), PASSAGES, encoder)
