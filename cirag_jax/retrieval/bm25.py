@@ -10,13 +10,13 @@ import Stemmer
 
 from cirag_jax.errors import UserError, parsing
 
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # It reports every index at DEBUG.
-
 
 def _bm25s() -> Any:
     """The library, imported late: doing so starts JAX's backends, which is not for an import."""
     import bm25s
 
+    # It reports every index at DEBUG, and asks for that level when it is imported.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
 
 

@@ -22,7 +22,8 @@ def trained(tmp_path_factory, command):
         f"--config.data.dir={data}", "--config.dev.questions=2", "--config.num_steps=4",
         "--config.eval_every=2", "--config.batch_size=4", "--config.num_negatives=2",
         "--config.prefixes_per_question=2",
-        "--config.chunk_tokens=256",
+        "--config.chunk_tokens=256", "--config.head.rounds=1", "--config.head.epochs=2",
+        "--config.head.steps=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return root, done
@@ -32,6 +33,7 @@ def test_train_prints_one_object_and_keeps_it(trained):
     root, done = trained
     result = json.loads(done.stdout)
     assert result["complete"] and result["step"] == 4 and "dev/mrr" in result
+    assert 0 <= result["dev/linked_recall@2"] <= 1 and (root / "w/link_head.safetensors").is_file()
     assert json.loads((root / "w" / "result.json").read_text()) == result
 
 
@@ -45,17 +47,18 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     systems = (
-        "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
+        "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25", "linked",
         "links", "links_one_shot_frozen", "links_trained", "fused_trained",
     )  # fmt: skip
     assert set(rankings_of(tmp_path)[0]["ranked"]) == set(systems)
     for system in systems:
         recalls = [result[system][f"recall@{k}"] for k in (2, 3, 5, 10)]
         assert recalls == sorted(recalls) and recalls[0] >= 0 and recalls[-1] <= 1
-    for system in systems[1:]:
-        interval = result["differences"][f"trained-{system}"]["recall@5"]
+    pairs = [("trained", name) for name in systems[1:] if name != "linked"]
+    for first, system in [*pairs, ("linked", "trained"), ("linked", "bm25")]:
+        interval = result["differences"][f"{first}-{system}"]["recall@5"]
         assert interval["low"] <= interval["difference"] <= interval["high"]
-        expected = result["trained"]["recall@5"] - result[system]["recall@5"]
+        expected = result[first]["recall@5"] - result[system]["recall@5"]
         assert interval["difference"] == pytest.approx(expected)
     assert {"steps", "k", "units"} <= result["settings"].keys()
     assert result["num_questions"] == 4 and result["num_passages"] == 24
@@ -109,6 +112,30 @@ def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, command, 
     for record in rankings_of(tmp_path):
         if corpus == "per_question":
             assert all(len(rows) <= 8 for rows in record["ranked"].values())
+
+
+def test_a_method_retrieves_along_links_with_what_was_exported(trained, tmp_path, command):
+    root, _ = trained
+    done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
+    assert json.loads(done.stdout)["link_head"]
+    done = command(
+        "answer.py", "--config=configs/methods/kirag.py", f"--workdir={tmp_path / 'a'}",
+        "--config.kirag.use_constructor=false", "--config.kirag.reader=nothing",
+        "--config.kirag.num_passages=2", "--config.kirag.max_steps=1",
+        f"--config.encoder.model={tmp_path / 'model'}", "--config.retriever.kind=linked",
+        f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["failures"] == 0 and "bm25s" not in done.stderr
+    done = command(
+        "evaluate.py", f"--workdir={tmp_path / 'e'}", f"--config.checkpoint={root / 'w'}",
+        f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
+        "--config.bootstrap_samples=10", "--config.systems=('linked',)",
+    )  # fmt: skip
+    found = {row["id"]: row["ranked"]["linked"] for row in rankings_of(tmp_path / "e")}
+    for line in (tmp_path / "a" / "predictions.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert set(record["passages"]) == set(found[record["id"]][:2])
 
 
 def rankings_of(workdir):
