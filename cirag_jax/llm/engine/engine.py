@@ -441,6 +441,7 @@ class Engine:
         with self._on_mesh():
             value = self._caches.pop(length, None)
             if value is None:
+                self._make_room(length)
                 value = decoder.empty_cache(self.config, self._batch(length), length)
             held = _Held(value, length)
             try:
@@ -449,6 +450,21 @@ class Engine:
                 self.forget()
                 raise
             self._caches[length] = held.value
+
+    def _make_room(self, length: int) -> None:
+        """Frees the caches that were used longest ago: all together hold as much as one may.
+
+        Lanes run one after the other and prefixes are kept elsewhere, so that an allocation is all
+        that is lost.
+        """
+        wanted = self._batch(length) * length
+        while self._caches and wanted + self.cached_tokens > self.options.cache_tokens:
+            del self._caches[next(iter(self._caches))]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the caches of all lanes have room for."""
+        return sum(self._batch(length) * length for length in self._caches)
 
     @contextlib.contextmanager
     def _on_mesh(self) -> Iterator[None]:

@@ -540,3 +540,15 @@ def test_another_engine_over_the_same_weights(folder, engine):
     first.close()
     assert [response.text for response in second.generate(asked)] == expected
     second.close()
+
+
+def test_lanes_share_the_room_for_caches(folder, engine):
+    """Outputs stay what they are when a lane's cache was freed between two of its batches."""
+    small = make(folder, prefix_tokens=0, cache_tokens=600)
+    asked = [ask(text(length, seed)) for seed, length in enumerate((10, 60, 150, 12, 170, 61))]
+    kept = []
+    for request in asked:
+        assert small.generate([request])[0].text == engine.generate([request])[0].text
+        kept.append(small.cached_tokens)
+    assert max(kept) <= 600 and engine.cached_tokens > 600
+    assert len(set(kept)) > 1  # Lanes of several lengths took turns.
