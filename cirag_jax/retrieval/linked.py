@@ -175,9 +175,11 @@ class LinkedIndex:
             part = slice(start, start + _BLOCK)
             within = None if allowed is None else allowed[part]
             searches = self._begin(questions[part], within)
-            for _ in range(self._steps):
-                open_ = [search for search in searches if not search.ended]
-                self._advance(open_, score, within, start, observe)
+            for step in range(self._steps):
+                going = [search for search in searches if not search.ended]
+                if step:
+                    self._ask(going, within)
+                self._choose(going, score, start, observe)
             ranked += [search.ranked() for search in searches]
             progress(len(searches))
         return ranked
@@ -195,7 +197,7 @@ class LinkedIndex:
             _Search(
                 question=question,
                 place=place,
-                query_D=query_QD[place],
+                first_D=query_QD[place],
                 first_best=float(score_QK[place, 0]),
                 words=_shares(words_QK[place], word_score_QK[place]),
                 walk_N=np.ascontiguousarray(walk_NQ[:, place]),
@@ -209,15 +211,8 @@ class LinkedIndex:
             for place, question in enumerate(questions)
         ]
 
-    def _advance(
-        self,
-        searches: Sequence["_Search"],
-        score: Score,
-        allowed: Sequence[np.ndarray] | None,
-        start: int,
-        observe: Observe,
-    ) -> None:
-        """Appends one passage to the chain of every search."""
+    def _ask(self, searches: Sequence["_Search"], allowed: Sequence[np.ndarray] | None) -> None:
+        """Searches with the question and the chain so far."""
         if not searches:
             return
         queries = [
@@ -227,16 +222,22 @@ class LinkedIndex:
         query_QD = self._encoder.encode(queries, "query")
         within = None if allowed is None else [allowed[search.place] for search in searches]
         near_QK, _ = self._units.nearest(query_QD, _NEAR, within)
-        found = [
-            self._candidates(search, _present(near_K), query_D)
-            for search, near_K, query_D in zip(searches, near_QK, query_QD, strict=True)
-        ]
+        for search, query_D, near_K in zip(searches, query_QD, near_QK, strict=True):
+            search.query_D, search.near = query_D, _present(near_K)
+
+    def _choose(
+        self, searches: Sequence["_Search"], score: Score, start: int, observe: Observe
+    ) -> None:
+        """Appends one passage to the chain of every search."""
+        if not searches:
+            return
+        found = [self._candidates(search) for search in searches]
         scores = score([candidates.feature_RF for candidates in found])
         for search, candidates, score_R in zip(searches, found, scores, strict=True):
             observe(candidates._replace(question=start + search.place))
             search.choose(candidates, score_R)
 
-    def _candidates(self, s: "_Search", near: Sequence[int], query_D: np.ndarray) -> Candidates:
+    def _candidates(self, s: "_Search") -> Candidates:
         by_unit = [_row(self._unit_links, unit) for unit in s.units]
         by_chain: dict[int, float] = {}
         for found in by_unit:
@@ -245,14 +246,14 @@ class LinkedIndex:
         by_passages = {r: 1.0 for row in s.rows for r in _row(self._links, row)}
         back = np.concatenate([_indices(self._links_back, row) for row in s.rows] or [[]])
         rows = dict.fromkeys(
-            [*s.pool, *near, *by_chain, *list(by_passages)[:_LINKED]]
+            [*s.pool, *s.near, *by_chain, *list(by_passages)[:_LINKED]]
         )  # Each once, in this order.
         row_R = np.array(
             [row for row in rows if row not in s.rows and (s.allowed is None or row in s.allowed)],
             np.int32,
         )
         row_R = row_R[self._units.counts(row_R) > 0]
-        score_2R, unit_2R = self._units.best(np.stack([query_D, s.query_D]), row_R)
+        score_2R, unit_2R = self._units.best(np.stack([s.query_D, s.first_D]), row_R)
         score_R, first_R = score_2R
         visited = {self._names[row] for row in s.rows}
         due = s.num_titles > sum(row in s.named for row in s.rows)
@@ -286,11 +287,11 @@ class _Search:
 
     question: str
     place: int  # In its block.
-    query_D: np.ndarray
+    first_D: np.ndarray  # The question alone.
     first_best: float
     words: dict[int, float]  # BM25 over the best one's, best first.
     walk_N: np.ndarray
-    near: list[int]
+    near: list[int]  # By the aligner, at this step.
     named: dict[int, float]
     num_titles: int
     allowed: frozenset[int] | None
@@ -304,6 +305,7 @@ class _Search:
         reached = reached[self.walk_N[reached] > 0].tolist()
         self.walk_place = {row: place for place, row in enumerate(reached)}
         self.word_place = {row: place for place, row in enumerate(self.words)}
+        self.query_D = self.first_D  # Question and chain.
         self.pool = [*self.named, *self.near, *list(self.words)[:_NEAR], *reached]
 
     def choose(self, candidates: Candidates, score_R: np.ndarray) -> None:

@@ -155,6 +155,7 @@ def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
 
     head.save(tmp_path)
     loaded = load_link_head(tmp_path, FEATURES)
+    assert loaded is not None
     assert (loaded.units, loaded.steps) == ("sentence", 2)
     x = [np.random.default_rng(0).normal(size=(5, len(FEATURES)))]
     np.testing.assert_array_equal(loaded.score(x)[0], again.score(x)[0])

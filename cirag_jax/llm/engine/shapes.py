@@ -18,8 +18,8 @@ class EngineConfig:
 
     Attributes:
       batch_size: rows that decode together.
-      cache_tokens: most tokens in the caches of all lanes: long lanes get fewer rows, and those used
-        last are kept.
+      cache_tokens: most tokens in the caches of all lanes: long lanes get fewer rows, and the lanes
+        used last keep theirs.
       cache_lengths: cache lengths in tokens, ascending, multiples of 16; those beyond the model's
         context are cut to it.
       prefill_chunks: tokens of a prefill call, descending; a prompt is cut greedily.
