@@ -1,0 +1,122 @@
+"""Retrieval along a question's hops: aligner and links (`LinkedIndex`) beside the aligner alone.
+
+Both search the same units with the same aligner, all questions together, in turn. Indexing (which
+is embedding, for the most part) comes first and is timed apart; what a query costs is then mostly
+the encoder's time, once a step, on either side.
+
+    python experiments/benchmarks/linked.py --data DATA --checkpoint W --questions 1000
+
+Results: not yet run.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax.commands.evaluate_retrieval import iterate
+from cirag_jax.datasets import load
+from cirag_jax.datasets.chains import units_of
+from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.methods.kirag import KiragConfig
+from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.retrieval.encoders import (
+    Encoder,
+    FlaxEncoder,
+    Progress,
+    RememberingEncoder,
+    Role,
+)
+from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
+from cirag_jax.retrieval.unit_index import UnitIndex
+from configs import common
+from experiments.benchmarks import measure
+
+
+def main() -> None:
+    """Prints one JSON object."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", help="a dataset folder; the built-in dataset where none is named")
+    parser.add_argument("--checkpoint", required=True, help="of configs/aligner.py:linked")
+    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    print(json.dumps(measured(options), indent=2))
+
+
+class _Embeds:
+    """An encoder that keeps units for good and queries until it is told to forget them."""
+
+    def __init__(self, encoder: Encoder):
+        self._encoder, self._units = encoder, RememberingEncoder(encoder)
+        self.identity, self.dim = encoder.identity, encoder.dim
+        self.forget_queries()
+
+    def forget_queries(self) -> None:
+        """A new run begins."""
+        self._queries = RememberingEncoder(self._encoder)
+
+    def encode(
+        self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
+    ) -> np.ndarray:
+        """See `Encoder.encode`."""
+        kept = self._queries if kind == "query" else self._units
+        return kept.encode(texts, kind, progress)
+
+
+def measured(options: Any) -> dict[str, Any]:
+    """Seconds of indexing and of both searches."""
+    head = needed_link_head(options.checkpoint)
+    config = common.data(split="", units=head.units)
+    config.dir = options.data
+    dataset = load.load_dataset(config)
+    questions = dataset.questions[: options.questions]
+    passages = tuple(dataset.corpus.values())
+    texts = [[unit.text for unit in units_of(dataset, p.id, head.units)] for p in passages]
+    encoder, _ = open_encoder(options.checkpoint)
+    units = _Embeds(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
+    seconds = {}
+    began = time.monotonic()
+    UnitIndex(texts, units)
+    seconds["embedding"] = time.monotonic() - began
+    began = time.monotonic()
+    index = LinkedIndex(passages, texts, units, head, head.units, steps=options.steps)
+    seconds["links and words"] = time.monotonic() - began
+
+    def linked() -> None:
+        units.forget_queries()
+        index.search([question.question for question in questions], 10)
+
+    search = UnitIndex(texts, units).search
+
+    def alone() -> None:
+        units.forget_queries()
+        settings = KiragConfig(
+            max_steps=options.steps, num_candidates=0, units=head.units, use_constructor=False,
+            accumulate=True, ranking="chain", reader="nothing",
+        )  # fmt: skip
+        iterate(questions, dataset, Corpus("all", passages, None), search, units, settings)
+
+    timed = measure.alternately({"ours": linked, "theirs": alone}, options.repeats)
+    return {
+        "questions": len(questions),
+        "passages": len(passages),
+        "units": sum(map(len, texts)),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "searching": measure.row(timed),  # theirs: the aligner alone
+        "GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
