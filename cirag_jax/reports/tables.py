@@ -34,21 +34,22 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Recall in per cent, one row a system, and the trained system's lead with its 95 %
+    """Recall in per cent, one row a system, and the lead of what was trained with its 95 %
     interval; a column for each fold, where questions of several were asked.
     """
     ks, main = _ks(result), _main(result)
+    first = "linked" if "linked" in result else "trained"
     folds = result["per_fold"] if len(result["per_fold"]) > 1 else {}
     header = [
         "passages found by",
         *(f"R@{k}" for k in ks),
-        f"trained leads R@{main} by",
+        f"{first} leads R@{main} by",
         *(f"R@{main}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
     for system, name in _names(result).items():
         figures = [f"{100 * result[system][f'recall@{k}']:.1f}" for k in ks]
-        ahead = result["differences"].get(f"trained-{system}", {}).get(f"recall@{main}")
+        ahead = result["differences"].get(f"{first}-{system}", {}).get(f"recall@{main}")
         of_folds = [f"{100 * recalls[system][f'recall@{main}']:.1f}" for recalls in folds.values()]
         rows.append([name, *figures, lead(ahead), *of_folds])
     settings = result["settings"]

@@ -67,6 +67,7 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     assert [fold["num_questions"] for fold in folds] == [1, 3]
     of_folds = [fold["trained"]["recall@5"] for fold in folds]
     assert np.average(of_folds, weights=[1, 3]) == pytest.approx(result["trained"]["recall@5"])
+    assert "linked leads R@5 by" in (tmp_path / "table.md").read_text()
     assert "| R@5, 1 seen | R@5, 3 unseen |" in (tmp_path / "table.md").read_text()
     assert "trained" in done.stderr and (tmp_path / "table.md").exists()
     assert (tmp_path / "recall.png").read_bytes()[:4] == b"\x89PNG"
