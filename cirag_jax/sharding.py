@@ -295,9 +295,14 @@ def gathered(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int]) -> 
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]
     if not split:
         return x
-    # What a tensor group splits stays split: the compiler would gather that as well.
-    x = constrain(x, *axes)
-    return constrain(jax.lax.all_gather(x, "fsdp", axis=split[0], tiled=True), *axes)
+    mesh = jax.sharding.get_abstract_mesh()
+    gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", axis=split[0], tiled=True)
+    if "tensor" in mesh.auto_axes:  # The compiler would gather what a tensor group splits as well.
+        spec = logical_to_spec(_of_tensor(axes), x.shape, mesh)
+        gather = jax.shard_map(
+            gather, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False
+        )
+    return gather(x)
 
 
 def zeros_by_shard(params: Any) -> Any:

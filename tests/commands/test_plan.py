@@ -214,13 +214,20 @@ HLO = """
 ENTRY %main (p: f32[8]) -> f32[8] {
   %w.1 = (s32[], f32[8]) while(%t), condition=%c, body=%layer, backend_config={"known_trip_count":{"n":"5"}}
   %w.2 = (s32[]) while(%t), condition=%c, body=%chunk
+  %y.1 = f32[16]{0} add(%a, %b)
+  %reduce-scatter.1 = f32[2]{0} reduce-scatter(%y.1), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%sum
+  %all-reduce.3 = f32[9]{0} all-reduce(%x), replica_groups={{0},{1}}, to_apply=%sum
   ROOT %all-reduce-start.2 = f32[] all-reduce-start(%z), to_apply=%sum
 }
 """  # noqa: E501
 
 
 def test_collectives_of_a_loop_count_as_often_as_it_runs():
-    assert collectives(HLO, loops=3) == {"all-reduce": 5 * (32 + 12) + 4, "all-gather": 3 * 16}
+    assert collectives(HLO, loops=3) == {
+        "all-reduce": (5 + 1, 5 * (32 + 12) + 4),
+        "all-gather": (3, 3 * 16),
+        "reduce-scatter": (1, 64),
+    }
     assert collectives("") == {}
 
 
