@@ -151,18 +151,26 @@ def adapter_exchanged(*sizes):
         params = decoder.to_params(shard_state(decoder.random_state(config), mesh))
         state = make_state(lora.init_adapter(config, lora_config), optax.sgd(0.1), 0, mesh)
         batch = lora_step.place_batch(lora_step.Batch(tokens_BT, tokens_BT, tokens_BT == 0), mesh)
-        step = lora_step.TrainStep(config, lora_config, optax.sgd(0.1), state, mesh, chunk=16)
+        step = lora_step.TrainStep(config, lora_config, optax.sgd(0.1), state, mesh, chunk=96)
         lowered = step._gradient.lower(state.params, params, batch, state.key, 0, 0)
         return collectives(lowered.compile().as_text() or ""), params
 
 
-def test_an_adapters_fsdp_mesh_gathers_the_base_alone():
-    """Each layer's kernels forwards and backwards, the output layer once; no adapter."""
-    found, params = adapter_exchanged(1, 2, 1)
-    kernels = sum(x.nbytes for name, x in params["layers"].items() if name.endswith("_proj"))
-    tokens = 8 * 12 * 4
-    assert 0 <= found["all-gather"] - 2 * kernels - params["lm_head"].nbytes <= tokens, found
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
+def test_an_adapters_fsdp_mesh_gathers_the_base_alone(sizes):
+    """Each layer's kernels forwards and backwards, the output layer once; no gradient is summed."""
+    found, params = adapter_exchanged(*sizes)
+    kernels = [x.nbytes for name, x in params["layers"].items() if name.endswith("_proj")]
+    weights = (2 * sum(kernels) + params["lm_head"].nbytes) // sizes[2]
+    ids = 8 // sizes[0] * 12 * 4
+    assert found["all-gather"] == (2 * 2 * len(kernels) + 1 + 1, weights + ids), found
+    assert found["all-to-all"] == (1, ids // 2 * 32)
+    assert found.keys() - {"all-gather", "all-to-all"} == ({"all-reduce"} if sizes[2] > 1 else {*()})
 
 
 def test_an_adapters_tensor_mesh_sums_activations_and_exchanges_nothing_else():
-    assert adapter_exchanged(1, 1, 2)[0].keys() == {"all-reduce"}
+    """Of two layers: the inputs of two products forwards and two backwards, and 7 low ranks."""
+    hidden, low_rank, numbers = 8 * 12 * 32 * 4, 8 * 12 * 16 * 4, 3 * 8 * 12 * 4
+    total = (2 * 4 + 2) * hidden + 2 * 7 * low_rank + numbers
+    found = adapter_exchanged(1, 1, 2)[0]
+    assert found == {"all-reduce": (found["all-reduce"].number, total)}

@@ -22,6 +22,7 @@ from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder
 from cirag_jax.training import aligner, mfu
 from cirag_jax.training.rehearsal import Rehearsal, collectives
+from experiments.benchmarks import scaling
 from tests import tiny, tiny_decoder
 
 WIDTH = 32  # of the encoder
@@ -168,6 +169,13 @@ def test_gradients_are_exchanged_once_a_step_whatever_its_chunks(folders, monkey
         planned["collective_bytes"],
         theory,
     )
+
+
+@pytest.mark.parametrize("component", ["aligner", "integrator", "cross_encoder"])
+def test_a_step_exchanges_what_its_shapes_ask_for(component):
+    """On a mesh that splits everything; the theory is the benchmark's."""
+    row = scaling.compile_step(component, scaling.Mesh(2, 2, 2))
+    assert 1.0 <= row["ratio"] < 1.001, row
 
 
 def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
