@@ -23,6 +23,7 @@ from cirag_jax.errors import UserError
 log = logging.getLogger(__name__)
 
 MESH_AXES = ("data", "fsdp", "tensor")
+_EVERYWHERE = PartitionSpec()
 
 # Logical axis -> mesh axes. Parameters are split over fsdp by their model dimension and over
 # tensor by heads, feed-forward and vocabulary; activations over data and fsdp by batch.
@@ -167,7 +168,9 @@ def looked_up(x_BTD: jax.Array) -> jax.Array:
 
 
 def by_column(
-    multiply: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, kernels: Sequence[jax.Array]
+    multiply: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    kernels: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
     """``x`` times each kernel; where a tensor group splits the columns of several, explicitly.
 
@@ -184,7 +187,7 @@ def by_column(
         columns = [PartitionSpec(*(None,) * (each.ndim - 1), "tensor") for each in (x, *kernels)]
         products = jax.shard_map(
             products,
-            in_specs=(PartitionSpec(), *columns[1:]),
+            in_specs=(_EVERYWHERE, *columns[1:]),
             out_specs=(columns[0],) * len(kernels),
             axis_names={"tensor"},
             check_vma=False,
@@ -255,7 +258,7 @@ def num_shards() -> int:
 
 
 def by_shard(
-    function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = PartitionSpec()
+    function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _EVERYWHERE
 ) -> Callable[..., Any]:
     """``function(whole, split, key)``, computed by each shard from its own rows.
 
@@ -277,7 +280,7 @@ def by_shard(
     rows = PartitionSpec(axes)
     return jax.shard_map(
         of_shard,
-        in_specs=(specs, rows, PartitionSpec()),
+        in_specs=(specs, rows, _EVERYWHERE),
         out_specs=rows,
         axis_names={*axes},
         check_vma=False,
@@ -356,7 +359,8 @@ def sum_shards(tree: Any) -> Any:
     before, after = [], []
     for node in jax.tree.leaves(tree, is_leaf=_is_variable):
         axes, shape = _axes(node, node.ndim - 1), node.shape[1:]
-        before.append(PartitionSpec(RULES["batch"], *logical_to_spec(_of_tensor(axes), shape, mesh)))
+        whole = logical_to_spec(_of_tensor(axes), shape, mesh)
+        before.append(PartitionSpec(RULES["batch"], *whole))
         after.append(logical_to_spec(axes, shape, mesh))
 
     def total(x: jax.Array, spec: PartitionSpec) -> jax.Array:

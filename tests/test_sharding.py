@@ -165,7 +165,7 @@ def test_an_adapters_fsdp_mesh_gathers_the_base_alone(sizes):
     ids = 8 // sizes[0] * 12 * 4
     assert found["all-gather"] == (2 * 2 * len(kernels) + 1 + 1, weights + ids), found
     assert found["all-to-all"] == (1, ids // 2 * 32)
-    assert found.keys() - {"all-gather", "all-to-all"} == ({"all-reduce"} if sizes[2] > 1 else {*()})
+    assert ("all-reduce" in found) == (sizes[2] > 1)  # Of activations, see below.
 
 
 def test_an_adapters_tensor_mesh_sums_activations_and_exchanges_nothing_else():

@@ -2,16 +2,16 @@
 
 The trainers' own steps (aligner, integrator, cross-encoder) are compiled for fake CPU devices, as
 `launch/plan.py` does it, and their collectives counted in the compiled programs, those of a loop as
-often as it runs. Nothing is measured in seconds, and no accelerator is needed: XLA's partitioner is
-the same for all of them (what a GPU's compiler combines or splits afterwards changes the number of
-collectives, not the bytes). Prints a table in Markdown, then one JSON object.
+often as it runs. It takes a CPU and no weights; nothing is measured in seconds. A GPU's compiler
+may combine collectives or split them, which changes their number. Prints a table in Markdown, then
+one JSON object; ends with 1 where a mesh is more than 10 % off its theory.
 
-    python experiments/benchmarks/scaling.py [--components aligner,integrator] [--meshes 8x1x1,1x8x1]
+    python experiments/benchmarks/scaling.py [--components=aligner,integrator] [--meshes=8x1x1]
 
 A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device: what an all-gather
-gives, what a reduce-scatter takes, what an all-reduce sums (a ring moves up to twice as many there).
-``theory`` is computed from shapes alone, by `encoder_theory` and `adapter_theory`; a mesh passes
-within 10 % of it. The models are tiny, fp32, and every text has the same length.
+gives, what a reduce-scatter takes, what an all-reduce sums (of which a ring moves up to twice as
+many). ``theory`` is computed by `encoder_theory` and `adapter_theory` from shapes alone. The models
+are tiny, fp32, and all texts as long as each other.
 
 What a step cannot do without, with D the model's width, L layers, and A the bytes of all hidden
 states of one device's rows in a step (tokens x D x 4):
@@ -20,19 +20,18 @@ states of one device's rows in a step (tokens x D x 4):
   and needed once a step, however many chunks there are.
 - fsdp: each device keeps a part of the weights and computes with whole ones. The encoders' are
   gathered once a step, and their gradient scattered once; data groups sum what is left after that.
-  An adapter's base does not fit whole: every micro-batch gathers a layer's kernels forward and
-  backward, and the output layer once; the embedding table stays where it is, and what was looked up
-  is exchanged instead (A, and the tokens' ids). The adapter itself lies everywhere whole.
-- tensor: a product over a split axis (attention's output, the second product of feed-forward) leaves
-  a part of each sum on every device: one all-reduce of A each, and one for the embeddings, whose
-  vocabulary is split. Backwards one for the input of attention's products and one for that of
-  feed-forward's first: (4 L + 1) A, no weights. An adapter adds its low-rank states, of rank R,
-  which are R / D of A: two of them forward (o_proj and down_proj take a split input), five backward
-  (the others give a split output); its loss over a split vocabulary adds A, and three numbers a
-  token.
+  An adapter's base does not fit whole: every micro-batch gathers each layer's kernels forward and
+  backward, and the output layer once. The embedding table stays where it is; what was looked up is
+  exchanged (A, and the tokens' ids). The adapter lies everywhere whole.
+- tensor: a product over a split axis (attention's output, feed-forward's second) leaves a part of
+  each sum on every device: one all-reduce of A each, and one for the embeddings, whose vocabulary
+  is split. Backward there is one for what goes into attention, and one for what goes into
+  feed-forward: (4 L + 1) A, no weights. An adapter adds its low-rank states, R / D of A each: two a
+  layer forward (o_proj and down_proj take a split input), five backward (the others give a split
+  output). Its loss over a split vocabulary adds A and three numbers a token.
 - The aligner's loss is over all texts: each device receives the embeddings of all shards.
 
-Results: see docs/cluster.md.
+Results: docs/cluster.md.
 """
 
 import argparse
