@@ -293,7 +293,7 @@ def fsdp_spec(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec
     return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in found))
 
 
-def gathered(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int]) -> jax.Array:
+def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
     """A parameter of ``shape`` with logical axes, of which a shard may have its part, whole."""
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]
     if not split:

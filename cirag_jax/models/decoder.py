@@ -349,7 +349,7 @@ class _Layer:
 
         def multiply_all(x, *parts):
             places = zip(parts, names, strict=True)
-            kernels = [sharding.gathered(part, *reversed(shapes[name])) for part, name in places]
+            kernels = [sharding.gathered(part, *shapes[name]) for part, name in places]
             return sharding.by_column(multiply, x, kernels)
 
         if kernels[0].shape != shapes[names[0]][0]:

@@ -191,8 +191,8 @@ def _add_gradient(graphdef, total, params, arrays, key):
     def found(*inputs):
         return jax.tree.map(lambda x: x[None], jax.value_and_grad(loss_of, has_aux=True)(*inputs))
 
-    found = sharding.by_shard(found)(params, arrays, key)
-    sums, gradient = found if total is None else jax.tree.map(jnp.add, total, found)
+    added = sharding.by_shard(found)(params, arrays, key)
+    sums, gradient = added if total is None else jax.tree.map(jnp.add, total, added)
     return sums, sharding.constrain_by_shard(gradient)
 
 

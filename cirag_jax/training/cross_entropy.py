@@ -95,7 +95,7 @@ def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, wit
     # Gathered where it is split over fsdp: once, not in every chunk and not again for the gradient.
     (name, weight), *_ = head.items()
     shape, axes = decoder.outer_parameters(config)[name]
-    weight = sharding.gathered(weight, axes, shape)
+    weight = sharding.gathered(weight, shape, axes)
     axes = ["act_embed" if axis == "embed" else axis for axis in axes]
     head = {name: sharding.constrain(weight, *axes)}
     # Tokens that count first; the row with the most of them says how many chunks there are.

@@ -227,7 +227,7 @@ def compile_step(component: str, mesh: Mesh) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     head = ("step", "data x fsdp x tensor", "collectives", "KiB", "theory", "ratio", "within 10 %")
-    cells = [(*head, "peak, MiB")]
+    cells: list[tuple[str, ...]] = [(*head, "peak, MiB")]
     for row in rows:
         numbers = [f"{each['number']} {name}" for name, each in sorted(row["collectives"].items())]
         cells.append(
