@@ -286,7 +286,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     )
     graphdef, params = random_state(config)
     queries, negatives = flags.batch // 8, 6
-    if flags.batch != 8 * queries or flags.length not in encode_lib.BUCKETS:
+    if not queries or flags.batch % 8 or flags.length not in encode_lib.BUCKETS:
         raise UserError(
             f"--batch={flags.batch} must be a multiple of 8 (a query, its positive, {negatives} "
             f"negatives), --length={flags.length} one of {encode_lib.BUCKETS}"
@@ -306,7 +306,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     batch = make_batch(columns, tokenize, config.pad_id, flags.chunk_tokens)
     training = aligner_config.paper()
     training.activations_gib = flags.activations_gib
-    tokens_BT = jnp.asarray(np.concatenate([chunk.tokens_BT for chunk in batch.chunks]))
+    tokens_BT = jnp.asarray(np.stack(tokenize([""] * flags.batch, "passage")))
     mask_BT = jnp.ones(tokens_BT.shape, bool)
 
     @jax.jit
@@ -392,7 +392,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     group.add_argument("--attention", choices=("cudnn", "xla", "transposed"), default=None)
     group.add_argument("--remat", action="store_true")
-    group.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True)
+    group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
+    group.add_argument(
+        "--activations_gib", type=float, default=None, help="as there; else all are kept"
+    )
     flags = parser.parse_args(argv)
     if flags.mode == "auto":
         flags.mode = "compare" if jax.default_backend() == "cpu" else "flops"
