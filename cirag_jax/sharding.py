@@ -275,8 +275,8 @@ def by_shard(
         return function(whole, split, key)
 
     # What a tensor group splits is left to the compiler.
-    split = jax.sharding.get_abstract_mesh().shape["tensor"] > 1
-    axes = RULES["batch"] if split else MESH_AXES
+    grouped = jax.sharding.get_abstract_mesh().shape["tensor"] > 1
+    axes = RULES["batch"] if grouped else MESH_AXES
     rows = PartitionSpec(axes)
     return jax.shard_map(
         of_shard,
@@ -359,8 +359,8 @@ def sum_shards(tree: Any) -> Any:
     before, after = [], []
     for node in jax.tree.leaves(tree, is_leaf=_is_variable):
         axes, shape = _axes(node, node.ndim - 1), node.shape[1:]
-        whole = logical_to_spec(_of_tensor(axes), shape, mesh)
-        before.append(PartitionSpec(RULES["batch"], *whole))
+        unscattered = logical_to_spec(_of_tensor(axes), shape, mesh)
+        before.append(PartitionSpec(RULES["batch"], *unscattered))
         after.append(logical_to_spec(axes, shape, mesh))
 
     def total(x: jax.Array, spec: PartitionSpec) -> jax.Array:
