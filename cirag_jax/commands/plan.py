@@ -69,18 +69,10 @@ def plan(config: Config) -> dict[str, Any]:
     """
     component = state_lib.component_of(config)
     gpus = _gpus(config)
-    mesh = _make_mesh(config)
-    rehearse = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
-    with jax.set_mesh(mesh), quick_collection():
-        found = rehearse(config, mesh)
-    rehearsal = found.rehearsal
-    programs = list(rehearsal.programs.values())
-    collective: dict[str, int] = {}
-    for program in programs:
-        for operation, size in program.collectives.items():
-            collective[operation] = collective.get(operation, 0) + program.calls * size
+    found = rehearse(config)
+    rehearsal, mesh = found.rehearsal, found.rehearsal.mesh
     activations = max(rehearsal.peak - sum(found.parts.values()), 0)
-    update = programs[-1]  # A step ends with the optimiser's.
+    *_, update = rehearsal.programs.values()  # A step ends with the optimiser's.
     traffic = update.arguments + update.results
     assert rehearsal.peak_program is not None
     result = {
@@ -92,7 +84,7 @@ def plan(config: Config) -> dict[str, Any]:
         "bytes_per_device": {**found.parts, "activations": activations},
         "peak_bytes": rehearsal.peak,
         "peak_program": rehearsal.peak_program.name,
-        "collective_bytes": collective,
+        "collective_bytes": {op: each.bytes for op, each in rehearsal.exchanged().items()},
         "compiled_for": "cpu",
         "tokens_per_step": found.tokens,
         "flops_per_step": found.flops,
@@ -104,6 +96,15 @@ def plan(config: Config) -> dict[str, Any]:
         result["fits"] = rehearsal.peak <= config.memory_gib * GIB
     say(_table(result))
     return result
+
+
+def rehearse(config: Config) -> Rehearsed:
+    """Rehearses a step of ``config`` on fake devices; see `plan`."""
+    component = state_lib.component_of(config)
+    mesh = _make_mesh(config)
+    of_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
+    with jax.set_mesh(mesh), quick_collection():
+        return of_component(config, mesh)
 
 
 def on_gpu(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[str, Any]:
@@ -179,12 +180,15 @@ def _decoder_folder(spec: str) -> Path:
 
 
 def _parts(state: state_lib.TrainState) -> dict[str, int]:
-    parameters = bytes_of(state.params)
-    return {
-        "parameters": parameters,
-        "optimizer": bytes_of(state.opt_state),
-        "gradients": parameters,
-    }
+    parts = {"parameters": bytes_of(state.params), "optimizer": bytes_of(state.opt_state)}
+    # A shard computes with whole parameters, and adds to a gradient of them.
+    whole = sum(
+        bytes_of(leaf) * (leaf.sharding.mesh.shape["fsdp"] if "fsdp" in leaf.sharding.spec else 1)
+        for leaf in jax.tree.leaves(state.params)
+    )
+    if whole > parts["parameters"]:
+        parts["gathered_parameters"] = whole
+    return {**parts, "gradients": whole}
 
 
 def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:

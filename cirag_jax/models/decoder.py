@@ -253,6 +253,17 @@ def unstack_layers(tree: Any) -> Any:
     return {**tree, "layers": layers}
 
 
+def fsdp_specs(config: DecoderConfig) -> Params:
+    """How each stacked parameter is split over fsdp (`sharding.fsdp_spec`)."""
+    outer, layer = outer_parameters(config), layer_parameters(config)
+    specs = {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in outer.items()}
+    layers = {
+        name: sharding.fsdp_spec(("layers", *axes), (config.num_layers, *shape))
+        for name, (shape, axes) in layer.items()
+    }
+    return {**specs, "layers": layers}
+
+
 # ------------------------------------------------------------------------------------- arithmetic
 
 
@@ -319,18 +330,32 @@ class _Layer:
         if self.key is not None and self.options.dropout > 0.0 and {*names} & {*self.adapter}:
             key = jax.random.fold_in(self.key, PROJECTIONS.index(names[0]))
             dropped = dropout(x, self.options.dropout, key)
-        return tuple(self._project(x, dropped, name) for name in names)
+        products = self._products(x, names)
+        return tuple(self._project(*each, dropped) for each in zip(names, products, strict=True))
 
-    def _project(self, x: jax.Array, dropped: jax.Array, name: str) -> jax.Array:
-        y = multiply(x, self.p[name])
+    def _project(self, name: str, y: jax.Array, dropped: jax.Array) -> jax.Array:
         bias = self.p.get(name.replace("_proj", "_bias"))
         if bias is not None:
-            y = y + bias.astype(x.dtype)
+            y = y + bias.astype(y.dtype)
         pair = self.adapter.get(name)
         if pair is not None:
             delta: Any = low_rank(self.options.scale, dropped, pair["a"], pair["b"])
             y = y + delta
         return checkpoint_name(y, "projection")
+
+    def _products(self, x: jax.Array, names: tuple[str, ...]) -> tuple[jax.Array, ...]:
+        shapes = layer_parameters(self.config)
+        kernels = tuple(self.p[name] for name in names)
+
+        def multiply_all(x, *parts):
+            places = zip(parts, names, strict=True)
+            kernels = [sharding.gathered(part, *shapes[name]) for part, name in places]
+            return sharding.by_column(multiply, x, kernels)
+
+        if kernels[0].shape != shapes[names[0]][0]:
+            # Parts of them: the backward pass gathers them again, or they would be kept.
+            multiply_all = jax.checkpoint(multiply_all)
+        return multiply_all(x, *kernels)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
         """RMS norm of ``x`` with the scale ``name``."""
@@ -376,7 +401,7 @@ def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = sharding.looked_up(params["embedding"][tokens_BT]).astype(config.dtype)
+    x_BTD = sharding.look_up(params["embedding"], tokens_BT, config.d_model).astype(config.dtype)
     if config.embedding_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
     return x_BTD

@@ -168,11 +168,11 @@ def train_step(
     key = None
     if config.model.dropout > 0:
         key = run(jax.random.fold_in, state.key, state.step)
-    total = None
+    total, params = None, sharding.whole(state.params, run)
     for index, chunk in enumerate(batch.chunks):
         arrays = [place(array, mesh) for array in chunk]
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
-        total = run(_add_gradient, graphdef, total, state.params, arrays, chunk_key)
+        total = run(_add_gradient, graphdef, total, params, arrays, chunk_key)
     return run(_apply_gradient, tx, state, total)
 
 
@@ -191,8 +191,9 @@ def _add_gradient(graphdef, total, params, arrays, key):
     def found(*inputs):
         return jax.tree.map(lambda x: x[None], jax.value_and_grad(loss_of, has_aux=True)(*inputs))
 
-    found = sharding.by_shard(found)(params, arrays, key)
-    return found if total is None else jax.tree.map(jnp.add, total, found)
+    added = sharding.by_shard(found)(params, arrays, key)
+    sums, gradient = added if total is None else jax.tree.map(jnp.add, total, added)
+    return sums, sharding.constrain_by_shard(gradient)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

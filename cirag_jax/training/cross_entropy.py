@@ -93,8 +93,11 @@ def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, wit
     batch, length = targets_BT.shape
     width = min(max(chunk // sharding.rows_on_device(batch), 1), length)
     # Gathered where it is split over fsdp: once, not in every chunk and not again for the gradient.
-    axes = {"embedding": ("vocab", "act_embed"), "lm_head": ("act_embed", "vocab")}
-    head = {name: sharding.constrain(weight, *axes[name]) for name, weight in head.items()}
+    (name, weight), *_ = head.items()
+    shape, axes = decoder.outer_parameters(config)[name]
+    weight = sharding.gathered(weight, shape, axes)
+    axes = ["act_embed" if axis == "embed" else axis for axis in axes]
+    head = {name: sharding.constrain(weight, *axes)}
     # Tokens that count first; the row with the most of them says how many chunks there are.
     counts_BT = weights_BT != 0
     order_BT = jnp.argsort(~counts_BT, axis=1, stable=True)

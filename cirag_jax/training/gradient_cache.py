@@ -63,6 +63,7 @@ def loss_and_gradient(
     twice. ``run`` calls what is compiled, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
+    params = sharding.whole(params, run)
     # Placed like the batch: an array without a place would cost a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding

@@ -169,7 +169,8 @@ class TrainStep:
             (value, count), gradient = jax.value_and_grad(total, has_aux=True)(adapter)
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
-        gradient, *sums = sharding.by_shard(found)((adapter, params), batch, key)
+        specs = (jax.sharding.PartitionSpec(), decoder.fsdp_specs(self.config))
+        gradient, *sums = sharding.by_shard(found, specs)((adapter, params), batch, key)
         return sharding.constrain_by_shard(gradient), *sums
 
     def _sum(self, total, piece):

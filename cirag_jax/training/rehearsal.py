@@ -15,7 +15,7 @@ import gc
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -67,7 +67,7 @@ class Program:
       name: of the function.
       outputs: its results' shapes and shardings.
       arguments, results, temporaries, aliased: bytes on each device.
-      collectives: operation -> bytes of its results on each device, loops counted out.
+      collectives: operation -> its number and bytes on each device, loops counted out.
       calls: how often a step runs it.
     """
 
@@ -77,7 +77,7 @@ class Program:
     results: int
     temporaries: int
     aliased: int
-    collectives: dict[str, int]
+    collectives: dict[str, "Collective"]
     calls: int = 0
 
 
@@ -125,13 +125,23 @@ class Rehearsal:
 
     def program(self, function: Any, arguments: tuple[Any, ...]) -> Program:
         """``function`` compiled for ``arguments``, once for all like them; it counts as a call."""
-        leaves = jax.tree.leaves(arguments)
-        described = (_describe(leaf) if hasattr(leaf, "sharding") else leaf for leaf in leaves)
+        described = map(_describe, jax.tree.leaves(arguments))
         key = (function, jax.tree.structure(arguments), *described)
         if key not in self.programs:
             self.programs[key] = self._compile(function, arguments)
         self.programs[key].calls += 1
         return self.programs[key]
+
+    def exchanged(self) -> dict[str, "Collective"]:
+        """Operation -> what of it is in all calls together, on each device."""
+        totals: dict[str, Collective] = {}
+        for program in self.programs.values():
+            for operation, each in program.collectives.items():
+                number, size = totals.get(operation, (0, 0))
+                totals[operation] = Collective(
+                    number + program.calls * each.number, size + program.calls * each.bytes
+                )
+        return totals
 
     def note(self, program: Program, before: int) -> None:
         """Takes down what lies in memory while ``program`` runs, and ``before`` it."""
@@ -163,8 +173,10 @@ class Rehearsal:
         )
 
 
-def _describe(leaf: Any) -> tuple[Any, ...]:
-    return leaf.shape, leaf.dtype, leaf.sharding
+def _describe(leaf: Any) -> Any:
+    if isinstance(leaf, int):  # Of a number the type decides what is compiled, unless it is static.
+        return int
+    return (leaf.shape, leaf.dtype, leaf.sharding) if hasattr(leaf, "sharding") else leaf
 
 
 def _options() -> dict[str, Any]:
@@ -176,15 +188,26 @@ def _options() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- collectives
 
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][a-z\-]*)\((.*)")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)")
+_ALONE = re.compile(r"replica_groups=(?:\{\{\d+\}|\[\d+,1\]<=)")  # groups of one device
 _CALLED = re.compile(r"(?:body|calls|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _ARRAY = re.compile(r"([a-z]+\d*)\w*\[([\d,]*)\]")
 
 
-def collectives(text: str, loops: int = 1) -> dict[str, int]:
-    """Operation -> bytes of its results on each device, in one run of a compiled program.
+class Collective(NamedTuple):
+    """How many operations of a kind run, and the bytes that one device exchanges in them.
+
+    They are those of the whole array on a device: of what a gather gives, of what a scatter takes.
+    """
+
+    number: int
+    bytes: int
+
+
+def collectives(text: str, loops: int = 1) -> dict[str, Collective]:
+    """Operation -> what of it is in one run of a compiled program.
 
     Args:
       text: HLO of the program, after it was partitioned.
@@ -192,27 +215,34 @@ def collectives(text: str, loops: int = 1) -> dict[str, int]:
     """
     found: dict[str, list[tuple[str, int]]] = {}
     calls: dict[str, list[tuple[str, int]]] = {}
+    shapes: dict[str, str] = {}
     name = entry = ""
     for line in text.splitlines():
         if start := _COMPUTATION.match(line):
             name = start[1]
-            found[name], calls[name] = [], []
+            found[name], calls[name], shapes = [], [], {}
             entry = name if line.startswith("ENTRY") else entry
         elif instruction := _INSTRUCTION.match(line):
-            shape, operation, rest = instruction.groups()
-            if operation.removesuffix("-start") in _OPERATIONS:
-                found[name].append((operation.removesuffix("-start"), _array_bytes(shape)))
+            result, shape, operation, rest = instruction.groups()
+            shapes[result] = shape
+            if (kind := operation.removesuffix("-start")) in _OPERATIONS:
+                if not _ALONE.search(rest):
+                    taken = re.findall(r"%?([\w.\-]+)", rest.partition(")")[0])
+                    operands = " ".join(shapes.get(operand, "") for operand in taken)
+                    whole = operands if kind == "reduce-scatter" else shape
+                    found[name].append((kind, _array_bytes(whole)))
                 continue
             trips = _TRIPS.search(rest)
             times = (int(trips[1]) if trips else loops) if operation == "while" else 1
             calls[name] += [(called, times) for called in _called(rest)]
 
-    totals: dict[str, int] = {}
+    totals: dict[str, Collective] = {}
     stack = [(entry, 1)] if entry else []
     while stack:
         name, times = stack.pop()
         for operation, size in found.get(name, ()):
-            totals[operation] = totals.get(operation, 0) + times * size
+            number, total = totals.get(operation, (0, 0))
+            totals[operation] = Collective(number + times, total + times * size)
         stack += [(called, times * more) for called, more in calls.get(name, ())]
     return totals
 

@@ -75,7 +75,7 @@ def apply_gradient(
     ``gradient`` comes by shard (`sharding.zeros_by_shard`): here, once a step, it is summed over
     the devices.
     """
-    gradient = jax.tree.map(lambda by_shard: by_shard.sum(0), gradient)
+    gradient = sharding.sum_shards(gradient)
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
     params: Any = optax.apply_updates(state.params, updates)
     norms = {

@@ -16,11 +16,12 @@ it, and neither do threads of either side that spin.
 Both sides start from the same weights and must agree on the loss, or the run fails.
 
 On an accelerator (``--mode=flops``): tokens/s and model-FLOPs utilisation of the encoder's forward
-and train step with random weights, E5-large by default, in bf16. With D model, F feed-forward, T
-length, L layers, a token costs ``L (8 D^2 + 4 D F + 4 T D)`` floating-point operations forward
+pass and of the trainer's step (`training.aligner.train_step` on a batch of its own, chunks
+included) with random weights, E5-large by default, in bf16. With D model, F feed-forward, T length,
+L layers, a token costs ``L (8 D^2 + 4 D F + 4 T D)`` floating-point operations forward
 (projections, feed-forward, attention scores and mixing) and three times that in training; neither
-recomputation under ``--remat`` nor embeddings, norms and the optimiser count. Utilisation divides
-by the device's dense bf16 peak.
+what is computed again (``--remat``, chunks that ``--activations_gib`` leaves no room for) nor
+embeddings, norms and the optimiser count. Utilisation divides by the device's dense bf16 peak.
 
 Results
   CPU: two cores of an AMD EPYC virtual machine, other processes at 0 % of them while the rows ran;
@@ -40,7 +41,6 @@ Results
 """
 
 import argparse
-import functools
 import json
 import logging
 import os
@@ -48,13 +48,14 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -139,12 +140,10 @@ def torch_step(model: Any, columns: list[list[str]], temperature: float) -> Call
     return step
 
 
-def our_step(
-    encoder: TextEncoder, columns: list[list[str]], max_length: int
-) -> tuple[Callable[[], float], dict[str, int]]:
-    """The trainer's step on the same texts, and how many tokens it computes."""
-    config = aligner_config.quick()
-    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+def make_batch(
+    columns: list[list[str]], tokenize: pools.Tokenize, pad_id: int, chunk_tokens: int
+) -> pools.Batch:
+    """The trainer's batch of queries, positives and hard negatives, negatives in-batch."""
     queries = columns[0]
     layout = pools.Layout(
         num_queries=len(queries),
@@ -153,31 +152,45 @@ def our_step(
         mask_false_negatives=False,
         micro_batches=1,
         device_groups=1,
-        chunk_tokens=config.chunk_tokens,
+        chunk_tokens=chunk_tokens,
         bucket_lengths=encode_lib.BUCKETS,
     )
     examples = [
         pools.Example(texts[0], (texts[1],), texts[2:]) for texts in zip(*columns, strict=True)
     ]
-    batch = pools.build_batch(
-        examples,
-        layout,
+    return pools.build_batch(examples, layout, tokenize, pad_id)
+
+
+def trainer_step(
+    graphdef: nnx.GraphDef, params: nnx.State, batch: pools.Batch, config: Any
+) -> Callable[[], dict[str, jax.Array]]:
+    """The trainer's step on one batch over and over; it returns device metrics."""
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
+    state = [make_state(params, tx, 0, mesh)]
+
+    def step() -> dict[str, jax.Array]:
+        with jax.set_mesh(mesh):
+            state[0], metrics = aligner.train_step(graphdef, tx, state[0], batch, config, mesh)
+        return metrics  # The norms among them are there when the step has ended.
+
+    return step
+
+
+def our_step(
+    encoder: TextEncoder, columns: list[list[str]], max_length: int
+) -> tuple[Callable[[], float], dict[str, int]]:
+    """The trainer's step on the same texts, and how many tokens it computes."""
+    config = aligner_config.quick()
+    batch = make_batch(
+        columns,
         lambda texts, kind: encode_lib.tokenize(encoder, texts, max_length),
         encoder.config.pad_id,
+        config.chunk_tokens,
     )
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
-    state = [make_state(encoder.state, tx, 0, mesh)]
-
-    def step() -> float:
-        with jax.set_mesh(mesh):
-            state[0], metrics = aligner.train_step(
-                encoder.graphdef, tx, state[0], batch, config, mesh
-            )
-            # The loss is ready before the backward pass: wait for the parameters.
-            jax.block_until_ready(state[0])
-            return float(metrics["loss"])
-
-    return step, {"tokens": batch.tokens, "padded_tokens": batch.padded_tokens}
+    step = trainer_step(encoder.graphdef, encoder.state, batch, config)
+    counts = {"tokens": batch.tokens, "padded_tokens": batch.padded_tokens}
+    return lambda: float(jax.block_until_ready(step())["loss"]), counts
 
 
 def compare_step(
@@ -258,7 +271,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s and utilisation of forward pass and train step on the default device."""
+    """Tokens/s and utilisation of forward pass and trainer's step on the default device."""
     head_dim = flags.d_model // flags.heads
     config = encoder_lib.EncoderConfig(
         vocab_size=30522,
@@ -269,44 +282,43 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         dtype=flags.dtype,
         attention=flags.attention or encoder_lib.choose_attention(flags.dtype, head_dim),
         remat=flags.remat,
-        scan_layers=flags.scan,
+        scan_layers=flags.layers >= 12,  # As `load_encoder` has it.
     )
-    graphdef, state = random_state(config)
+    graphdef, params = random_state(config)
+    queries, negatives = flags.batch // 8, 6
+    if not queries or flags.batch % 8 or flags.length not in encode_lib.BUCKETS:
+        raise UserError(
+            f"--batch={flags.batch} must be a multiple of 8 (a query, its positive, {negatives} "
+            f"negatives), --length={flags.length} one of {encode_lib.BUCKETS}"
+        )
+    columns = columns_of(
+        [f"query {i}" for i in range(queries)],
+        [f"text {i}" for i in range(queries * (negatives + 1))],
+        queries,
+        negatives,
+    )
     rng = np.random.default_rng(0)
-    shape = (flags.batch, flags.length)
-    tokens_BT = jnp.asarray(rng.integers(1000, 30000, shape), jnp.int32)
-    mask_BT = jnp.ones(shape, bool)
-    tx = optax.adamw(1e-5)
-    traces = {"forward": 0, "train": 0}
+
+    def tokenize(texts: Sequence[str], kind: str) -> list[np.ndarray]:
+        del kind
+        return list(rng.integers(1000, 30000, (len(texts), flags.length), np.int32))
+
+    batch = make_batch(columns, tokenize, config.pad_id, flags.chunk_tokens)
+    training = aligner_config.paper()
+    training.activations_gib = flags.activations_gib
+    tokens_BT = jnp.asarray(np.stack(tokenize([""] * flags.batch, "passage")))
+    mask_BT = jnp.ones(tokens_BT.shape, bool)
 
     @jax.jit
-    def forward(state):
-        traces["forward"] += 1
-        return encoder_lib.embed(graphdef, state, tokens_BT, mask_BT)
+    def forward(params):
+        return encoder_lib.embed(graphdef, params, tokens_BT, mask_BT)
 
-    def loss(state):
-        emb_BD = encoder_lib.embed(graphdef, state, tokens_BT, mask_BT)
-        queries = flags.batch // 8
-        scores = emb_BD[:queries] @ emb_BD[queries:].T / 0.01
-        labels = jnp.arange(queries) * 7
-        return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def train(state, moments):
-        traces["train"] += 1
-        value, gradient = jax.value_and_grad(loss)(state)
-        updates, moments = tx.update(gradient, moments, state)
-        return optax.apply_updates(state, updates), moments, value
-
-    seconds = {"forward": _per_call(lambda: forward(state), flags.repeats)}
-    live = [state, tx.init(state)]
-
-    def step():
-        *live[:], value = train(*live)
-        return value
-
-    seconds["train"] = _per_call(step, flags.repeats)
-    return _utilisation(config, flags, seconds, traces)
+    step = trainer_step(graphdef, params, batch, training)
+    seconds = {
+        "forward": _per_call(lambda: forward(params), flags.repeats),
+        "train": _per_call(step, flags.repeats),
+    }
+    return _utilisation(config, flags, batch, seconds)
 
 
 def _per_call(call: Callable[[], Any], repeats: int) -> float:
@@ -325,15 +337,14 @@ def _per_call(call: Callable[[], Any], repeats: int) -> float:
 def _utilisation(
     config: encoder_lib.EncoderConfig,
     flags: argparse.Namespace,
+    batch: pools.Batch,
     seconds: dict[str, float],
-    traces: dict[str, int],
 ) -> dict[str, Any]:
     kind = jax.devices()[0].device_kind
     peak = peak_flops(kind) if flags.dtype == "bfloat16" else None
-    tokens = flags.batch * flags.length
     rows = {}
     for name, factor in (("forward", 1), ("train", 3)):
-        rate = tokens / seconds[name]
+        rate = batch.tokens / seconds[name]
         flops = factor * flops_per_token(config, flags.length) * rate
         rows[name] = {
             "seconds": round(seconds[name], 5),
@@ -349,8 +360,9 @@ def _utilisation(
         "batch": flags.batch,
         "length": flags.length,
         "layers": config.num_layers,
+        "chunks": [list(chunk.tokens_BT.shape) for chunk in batch.chunks],
         "rows": rows,
-        "compiled": traces,
+        "compiled": gradient_cache.compile_counts(),
     }
 
 
@@ -380,7 +392,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     group.add_argument("--attention", choices=("cudnn", "xla", "transposed"), default=None)
     group.add_argument("--remat", action="store_true")
-    group.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True)
+    group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
+    group.add_argument(
+        "--activations_gib", type=float, default=None, help="as there; else all are kept"
+    )
     flags = parser.parse_args(argv)
     if flags.mode == "auto":
         flags.mode = "compare" if jax.default_backend() == "cpu" else "flops"

@@ -22,6 +22,7 @@ from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder
 from cirag_jax.training import aligner, mfu
 from cirag_jax.training.rehearsal import Rehearsal, collectives
+from experiments.benchmarks import scaling
 from tests import tiny, tiny_decoder
 
 WIDTH = 32  # of the encoder
@@ -170,6 +171,13 @@ def test_gradients_are_exchanged_once_a_step_whatever_its_chunks(folders, monkey
     )
 
 
+@pytest.mark.parametrize("component", ["aligner", "integrator", "cross_encoder"])
+def test_a_step_exchanges_what_its_shapes_ask_for(component):
+    """On a mesh that splits everything; the theory is the benchmark's."""
+    row = scaling.compile_step(component, scaling.Mesh(2, 2, 2))
+    assert 1.0 <= row["ratio"] < 1.001, row
+
+
 def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
     assert reader["dtype"] == "bfloat16"
     assert reader["steps"] == 100  # two epochs of rows by two
@@ -214,13 +222,20 @@ HLO = """
 ENTRY %main (p: f32[8]) -> f32[8] {
   %w.1 = (s32[], f32[8]) while(%t), condition=%c, body=%layer, backend_config={"known_trip_count":{"n":"5"}}
   %w.2 = (s32[]) while(%t), condition=%c, body=%chunk
+  %y.1 = f32[16]{0} add(%a, %b)
+  %reduce-scatter.1 = f32[2]{0} reduce-scatter(%y.1), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%sum
+  %all-reduce.3 = f32[9]{0} all-reduce(%x), replica_groups={{0},{1}}, to_apply=%sum
   ROOT %all-reduce-start.2 = f32[] all-reduce-start(%z), to_apply=%sum
 }
 """  # noqa: E501
 
 
 def test_collectives_of_a_loop_count_as_often_as_it_runs():
-    assert collectives(HLO, loops=3) == {"all-reduce": 5 * (32 + 12) + 4, "all-gather": 3 * 16}
+    assert collectives(HLO, loops=3) == {
+        "all-reduce": (5 + 1, 5 * (32 + 12) + 4),
+        "all-gather": (3, 3 * 16),
+        "reduce-scatter": (1, 64),
+    }
     assert collectives("") == {}
 
 

@@ -1,0 +1,289 @@
+"""What the devices of a mesh exchange in a train step, against what the step's shapes ask for.
+
+The trainers' own steps (aligner, integrator, cross-encoder) are compiled for fake CPU devices, as
+`launch/plan.py` does it, and their collectives counted in the compiled programs, those of a loop as
+often as it runs. It takes a CPU and no weights; nothing is measured in seconds. A GPU's compiler
+may combine collectives or split them, which changes their number. Prints a table in Markdown, then
+one JSON object; ends with 1 where a mesh is more than 10 % off its theory.
+
+    python experiments/benchmarks/scaling.py [--components=aligner,integrator] [--meshes=8x1x1]
+
+A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device: what an all-gather
+gives, what a reduce-scatter takes, what an all-reduce sums (of which a ring moves up to twice as
+many). ``theory`` is computed by `encoder_theory` and `adapter_theory` from shapes alone. The models
+are tiny, fp32, and all texts as long as each other.
+
+What a step cannot do without, with D the model's width, L layers, and A the bytes of all hidden
+states of one device's rows in a step (tokens x D x 4):
+
+- data: each shard has a gradient of its own rows. Their sum is as large as the trained parameters,
+  and needed once a step, however many chunks there are.
+- fsdp: each device keeps a part of the weights and computes with whole ones. The encoders' are
+  gathered once a step, and their gradient scattered once; data groups sum what is left after that.
+  An adapter's base does not fit whole: every micro-batch gathers each layer's kernels forward and
+  backward, and the output layer once. The embedding table stays where it is; what was looked up is
+  exchanged (A, and the tokens' ids). The adapter lies everywhere whole.
+- tensor: a product over a split axis (attention's output, feed-forward's second) leaves a part of
+  each sum on every device: one all-reduce of A each, and one for the embeddings, whose vocabulary
+  is split. Backward there is one for what goes into attention, and one for what goes into
+  feed-forward: (4 L + 1) A, no weights. An adapter adds its low-rank states, R / D of A each: two a
+  layer forward (o_proj and down_proj take a split input), five backward (the others give a split
+  output). Its loss over a split vocabulary adds A and three numbers a token.
+- The aligner's loss is over all texts: each device receives the embeddings of all shards.
+
+Results: docs/cluster.md.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import jax
+
+from cirag_jax.commands import plan
+from cirag_jax.errors import UserError
+from cirag_jax.reports import tables
+from launch.plan import extend
+
+MESHES = (
+    *("1x1x1", "2x1x1", "4x1x1", "8x1x1", "1x2x1", "1x4x1", "1x8x1", "1x1x2", "1x1x4", "1x1x8"),
+    *("4x2x1", "4x1x2", "2x2x2"),
+)
+ALLOWED = 0.1  # off the theory
+
+LENGTH = 64  # tokens of a text
+VOCABULARY, WIDTH, FEED_FORWARD, LAYERS, HEADS, POSITIONS = 2048, 64, 256, 2, 8, 128
+RANK = 16
+
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": FEED_FORWARD,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0,
+}
+_ENCODER = {"model_type": "bert", "type_vocab_size": 2, "hidden_act": "gelu"}
+_DECODER = {
+    "model_type": "llama",
+    "num_key_value_heads": HEADS,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+# Of each config: 128 texts, 128 pairs, 16 rows; every mesh has several chunks of them.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "aligner": {
+        "batch_size": 16,
+        "prefixes_per_question": 1,
+        "num_negatives": 6,
+        "query_max_length": LENGTH,
+        "unit_max_length": LENGTH,
+        "chunk_tokens": 8 * LENGTH,
+    },
+    "integrator": {
+        "length": LENGTH,
+        "buckets": (),
+        "batch_size": 16,
+        "chunk": LENGTH,
+        "lora.rank": RANK,
+    },
+    "cross_encoder": {
+        "max_length": LENGTH,
+        "buckets": (LENGTH,),
+        "targets_per_step": 32,
+        "negatives.own": 2,
+        "chunk_rows": 64,
+    },
+}
+TEXTS, ROWS = 128, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Sizes of a mesh's axes."""
+
+    data: int
+    fsdp: int
+    tensor: int
+
+    @property
+    def shards(self) -> int:
+        """Parts of the batch."""
+        return self.data * self.fsdp
+
+    @property
+    def devices(self) -> int:
+        """Of all axes."""
+        return self.shards * self.tensor
+
+
+# ----------------------------------------------------------------------------------------- theory
+
+
+def encoder_theory(component: str, mesh: Mesh) -> float:
+    """Bytes that a device exchanges in a step of the aligner or the cross-encoder."""
+    d, f = WIDTH, FEED_FORWARD
+    kernels = VOCABULARY * d + LAYERS * (4 * d * d + 2 * d * f)  # split over fsdp and tensor
+    tables = (POSITIONS + 2) * d  # split over fsdp
+    wide_biases = LAYERS * (3 * d + f)  # split over tensor
+    others = 2 * d + LAYERS * 6 * d  # norms, biases of outputs
+    if component == "cross_encoder":
+        others += d * d + 2 * d + 1
+    gathered = kernels / mesh.tensor + tables
+    whole = wide_biases / mesh.tensor + others
+    numbers = 0.0
+    if mesh.fsdp > 1:
+        numbers += 2 * gathered + whole
+        if mesh.data > 1:
+            numbers += gathered / mesh.fsdp
+    elif mesh.data > 1:
+        numbers += gathered + whole
+    if component == "aligner" and mesh.shards > 1:
+        numbers += TEXTS * d
+    if mesh.tensor > 1:
+        numbers += (4 * LAYERS + 1) * TEXTS * LENGTH / mesh.shards * d
+    return 4 * numbers
+
+
+def adapter_theory(component: str, mesh: Mesh) -> float:
+    """Bytes that a device exchanges in a step of the integrator."""
+    del component
+    d, f = WIDTH, FEED_FORWARD
+    tokens = ROWS * LENGTH / mesh.shards
+    numbers = 0.0
+    if mesh.shards > 1:  # q, k, v, gate, up: D to a split width; o, down: the other way.
+        numbers += LAYERS * RANK * (7 * d + (4 * d + 3 * f) / mesh.tensor)
+    if mesh.fsdp > 1:
+        kernels = LAYERS * (4 * d * d + 3 * d * f)
+        micro_batches = ROWS / mesh.shards
+        numbers += micro_batches * (2 * kernels + VOCABULARY * d) / mesh.tensor
+        numbers += tokens * (d + mesh.fsdp)
+    if mesh.tensor > 1:
+        numbers += tokens * ((4 * LAYERS + 2) * d + 7 * LAYERS * RANK + 3)
+    return 4 * numbers
+
+
+_THEORY = {
+    "aligner": encoder_theory,
+    "integrator": adapter_theory,
+    "cross_encoder": encoder_theory,
+}
+
+
+# --------------------------------------------------------------------------------------- programs
+
+
+def make_config(component: str, mesh: Mesh, folder: pathlib.Path) -> Any:
+    """The component's default config with a tiny model, written to ``folder``."""
+    config = importlib.import_module(f"configs.{component}").get_config()
+    extend(config)
+    own = _DECODER if component == "integrator" else _ENCODER
+    (folder / "config.json").write_text(json.dumps({**_SHAPE, **own}))
+    config.model.spec = str(folder)
+    if component == "cross_encoder":
+        config.encoder.model = str(folder)
+    config.update_from_flattened_dict(_SETTINGS[component])
+    config.mesh.update({**dataclasses.asdict(mesh), "devices": mesh.devices})
+    return config
+
+
+def compile_step(component: str, mesh: Mesh) -> dict[str, Any]:
+    """One row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        rehearsal = plan.rehearse(make_config(component, mesh, pathlib.Path(folder))).rehearsal
+    exchanged = rehearsal.exchanged()
+    found = sum(each.bytes for each in exchanged.values())
+    theory = _THEORY[component](component, mesh)
+    within = abs(found - theory) <= ALLOWED * theory
+    return {
+        "component": component,
+        "mesh": dataclasses.asdict(mesh),
+        "devices": mesh.devices,
+        "collectives": {name: each._asdict() for name, each in exchanged.items()},
+        "bytes": found,
+        "theory_bytes": round(theory),
+        "ratio": round(found / theory, 4) if theory else None,
+        "within": within,
+        "peak_bytes": rehearsal.peak,
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    head = ("step", "data x fsdp x tensor", "collectives", "KiB", "theory", "ratio", "within 10 %")
+    cells: list[tuple[str, ...]] = [(*head, "peak, MiB")]
+    for row in rows:
+        numbers = [f"{each['number']} {name}" for name, each in sorted(row["collectives"].items())]
+        cells.append(
+            (
+                row["component"],
+                " x ".join(str(size) for size in row["mesh"].values()),
+                ", ".join(numbers) or "none",
+                f"{row['bytes'] / 2**10:,.1f}",
+                f"{row['theory_bytes'] / 2**10:,.1f}",
+                "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+                "yes" if row["within"] else "NO",
+                f"{row['peak_bytes'] / 2**20:.1f}",
+            )
+        )
+    return tables.markdown(cells)
+
+
+# ------------------------------------------------------------------------------------------- main
+
+
+def _names(text: str, known: Sequence[str], flag: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise UserError(f"--{flag}={name} must be of {', '.join(known)}")
+    return names
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table and one JSON object; 1 where a mesh is off the theory, 2 on bad input."""
+    logging.basicConfig(level=logging.WARNING)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--components", default=",".join(_THEORY), help="comma-separated")
+    parser.add_argument("--meshes", default=",".join(MESHES), help="data x fsdp x tensor")
+    flags = parser.parse_args(argv)
+    try:
+        components = _names(flags.components, list(_THEORY), "components")
+        meshes = [
+            Mesh(*map(int, name.split("x"))) for name in _names(flags.meshes, MESHES, "meshes")
+        ]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    # Of the most devices from the start: to add some, a plan would forget what is compiled.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", max(mesh.devices for mesh in meshes))
+    rows = []
+    for component in components:
+        for mesh in meshes:
+            rows.append(compile_step(component, mesh))
+            print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    print(table(rows))
+    print()
+    print(json.dumps({"jax": jax.__version__, "load": round(os.getloadavg()[0], 1), "rows": rows}))
+    return 0 if all(row["within"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
