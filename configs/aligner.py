@@ -19,6 +19,10 @@ table and the commands):
     HotpotQA distractor, sentences  5 min 17 s    --         69.4  76.1  84.1  90.0  78.5
     MuSiQue (60 questions), triples --            1 min 9 s  48.1  56.9  70.3  74.2  61.4
 
+Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"
+--config.eval_every=100; 2026-11-26, two CPU cores beside other work, commits ec7a190 and, for the
+head, da2e0dc): 37 and 9 minutes, 4.6 GB; step 100 of 300 was best. Recall in configs/retrieval.py.
+
 450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
 HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2
 prefixes, 7 negatives, 4 epochs (91.3 with the same retrieval); ranking by score instead of by chain
