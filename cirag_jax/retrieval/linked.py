@@ -244,41 +244,57 @@ class LinkedIndex:
             for row, share in found.items():
                 by_chain[row] = max(share, by_chain.get(row, 0.0))
         by_passages = {r: 1.0 for row in s.rows for r in _row(self._links, row)}
-        back = np.concatenate([_indices(self._links_back, row) for row in s.rows] or [[]])
-        rows = dict.fromkeys(
-            [*s.pool, *s.near, *by_chain, *list(by_passages)[:_LINKED]]
-        )  # Each once, in this order.
-        row_R = np.array(
-            [row for row in rows if row not in s.rows and (s.allowed is None or row in s.allowed)],
-            np.int32,
-        )
+        linked = _Linked(by_unit[-1] if by_unit else {}, by_chain, by_passages)
+
+        rows = dict.fromkeys([*s.pool, *s.near, *by_chain, *list(by_passages)[:_LINKED]])
+        row_R = np.array([row for row in rows if s.may_find(row)], np.int32)
         row_R = row_R[self._units.counts(row_R) > 0]
         score_2R, unit_2R = self._units.best(np.stack([s.query_D, s.first_D]), row_R)
         score_R, first_R = score_2R
+        known = self._known(s, row_R, score_R, first_R, linked)
+        feature_RF = np.stack([known[name] for name in FEATURES], axis=1).astype(np.float32)
+        return Candidates(s.place, row_R, unit_2R[0], feature_RF)
+
+    def _known(
+        self,
+        s: "_Search",
+        row_R: np.ndarray,
+        score_R: np.ndarray,
+        first_R: np.ndarray,
+        linked: "_Linked",
+    ) -> dict[str, np.ndarray]:
+        """`FEATURES` of these passages, of which the aligner's scores are given."""
+        back = np.concatenate([_indices(self._links_back, row) for row in s.rows] or [[]])
         visited = {self._names[row] for row in s.rows}
-        due = s.num_titles > sum(row in s.named for row in s.rows)
         named_R = _get(s.named, row_R)
-        columns = (
-            score_R,
-            score_R - score_R.max(initial=-1.0),
-            np.log1p(np.argsort(np.argsort(-score_R, kind="stable"))),
-            first_R,
-            first_R - s.first_best,
-            _get(s.words, row_R),
-            np.log1p(_get(s.word_place, row_R, _UNRANKED)),
-            np.log(s.walk_N[row_R] + _RARE),
-            np.log1p(_get(s.walk_place, row_R, _UNRANKED)),
-            _get(by_unit[-1] if by_unit else {}, row_R),
-            _get(by_chain, row_R),
-            _get(by_passages, row_R),
-            np.isin(row_R, back),
-            named_R,
-            named_R * due,
-            np.array([self._names[row] in visited for row in row_R.tolist()], np.float32),
-            np.full(len(row_R), not s.rows),
-            np.full(len(row_R), min(s.num_titles, 4) / 4),
-        )
-        return Candidates(s.place, row_R, unit_2R[0], np.stack(columns, 1).astype(np.float32))
+        return {
+            "score": score_R,
+            "below_best": score_R - score_R.max(initial=-1.0),
+            "place": np.log1p(np.argsort(np.argsort(-score_R, kind="stable"))),
+            "first_score": first_R,
+            "first_below_best": first_R - s.first_best,
+            "bm25": _get(s.words, row_R),
+            "bm25_place": np.log1p(_get(s.word_place, row_R, _UNRANKED)),
+            "walk": np.log(s.walk_N[row_R] + _RARE),
+            "walk_place": np.log1p(_get(s.walk_place, row_R, _UNRANKED)),
+            "named_by_last": _get(linked.by_last, row_R),
+            "named_by_chain": _get(linked.by_chain, row_R),
+            "named_by_passages": _get(linked.by_passages, row_R),
+            "names_passages": np.isin(row_R, back),
+            "named": named_R,
+            "named_and_due": named_R * (s.num_titles > sum(row in s.named for row in s.rows)),
+            "same_title": np.array([self._names[row] in visited for row in row_R.tolist()], bool),
+            "first_step": np.full(len(row_R), not s.rows),
+            "titles_named": np.full(len(row_R), min(s.num_titles, 4) / 4),
+        }
+
+
+class _Linked(NamedTuple):
+    """What a chain names, with its weight: its last unit, all its units, their passages."""
+
+    by_last: dict[int, float]
+    by_chain: dict[int, float]
+    by_passages: dict[int, float]
 
 
 @dataclasses.dataclass
@@ -307,6 +323,9 @@ class _Search:
         self.word_place = {row: place for place, row in enumerate(self.words)}
         self.query_D = self.first_D  # Question and chain.
         self.pool = [*self.named, *self.near, *list(self.words)[:_NEAR], *reached]
+
+    def may_find(self, row: int) -> bool:
+        return row not in self.rows and (self.allowed is None or row in self.allowed)
 
     def choose(self, candidates: Candidates, score_R: np.ndarray) -> None:
         if not len(score_R):
