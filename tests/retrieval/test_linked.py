@@ -134,6 +134,8 @@ def test_all_questions_are_found_as_each_alone_and_blank_passages_never():
     alone, _ = index.search(texts[3:4], len(PASSAGES))
     assert rows[3].tolist() == alone[0].tolist() == rows[3 + len(DATASET.questions)].tolist()
     assert ROW["blank"] not in rows
+    named, _ = index.search(["Is Blank near Grey Harbour?"], len(PASSAGES))
+    assert ROW["blank"] not in named  # It has no unit.
 
 
 def test_no_vector_can_be_moved():
