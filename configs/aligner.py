@@ -91,7 +91,7 @@ def base() -> Any:
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     # The head of retrieval along links, trained on the best checkpoint's searches when its training
-    # has ended; it begins anew where it is interrupted.
+    # has ended, by one process; it begins anew where it is interrupted, and with every call.
     config.head = ConfigDict()
     config.head.rounds = 0  # Of searching and fitting, the first by the aligner alone; 0: no head.
     config.head.steps = 5  # Passages that a search chooses one after the other.

@@ -133,6 +133,7 @@ def _possible(config: Config, aligners: "_Aligners", task: _Task) -> tuple[str, 
 def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, Any]:
     return {
         "steps": config.steps,
+        "linked_steps": aligners.head.steps if aligners.head else None,
         "k": config.k,
         "units": task.kind,
         "retriever": config.retriever,

@@ -21,7 +21,7 @@ from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
-from cirag_jax.retrieval.linked import LinkedIndex
+from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -95,6 +95,8 @@ def check(config: Config, needs: Needs) -> None:
             f"config.retriever.kind={config.retriever.kind} has no vectors, which {config.method} "
             "moves by feedback; choose another kind."
         )
+    if needs.index and config.retriever.kind == "linked":
+        needed_link_head(config.encoder.model)
 
 
 def needs_encoder(config: Config, needs: Needs) -> bool:

@@ -74,9 +74,10 @@ class LinkHead:
         """Scores ``[R]`` for each of several ``feature_RF``."""
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
-        x_NF = np.zeros((max(_LEAST_ROWS, 1 << (total - 1).bit_length()), len(self.features)))
+        rows = max(_LEAST_ROWS, 1 << (total - 1).bit_length())
+        x_NF = np.zeros((rows, len(self.features)), np.float32)
         x_NF[:total] = np.concatenate(features)
-        score_N = np.asarray(self._apply(self.module, jnp.asarray(x_NF, jnp.float32)))[:total]
+        score_N = np.asarray(self._apply(self.module, x_NF))[:total]
         return np.split(score_N, np.cumsum(sizes)[:-1])
 
     def save(self, folder: pathlib.Path) -> None:

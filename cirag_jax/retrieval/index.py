@@ -248,7 +248,14 @@ def _open_linked(
         )
     texts = _unit_texts(passages, head.units, triples)
     return LinkedIndex(
-        passages, texts, encoder, head, head.units, steps=head.steps, progress=progress
+        passages,
+        texts,
+        encoder,
+        head,
+        head.units,
+        steps=head.steps,
+        dtype=config.dtype,
+        progress=progress,
     )
 
 

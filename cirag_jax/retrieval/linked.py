@@ -96,6 +96,7 @@ class LinkedIndex:
       head: None, where only `explore` is called.
       kind: of the units.
       steps: passages that are chosen one after the other.
+      dtype: in which vectors are kept, see `UnitIndex`.
       options: of the walk.
       progress: is told how many texts are embedded.
 
@@ -112,6 +113,7 @@ class LinkedIndex:
         kind: UnitKind,
         *,
         steps: int = 5,
+        dtype: str = "float32",
         options: WalkOptions | None = None,
         progress: Progress | None = None,
     ):
@@ -119,7 +121,7 @@ class LinkedIndex:
         self._kind: UnitKind = kind
         self._steps = steps
         self._names = [passage.title for passage in passages]
-        self._units = UnitIndex(texts, encoder, progress=progress)
+        self._units = UnitIndex(texts, encoder, dtype=dtype, progress=progress)
         self._encoder = encoder
         self._words = BM25([passage_text(passage) for passage in passages])
         mentions = [[self._titles.mentions(text) for text in found] for found in texts]

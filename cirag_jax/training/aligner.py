@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -50,6 +51,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     kind = config.data.units
     chains, pools = training_chains(sets, config)
     num_dev = sum(len(one.dev) for one in sets)
+    if config.head.rounds:
+        link_head.check_settings(config.head, [q for one in sets for q in one.train])
 
     # ---- Mesh and model -------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -123,8 +126,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 complete = False
                 break
         best = state_lib.best(checkpoints)
-    if complete and config.head.rounds and jax.process_index() == 0:
+    if complete and config.head.rounds and jax.process_count() == 1:
         best |= train_head(config, workdir, sets)
+    elif complete and config.head.rounds:
+        logging.warning("several processes trained: run this again with one, which trains the head")
     # ---- Result ---------------------------------------------------------------------------------
     return {
         "complete": complete,

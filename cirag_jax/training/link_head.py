@@ -7,7 +7,7 @@ included (as DAgger, Ross et al., 2011), and the order of the hops is left to it
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,24 +50,37 @@ def train_link_head(
     """The head after ``rounds`` of ``config``, and dev recall with it and by the aligner alone.
 
     Raises:
-      UserError: a setting is out of range, or no training question has gold passages in its corpus.
+      UserError: no search came upon a gold passage.
     """
-    check_at_least(1, config, "rounds", "hidden", "epochs", "batch_size", prefix="config.head.")
     score, states, head = by_aligner, list[State](), None
     for number in range(1, config.rounds + 1):
         for task in tasks:
             states += search_states(task, score, f"round {number}, searching")
         if not states:
-            raise UserError(
-                "the head of preset linked learns from gold passages (`supporting`), and no "
-                "training question has one"
-            )
+            raise UserError("no search of a training question came upon a gold passage")
         module, loss = fit(states, config, seed)
         head = LinkHead(module, FEATURES, units, config.steps)
         score = head.score
     assert head is not None
     dev = _dev(tasks, by_aligner, "aligner") | _dev(tasks, score, "linked")
     return head, {"head_loss": loss, **dev}
+
+
+def check_settings(config: Config, train: Iterable[Question]) -> None:
+    """What can be known before hours of training.
+
+    Raises:
+      UserError: a setting of ``config`` is out of range, or no question has gold passages.
+    """
+    counts = ("rounds", "steps", "hidden", "epochs", "batch_size")
+    check_at_least(1, config, *counts, prefix="config.head.")
+    if not 0.0 <= config.hide < 1.0:
+        raise UserError(f"config.head.hide={config.hide} must be at least 0 and below 1.")
+    if not any(question.supporting for question in train):
+        raise UserError(
+            "config.head.rounds asks for a head, which learns from gold passages (`supporting`), "
+            "and no training question has one"
+        )
 
 
 def make_task(

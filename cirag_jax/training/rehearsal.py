@@ -174,7 +174,7 @@ class Rehearsal:
 
 
 def _describe(leaf: Any) -> Any:
-    if isinstance(leaf, int):  # Of a number the type decides what is compiled, unless it is static.
+    if type(leaf) is int:  # Of a number the type decides what is compiled, unless it is static.
         return int
     return (leaf.shape, leaf.dtype, leaf.sharding) if hasattr(leaf, "sharding") else leaf
 

@@ -170,6 +170,8 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
         ("evaluate.py", ["--config.checkpoint={root}/data"], "neither a training workdir"),
         ("evaluate.py", ["--config.checkpoint={root}/nowhere"], "nowhere"),
         ("export.py", [], "config.checkpoint is required"),
+        ("answer.py", ["--config=configs/methods/kirag.py", "--config.retriever.kind=linked",
+                       "--config.data.dir={root}/data"], "has no link_head.safetensors"),
         ("train.py", ["--config.data.dir={root}/nowhere"], "nowhere"),
         ("train.py", ["--config.data.unit=triple"], "did you mean data.units?"),
         ("train.py", ["--config=configs/aligner.py:fast"], "quick"),

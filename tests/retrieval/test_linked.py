@@ -17,7 +17,7 @@ from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
 from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.linked import FEATURES, GROUPS, LinkedIndex
-from cirag_jax.training.link_head import Task, by_aligner, train_link_head
+from cirag_jax.training.link_head import Task, by_aligner, check_settings, train_link_head
 from cirag_jax.types import Dataset, Feedback, Passage, Question
 from configs import aligner, retrievers
 
@@ -163,9 +163,26 @@ def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
     np.testing.assert_array_equal(loaded.score(x)[0], again.score(x)[0])
 
 
-def test_a_head_is_not_trained_without_gold_passages():
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 0}, r"config\.head\.steps"),
+        ({"hide": 1.0}, r"config\.head\.hide=1\.0 must be"),
+        ({}, "learns from gold passages"),
+    ],
+)
+def test_a_head_that_cannot_be_trained_is_refused_before_its_aligner_is(fields, message):
+    config = aligner.linked().head
+    check_settings(config, DATASET.questions)
+    config.update(fields)
+    questions = DATASET.questions if fields else [Question("q", "Where?", ())]
+    with pytest.raises(UserError, match=message):
+        check_settings(config, questions)
+
+
+def test_a_head_is_not_fitted_to_nothing():
     task = Task(_index(), tuple(ROW), (Question("q", "Where?", ()),), ())
-    with pytest.raises(UserError, match="learns from gold passages"):
+    with pytest.raises(UserError, match="no search of a training question"):
         train_link_head(aligner.linked().head, [task], "sentence", seed=0)
 
 
@@ -174,7 +191,7 @@ def test_before_training_a_head_is_the_aligner():
     head = LinkHead(LinkHeadModule(0 * ones, ones, 4, nnx.Rngs(0)), FEATURES, "sentence", 2)
     x = [np.random.default_rng(0).normal(size=(n, len(FEATURES))) for n in (3, 0, 1200)]
     for ours, aligners in zip(head.score(x), by_aligner(x), strict=True):
-        np.testing.assert_allclose(ours, aligners, rtol=1e-6)
+        np.testing.assert_array_equal(ours, aligners.astype(np.float32))
 
 
 def test_each_group_of_features_exists():
