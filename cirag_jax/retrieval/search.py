@@ -119,7 +119,7 @@ class ExactIndex:
         for start in range(0, len(query_QD), _QUERIES):
             part_QD = np.asarray(query_QD[start : start + _QUERIES], np.float32)
             may = None if allowed is None else allowed[start : start + _QUERIES]
-            score_QK, row_QK = self._search(_pad_rows(part_QD, _bucket(len(part_QD))), k, may)
+            score_QK, row_QK = self.dispatch(part_QD, k, may)
             rows.append(np.asarray(row_QK)[: len(part_QD)])
             scores.append(np.asarray(score_QK)[: len(part_QD)])
         if not rows:
@@ -127,9 +127,21 @@ class ExactIndex:
         row_QK, score_QK = np.concatenate(rows), np.concatenate(scores)
         return np.where(np.isneginf(score_QK), -1, row_QK), score_QK
 
-    def _search(
-        self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored rows on all devices, padding included."""
+        return sum(block_ND.nbytes for block_ND in self._blocks)
+
+    def dispatch(
+        self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[jax.Array, jax.Array]:
+        """Starts one search for at most 128 queries, with k at most ``len(self)``.
+
+        Returns:
+          ``score_QK`` float32 and ``row_QK`` int32, not waited for; of as many queries as the call
+          is padded to. Places without a row have the score -inf.
+        """
+        query_QD = _pad_rows(query_QD, _bucket(len(query_QD)))
         best = (
             jnp.full((len(query_QD), k), _MINUS_INFINITY, jnp.float32),
             jnp.full((len(query_QD), k), -1, jnp.int32),

@@ -38,10 +38,16 @@ GPUS = {
 }
 
 
-def peak_flops(kind: str) -> float | None:
-    """Peak of the longest name in the table that ``kind`` starts with; None if there is none."""
+def gpu_of(kind: str) -> Gpu | None:
+    """The entry of the table with the longest name that ``kind`` starts with; None: there is none."""
     known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
-    return max(known, key=lambda gpu: len(gpu.kind)).flops if known else None
+    return max(known, key=lambda gpu: len(gpu.kind)) if known else None
+
+
+def peak_flops(kind: str) -> float | None:
+    """Peak of `gpu_of` a device; None where it is not in the table."""
+    gpu = gpu_of(kind)
+    return None if gpu is None else gpu.flops
 
 
 def lora_flops(

@@ -22,6 +22,8 @@ L layers, a token costs ``L (8 D^2 + 4 D F + 4 T D)`` floating-point operations 
 (projections, feed-forward, attention scores and mixing) and three times that in training; neither
 what is computed again (``--remat``, chunks that ``--activations_gib`` leaves no room for) nor
 embeddings, norms and the optimiser count. Utilisation divides by the device's dense bf16 peak.
+Where PyTorch has CUDA, ``transformers``' BERT of the same shape takes the same tokens in one batch
+(autocast to bf16, fused attention as it chooses), without a contrastive loss.
 
 Results
   CPU: two cores of an AMD EPYC virtual machine, other processes at 0 % of them while the rows ran;
@@ -71,7 +73,7 @@ from cirag_jax.training.data import pools
 from cirag_jax.training.mfu import peak_flops
 from cirag_jax.training.state import make_state
 from configs import aligner as aligner_config
-from experiments.benchmarks.measure import alternately, row
+from experiments.benchmarks.measure import alternately, has_torch, row
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "musique"
 
@@ -318,7 +320,54 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         "forward": _per_call(lambda: forward(params), flags.repeats),
         "train": _per_call(step, flags.repeats),
     }
+    if has_torch(flags.torch):
+        del step, params
+        seconds |= torch_flops(config, flags)
     return _utilisation(config, flags, batch, seconds)
+
+
+def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) -> dict[str, float]:
+    """Seconds of the same by ``transformers``' BERT: every text in one call, AdamW, no loss.
+
+    What the gradient comes from (the sum of the outputs) costs next to nothing, as the contrastive
+    loss does beside the encoder.
+    """
+    import torch
+    import transformers
+
+    settings = transformers.BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.d_ff,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    dtype = getattr(torch, flags.dtype)
+    model = transformers.BertModel(settings, add_pooling_layer=False).to(flags.torch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01)
+    ids = torch.randint(1000, 30000, (flags.batch, flags.length), device=flags.torch)
+
+    def outputs() -> Any:
+        with torch.autocast(flags.torch, dtype=dtype, enabled=flags.dtype == "bfloat16"):
+            return model(ids).last_hidden_state
+
+    def forward() -> float:
+        with torch.inference_mode():
+            return outputs().float().sum().item()  # .item() waits for the device
+
+    def train() -> float:
+        optimizer.zero_grad()
+        loss = outputs().float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return {
+        "forward, transformers": _per_call(forward, flags.repeats),
+        "train, transformers": _per_call(train, flags.repeats),
+    }
 
 
 def _per_call(call: Callable[[], Any], repeats: int) -> float:
@@ -343,11 +392,11 @@ def _utilisation(
     kind = jax.devices()[0].device_kind
     peak = peak_flops(kind) if flags.dtype == "bfloat16" else None
     rows = {}
-    for name, factor in (("forward", 1), ("train", 3)):
-        rate = batch.tokens / seconds[name]
+    for name, spent in seconds.items():
+        factor, rate = 3 if name.startswith("train") else 1, batch.tokens / spent
         flops = factor * flops_per_token(config, flags.length) * rate
         rows[name] = {
-            "seconds": round(seconds[name], 5),
+            "seconds": round(spent, 5),
             "tokens_per_second": round(rate),
             "teraflops": round(flops / 1e12, 3),
             "mfu": None if peak is None else round(flops / peak, 4),
@@ -391,6 +440,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--heads", type=int, default=16)
     group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     group.add_argument("--attention", choices=("cudnn", "xla", "transposed"), default=None)
+    group.add_argument("--torch", default="cuda", help="PyTorch's device; none: no such rows")
     group.add_argument("--remat", action="store_true")
     group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
     group.add_argument(
@@ -407,6 +457,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Prints a table on stderr and one JSON object on stdout; 2 on bad input."""
     logging.basicConfig(level=logging.WARNING)
+    # PyTorch has its turn in the same process.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     flags = parse(argv)
     try:
         result = compare(flags) if flags.mode == "compare" else measure_flops(flags)

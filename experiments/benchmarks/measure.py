@@ -1,4 +1,4 @@
-"""What the benchmarks share: two sides measured in turn."""
+"""What the benchmarks share: two sides measured in turn, and whether PyTorch is one."""
 
 import statistics
 import time
@@ -40,3 +40,12 @@ def row(seconds: dict[str, Seconds], **rest: Any) -> dict[str, Any]:
         "processor_ratio": round(ours.processor / theirs.processor, 3),
         **rest,
     }
+
+
+def has_torch(device: str) -> bool:
+    """PyTorch is installed, and has the device."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return device != "cuda" or torch.cuda.is_available()

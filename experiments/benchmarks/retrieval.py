@@ -5,9 +5,9 @@ measured in turn, so that whatever else the machine does hits both. ``ratio`` is
 over the median of theirs, below 1 where we are faster; ``agree`` the share of rows found that are
 the same (random vectors have near-ties, which rounding may swap).
 
-On a CPU both use all cores. ``--mode=bandwidth`` (an accelerator): one query against rows kept in
-bfloat16 and float32; bytes of the rows over seconds, as a share of the device's memory bandwidth,
-beside faiss-gpu where it is installed.
+On a CPU both use all cores. ``--mode=bandwidth`` (an accelerator): rows kept in bfloat16 and in
+float32; bytes of the rows over seconds, as a share of the device's memory bandwidth, beside
+faiss-gpu where it is installed. Rows repeat after 65,536, which changes nothing in the time.
 
 Results
   CPU: two cores of an AMD EPYC virtual machine beside other work (load 10 to 12, hence slow on both
@@ -27,6 +27,7 @@ Results
 
 import argparse
 import json
+import math
 import pathlib
 import resource
 import statistics
@@ -42,15 +43,20 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.retrieval.search import ExactIndex
+from cirag_jax.training import mfu
 from experiments.benchmarks import measure
 
-# Bytes per second of the memory, by the name that the driver gives; from the makers' data sheets.
-BANDWIDTH = {
-    "NVIDIA H200": 4.8e12,
-    "NVIDIA H100 PCIe": 2.0e12,
-    "NVIDIA H100": 3.35e12,
-    "NVIDIA A100": 2.0e12,
-}
+
+class Repeated:
+    """A smaller matrix over and over, with the shape and the row slices of the large one."""
+
+    def __init__(self, rows_RD: np.ndarray, count: int):
+        self.shape = count, rows_RD.shape[1]
+        self._rows_RD = rows_RD
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        chosen = np.arange(*rows.indices(self.shape[0])) % len(self._rows_RD)
+        return self._rows_RD[chosen]
 
 
 def main() -> None:
@@ -61,15 +67,19 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["bfloat16", "float32"], help="of --mode=bandwidth"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
-    vectors_ND = rng.standard_normal((options.rows, options.dim), dtype=np.float32)
     query_QD = rng.standard_normal((max(options.batches), options.dim), dtype=np.float32)
     if options.mode == "compare":
+        vectors_ND = rng.standard_normal((options.rows, options.dim), dtype=np.float32)
         rows = compare(vectors_ND, query_QD, options)
     else:
-        rows = bandwidth(vectors_ND, query_QD, options)
+        some = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
+        rows = bandwidth(Repeated(some, options.rows), query_QD, options)
     for row in rows:
         print(json.dumps(row))
     _print_table(rows)
@@ -99,61 +109,55 @@ def compare(vectors_ND: np.ndarray, query_QD: np.ndarray, options: Any) -> list[
     return rows
 
 
-def bandwidth(vectors_ND: np.ndarray, query_QD: np.ndarray, options: Any) -> list[dict[str, Any]]:
-    """Seconds of one query on an accelerator, and its share of the memory bandwidth."""
-    device = jax.devices()[0]
-    names = [name for name in BANDWIDTH if device.device_kind.startswith(name)]
-    peak = BANDWIDTH[max(names, key=len)] if names else None
+def bandwidth(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[dict[str, Any]]:
+    """Seconds of a search on an accelerator, and its share of the memory bandwidth."""
     rows = []
-    for dtype in ("bfloat16", "float32"):
+    for dtype in options.dtypes:
         index = ExactIndex(vectors_ND, dtype=dtype)
-        # On the device alone: a search from the host adds the transfer of a query and its result.
-        block_ND = index._blocks[0]
-        query = jax.device_put(query_QD[:1])
-        limits = jax.device_put(np.array([0, options.rows], np.int32))
-        best = (
-            jax.device_put(np.full((1, options.k), -np.inf, np.float32)),
-            jax.device_put(np.full((1, options.k), -1, np.int32)),
-        )
+        size = index.nbytes
+        for batch in options.batches:
+            part_QD = query_QD[:batch]
 
-        def call(block_ND=block_ND, index=index, best=best, query=query, limits=limits) -> Any:
-            from cirag_jax.retrieval import search
+            def queued(index=index, part_QD=part_QD) -> Any:
+                # The device never waits for the host, as it does for each query's result.
+                return jax.block_until_ready([index.dispatch(part_QD, options.k) for _ in range(8)])
 
-            for _ in range(20):  # Queued: the device never waits for the host.
-                found = search._search_block(best, query, block_ND, limits, None, index._step, None)
-            return jax.block_until_ready(found)
-
-        seconds = _median(call, options.repeats) / 20
-        whole = _median(lambda index=index: index.search(query_QD[:1], options.k), options.repeats)
-        rate = block_ND.nbytes / seconds
-        rows.append(
-            {
-                "side": f"ours, {dtype}",
-                "device": device.device_kind,
-                "seconds": round(seconds, 6),
-                "seconds_from_host": round(whole, 6),
-                "gigabytes_per_second": round(rate / 1e9, 1),
-                "share_of_bandwidth": round(rate / peak, 3) if peak else None,
-            }
-        )
-        del index, block_ND
+            on_device = _median(queued, options.repeats) / 8
+            whole = _median(
+                lambda index=index, part_QD=part_QD: index.search(part_QD, options.k),
+                options.repeats,
+            )
+            rows.append(_rate(f"ours, {dtype}", batch, size, on_device, whole))
+        del index
     import faiss
 
     if getattr(faiss, "get_num_gpus", lambda: 0)():
-        index = faiss.index_cpu_to_all_gpus(_faiss(vectors_ND))
-        seconds = _median(lambda: index.search(query_QD[:1], options.k), options.repeats)
-        rate = vectors_ND.nbytes / seconds
-        rows.append(
-            {
-                "side": "faiss-gpu, float32",
-                "device": device.device_kind,
-                "seconds": None,
-                "seconds_from_host": round(seconds, 6),
-                "gigabytes_per_second": round(rate / 1e9, 1),
-                "share_of_bandwidth": round(rate / peak, 3) if peak else None,
-            }
-        )
+        theirs = faiss.index_cpu_to_all_gpus(_faiss(vectors_ND[:]))
+        for batch in options.batches:
+            whole = _median(
+                lambda batch=batch: theirs.search(query_QD[:batch], options.k), options.repeats
+            )
+            rows.append(
+                _rate("faiss-gpu, float32", batch, 4 * math.prod(vectors_ND.shape), None, whole)
+            )
     return rows
+
+
+def _rate(
+    side: str, batch: int, size: int, on_device: float | None, whole: float
+) -> dict[str, Any]:
+    """A row of the table: ``size`` bytes are read in ``on_device`` (else ``whole``) seconds."""
+    device = jax.devices()[0]
+    gpu, rate = mfu.gpu_of(device.device_kind), size / (on_device or whole)
+    return {
+        "side": side,
+        "batch": batch,
+        "device": device.device_kind,
+        "seconds": None if on_device is None else round(on_device, 6),
+        "seconds_from_host": round(whole, 6),
+        "gigabytes_per_second": round(rate / 1e9, 1),
+        "share_of_bandwidth": None if gpu is None else round(rate / gpu.bandwidth, 3),
+    }
 
 
 def _faiss(vectors_ND: np.ndarray) -> Any:

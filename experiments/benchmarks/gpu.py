@@ -1,0 +1,177 @@
+"""What only a GPU can tell, in one command that is to take ten minutes on an H100 at most.
+
+Each benchmark is a process of its own, in turn, so that none has another's memory or caches. One
+that fails or takes too long is reported, and the others go on; ``--out`` is written anew each time.
+
+    python experiments/benchmarks/gpu.py --out gpu.json
+    python experiments/benchmarks/gpu.py --tiny            # on any machine: whether all of it runs
+
+- ``aligner``: E5-large's training step and forward pass (``aligner.py``), PyTorch's BERT beside it.
+- ``adapter``: a LoRA step of a 7B model (``lora_step.py``), PEFT beside it.
+- ``decoding``: prefill, decoding at batch 1, 16 and 64, and mixed prompts of a 7B model
+  (``decoding.py``), transformers beside it.
+- ``search``: exact search over 5M x 1024 in bfloat16 at 1, 32 and 128 queries (``retrieval.py``),
+  faiss-gpu beside it.
+
+The last column is a goal for our side: a share of the dense bf16 peak in training, of the memory's
+bandwidth in decoding and search.
+
+Results: not measured (no device at hand).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Part(NamedTuple):
+    """A benchmark: its script, its arguments, and those of ``--tiny``."""
+
+    script: str
+    arguments: tuple[str, ...]
+    tiny: tuple[str, ...]
+
+
+PARTS = {
+    "aligner": Part(
+        "aligner.py",
+        ("--mode=flops", "--repeats=3"),
+        ("--layers=2", "--d_model=64", "--heads=4", "--batch=16", "--length=32", "--torch=cpu"),
+    ),
+    "adapter": Part(
+        "lora_step.py",
+        ("--mode=flops", "--repeats=3"),
+        ("--shape=tiny", "--length=64"),
+    ),
+    "decoding": Part(
+        "decoding.py", (), ("--shape=tiny", "--torch=cpu", "--cached=64", "--prompts=2")
+    ),
+    "search": Part(
+        "retrieval.py",
+        ("--mode=bandwidth", "--rows=5000000", "--dim=1024", "--dtypes=bfloat16", "--batches")
+        + ("1", "32", "128"),
+        ("--rows=20000", "--dim=64"),
+    ),
+}
+
+# Shares that we want to reach, by what a row's name begins with.
+GOALS = {
+    "aligner": {"train": 0.45},
+    "adapter": {"ours": 0.45},
+    "decoding": {"decode": 0.60},
+    "search": {"1,": 0.70, "32,": 0.70},
+}
+OTHERS = ("transformers", "theirs", "faiss")
+
+
+def run(part: Part, tiny: bool, limit: float) -> dict[str, Any]:
+    """The benchmark's rows, or why there are none; its seconds in all."""
+    command = [sys.executable, str(HERE / part.script), *part.arguments]
+    command += part.tiny if tiny else ()
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took longer than {limit:.0f} s", "seconds": round(limit, 1)}
+    seconds = round(time.monotonic() - start, 1)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return {"failed": f"ended with exit code {done.returncode}", "seconds": seconds}
+    found = lines[0] if "rows" in lines[0] else {"rows": lines}
+    return {**found, "seconds": seconds}
+
+
+def machine() -> dict[str, Any]:
+    """Device, versions and commit, from a process of its own: none here may hold the device."""
+    code = (
+        "import jax, json; d = jax.devices(); "
+        "print(json.dumps({'device': d[0].device_kind, 'devices': len(d), 'jax': jax.__version__}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        **json.loads(found.stdout),
+        "commit": commit or "unknown",
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def summary(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """(benchmark, row, figure, share, goal) of every row."""
+    for part, found in parts.items():
+        if "failed" in found:
+            yield part, "failed", found["failed"], "", ""
+            continue
+        rows = found["rows"]
+        named = rows.items() if isinstance(rows, dict) else ((_name(row), row) for row in rows)
+        for name, row in named:
+            if "not measured" in row:
+                yield part, name, "not measured", row["not measured"], ""
+                continue
+            key = "utilisation" if part == "decoding" else "share_of_bandwidth"
+            share = row.get("mfu", row.get(key))
+            yield (
+                part,
+                name,
+                _figure(row),
+                "" if share is None else f"{share:.1%}",
+                _goal(part, name),
+            )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row.get('task', row.get('batch'))}, {row['side']}"
+
+
+def _figure(row: dict[str, Any]) -> str:
+    for key, unit in (("tokens_per_second", "tokens/s"), ("gigabytes_per_second", "GB/s")):
+        if key in row:
+            return f"{row[key]:,.0f} {unit}"
+    return ""
+
+
+def _goal(part: str, name: str) -> str:
+    if any(other in name for other in OTHERS):
+        return ""
+    goals = (goal for begin, goal in GOALS[part].items() if name.startswith(begin))
+    return next((f"{goal:.0%}" for goal in goals), "")
+
+
+def main() -> int:
+    """Runs what was asked for; 1 if a part failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--out", type=pathlib.Path, help="where the JSON goes; else it is printed")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds of one benchmark")
+    parser.add_argument("--tiny", action="store_true", help="next to nothing, on any machine")
+    args = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    result: dict[str, Any] = {"machine": machine(), "parts": {}}
+    print(result["machine"], file=sys.stderr, flush=True)
+    for name in args.only:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        result["parts"][name] = run(PARTS[name], args.tiny, args.limit)
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+    for row in summary(result["parts"]):
+        print("{:10} {:28} {:>18} {:>8} {:>6}".format(*row), file=sys.stderr)
+    if not args.out:
+        print(json.dumps(result))
+    return int(any("failed" in found for found in result["parts"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

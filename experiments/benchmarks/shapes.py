@@ -1,0 +1,42 @@
+"""Shapes of models, for benchmarks on random weights."""
+
+import dataclasses
+from typing import Any
+
+from cirag_jax.models import decoder
+from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
+
+QWEN2_7B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+
+# The same with next to nothing in it: on any machine one can see whether a benchmark runs.
+TINY = QWEN2_7B | {
+    "vocab_size": 49152,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+SHAPES = {"7b": QWEN2_7B, "tiny": TINY}
+
+
+def bf16_decoder(raw: dict[str, Any]) -> decoder.DecoderConfig:
+    """Our hyper-parameters of a shape, weights and arithmetic in bfloat16."""
+    config = parse_decoder_config(raw, "experiments/benchmarks/shapes.py")
+    config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
+    return dataclasses.replace(config, attention=decoder.choose_attention(config))
