@@ -33,7 +33,8 @@ def ranker() -> Any:
     # aligner, cross_encoder: a training workdir, a folder or a hub id.
     config.model = placeholder(str)
     # How triples are written: tuple (of normalised parts, CIRAG) | angle (<head; relation; tail> as
-    # extracted, KiRAG). null: as the model was trained; one that was not trained on triples: tuple.
+    # extracted, KiRAG) | plain (head — relation — tail, C2RAG). null: as the model was trained; one
+    # that was not trained on triples: tuple.
     config.triple_text = placeholder(str)
     config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
     # bi_encoder, aligner: tokens kept of a query; null: as config.encoder says.

@@ -17,6 +17,7 @@ from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ONLINE
+from cirag_jax.methods.reading import ANSWER_TOKENS
 from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
@@ -218,6 +219,15 @@ def open_handlers(
     return handlers
 
 
+def most_tokens(config: Config, role: str) -> int:
+    """How much a role may write; a reader by default what its format needs."""
+    most: int = config[role].max_tokens
+    if most or role != "reader":
+        return most
+    own = config.get(config.get("method", ""), {})
+    return ANSWER_TOKENS[own.get("reader_format", "documents")]
+
+
 def check_task(config: Config, task: Task) -> None:
     """Raises UserError where a run cannot begin, whatever is opened: see `check_adapters`; no
     passage has triples, or a role may not write.
@@ -225,7 +235,7 @@ def check_task(config: Config, task: Task) -> None:
     roles = roles_of(config, task.needs)
     check_adapters(config, roles)
     for role in roles:
-        if config[role].max_tokens < 1:
+        if most_tokens(config, role) < 1:
             raise UserError(f"config.{role}.max_tokens must be at least 1.")
     if not task.needs.triples or config.triples is not None:
         return
@@ -318,7 +328,7 @@ def _open_models(
         used = sum((spent[role] for role in names if role in spent), start=Usage())
         handler = GenerateHandler(
             pool.language_model(block, used),
-            {role: config[role].max_tokens for role in names},
+            {role: most_tokens(config, role) for role in names},
             seed=config.seed,
             cache=cache,
             identity=backends.fingerprint(block),

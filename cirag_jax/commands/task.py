@@ -102,7 +102,7 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     found["code"] = fingerprint.of_code(code)
     for role in opening.roles_of(config, needs):
         found |= {f"{role}.{k}": v for k, v in backends.fingerprint(config[role]).items()}
-        found[f"{role}.max_tokens"] = config[role].max_tokens
+        found[f"{role}.max_tokens"] = opening.most_tokens(config, role)
     if needs.triples:
         found |= opening.triples_settings(config, task)
     if needs.demonstrations:

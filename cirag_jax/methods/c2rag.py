@@ -200,17 +200,25 @@ def _source_texts(run: Run, kept: Sequence[Candidate]) -> Iterable[Text]:
             passage = run.passages.get(passage_id or "")
             if passage is None:
                 continue
-            if run.config.resolved_evidence == "passage":
+            kind = run.config.resolved_evidence
+            if kind == "passage":
                 yield Text(passage, None, score)
+            elif kind == "naming_passage":
+                if _names_both(passage.text, fact.triple, run.config):
+                    yield Text(passage, None, score)
             elif (place := _naming_sentence(passage, fact.triple, run.config)) is not None:
                 yield Text(passage, place, score)
 
 
+def _names_both(text: str, triple: Triple, config: C2ragConfig) -> bool:
+    names = [name_key(name, config.normalization) for name in (triple.head, triple.tail)]
+    return all(name in name_key(text, config.normalization) for name in names)
+
+
 def _naming_sentence(passage: Passage, triple: Triple, config: C2ragConfig) -> int | None:
     """The first sentence that has both names of a triple."""
-    names = [name_key(name, config.normalization) for name in (triple.head, triple.tail)]
     for place, sentence in enumerate(sentences_of(passage)):
-        if all(name in name_key(sentence, config.normalization) for name in names):
+        if _names_both(sentence, triple, config):
             return place
     return None
 

@@ -30,7 +30,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "neff_rule": RULES,
     "binding_end": ("slot", "other_end"),
     "propagation": ("fixpoint", "single_pass"),
-    "resolved_evidence": ("passage", "sentence"),
+    "resolved_evidence": ("passage", "sentence", "naming_passage"),
     "recovery_unit": ("passage", "sentence"),
     "recall_order": ("score", "plan"),
     "normalization": ("ascii", "unicode"),
@@ -81,8 +81,9 @@ class C2ragConfig:
         text.
       bind_from_text: let the planner read an unknown's name from recovered text, as the paper's
         case study does and its section 3.3 forbids.
-      resolved_evidence: of a candidate: passage (its source) or sentence (the source's first that
-        has both names; released code).
+      resolved_evidence: of a candidate: passage (its source), sentence (the source's first that
+        has both names; released code), or naming_passage (a source that has both; released code,
+        MuSiQue).
       fetch_sources: of kg_scope=corpus: read sources that are not in U(q), too; off: a candidate
         that only other passages state has no evidence (released code).
       recover_if_empty: look a resolved constraint up in text where its evidence is empty.
@@ -135,7 +136,7 @@ class C2ragConfig:
     propagation: Literal["fixpoint", "single_pass"] = "fixpoint"
     ground_constants: bool = False
     bind_from_text: bool = False
-    resolved_evidence: Literal["passage", "sentence"] = "passage"
+    resolved_evidence: Literal["passage", "sentence", "naming_passage"] = "passage"
     fetch_sources: bool = True
     recover_if_empty: bool = False
     recovery_unit: Literal["passage", "sentence"] = "passage"
@@ -161,6 +162,10 @@ class C2ragConfig:
         check_at_least(0, self, *none, prefix="")
         if not 0 <= self.num_examples <= prompts.NUM_EXAMPLES:
             raise UserError(f"num_examples must lie between 0 and {prompts.NUM_EXAMPLES}.")
+        if not (self.use_relations or self.rerank_structural):
+            raise UserError(
+                "use_relations=false and rerank_structural=false leave candidates without a score."
+            )
         if self.kg_scope == "corpus" and not (self.use_constraints and not self.plain_hops):
             raise UserError("without constraints, kg_scope must be per_question.")
         if self.sufficiency == "score" and self.min_score <= _NO_SCORE:
@@ -189,7 +194,7 @@ class C2ragConfig:
         """The relations' ranker is the dense one; where nothing is reranked, no other is opened."""
         abilities: tuple[Ability, ...] = ("json_schema",) if self.plan_schema else ()
         rankers = {
-            "relations": self.use_relations or not self.rerank_structural,
+            "relations": self.use_relations,
             "triples": self.rerank_structural,
             "passages": self.rerank_texts,
         }

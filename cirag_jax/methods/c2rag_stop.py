@@ -76,10 +76,23 @@ def _grounded(run: Run, bindings: Bindings) -> dict[int, Triple]:
 
     None fits where an unknown is not bound.
     """
-    found: dict[int, Triple] = {}
-    for place, pool in sorted(run.pools.items()):
-        facts = (candidate.fact.triple for candidate in consistent(pool, bindings, run.config))
-        own = next((fact for fact in facts if fact not in found.values()), None)
-        if own is not None:
-            found[place] = own
-    return found
+    fitting = {
+        place: [candidate.fact.triple for candidate in consistent(pool, bindings, run.config)]
+        for place, pool in sorted(run.pools.items())
+    }
+    owner: dict[Triple, int] = {}
+
+    def claim(place: int, tried: set[Triple]) -> bool:
+        """Takes a fact that is free, or whose constraint has another one left (Kuhn, 1955)."""
+        for fact in fitting[place]:
+            if fact in tried:
+                continue
+            tried.add(fact)
+            if fact not in owner or claim(owner[fact], tried):
+                owner[fact] = place
+                return True
+        return False
+
+    for place in fitting:
+        claim(place, set())
+    return {place: fact for fact, place in sorted(owner.items(), key=lambda item: item[1])}

@@ -63,8 +63,9 @@ class CiragConfig:
         assistant's turn.
       few_shot: show the integrator a worked example (two in ``compact``), which the paper's prompt
         has not.
-      keep_above: above 0: every candidate is kept whose number is at least so probable as the whole
-        list, "none" being one more; compact format only. 0: those that the integrator writes.
+      keep_above: above 0: every candidate is kept whose number has at least this share of the
+        probability, which is divided among all numbers and "none"; compact format only. 0: those
+        that the integrator writes.
       integrator: model; or, without a language model, aligner: in every round keep the candidate
         that the ranker, an aligner, puts first, and search with question and chain (KiRAG without
         its constructor); or what a trained integrator must beat: top_k keeps the three best and

@@ -423,6 +423,8 @@ def _reading(
         messages = prompts.answer_messages(
             research.knowledge(config), research.question, research.thoughts
         )
+        if config.use_outline:  # An empty one is what it reads.
+            return messages, "sentence", lines
     else:
         messages = reading.answer_messages(
             research.question,

@@ -20,6 +20,7 @@ class Evidence:
     def __init__(self, normalization: Normalization):
         self.normalization: Normalization = normalization
         self._facts: dict[Hashable, Fact] = {}
+        self._places: dict[tuple[str | None, int | None], None] = {}  # Of every kept fact.
         self._seen: dict[str, Passage] = {}
 
     def see(self, passages: Iterable[Passage]) -> None:
@@ -31,6 +32,7 @@ class Evidence:
         """Adds core triples, or core sentences."""
         for fact in facts:
             self._facts.setdefault(fact_key(fact, self.normalization), fact)
+            self._places.setdefault(place_of(fact))
 
     @property
     def triples(self) -> tuple[Triple, ...]:
@@ -39,20 +41,18 @@ class Evidence:
 
     @property
     def sentences(self) -> tuple[tuple[str, int], ...]:
-        """Core sentences (S) as (passage id, sentence index)."""
-        places = map(place_of, self._facts.values())
-        known = (
+        """Core sentences (S) as (passage id, sentence index): all that state a core fact."""
+        return tuple(
             (p, s)
-            for p, s in places
+            for p, s in self._places
             # A store may have been made from other sentence boundaries.
             if p in self._seen and s is not None and s < len(sentences_of(self._seen[p]))
         )
-        return tuple(dict.fromkeys(known))
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """Core passages (D)."""
-        ids = dict.fromkeys(place_of(fact)[0] for fact in self._facts.values())
+        """Core passages (D): all that state a core fact."""
+        ids = dict.fromkeys(passage_id for passage_id, _ in self._places)
         return tuple(self._seen[i] for i in ids if i is not None and i in self._seen)
 
     @property
@@ -75,12 +75,12 @@ class Evidence:
 
 
 def places_of(passages: Iterable[Passage]) -> dict[str, Sentence]:
-    """The sentences of passages by their texts as an aligner reads them, in reading order."""
-    return {
-        text: Sentence(passage.id, index)
-        for passage in passages
-        for text, index in sentence_texts(passage).items()
-    }
+    """Sentences by their texts as an aligner reads them: of equal ones the first."""
+    places: dict[str, Sentence] = {}
+    for passage in passages:
+        for text, index in sentence_texts(passage).items():
+            places.setdefault(text, Sentence(passage.id, index))  # Chunks may overlap.
+    return places
 
 
 def triple_line(triple: Triple, normalization: Normalization) -> str:

@@ -118,7 +118,11 @@ def ground(
                 query, "passage", [*map(passage_line, batch)], reader_format=config.reader_format
             )
             read_out: Generated = yield Generate(messages, "reader")
-            revised, supports, _ = reading.parse_answer(read_out.text)
+            revised, supports, problem = reading.parse_answer(
+                read_out.text, truncated=read_out.finish_reason == "length"
+            )
+            if problem is not None:
+                errors[f"grounding_{problem}"] += 1
         else:
             messages = prompts.grounding_messages(query, guess, batch)
             checked: Generated = yield Generate(messages, "generator")

@@ -54,12 +54,16 @@ def ircot(asked: Question, config: IrcotConfig) -> Program[Prediction]:
     collected: dict[str, Passage] = {}
     best: dict[str, float] = {}  # the highest score of each passage
     errors = collections.Counter[str]()
-    while len(thoughts) < config.max_thoughts:
+    while True:
         found: Retrieved = yield Retrieve(query, config.num_passages)
         for passage, score in zip(found.passages, found.scores, strict=True):
             best[passage.id] = max(score, best.get(passage.id, score))
         collected = {p.id: p for p in (*collected.values(), *found.passages)}
         collected = dict(list(collected.items())[: config.max_passages])
+        ids = tuple(p.id for p in found.passages)
+        if len(thoughts) == config.max_thoughts:
+            steps.append(Step(query, ids))
+            break
         said = ""
         if config.thoughts == "model":
             messages = prompts.thought_messages(asked.question, collected.values(), thoughts)
@@ -72,7 +76,7 @@ def ircot(asked: Question, config: IrcotConfig) -> Program[Prediction]:
         repeats = thought in thoughts or thought == asked.question
         errors["repeated_query"] += repeats
         ends = repeats or not thought or prompts.FINAL.lower() in thought.lower()
-        ids, following = tuple(p.id for p in found.passages), None if ends else thought
+        following = None if ends else thought
         steps.append(Step(query, ids, thought=thought, next_query=following, response=said))
         if ends:
             break

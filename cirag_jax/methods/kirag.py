@@ -494,14 +494,16 @@ def read(search: Search, ranked: Sequence[str]) -> Program[list[Attempt]]:
             search.question, "passage", texts, may_refuse=False, reader_format=config.reader_format
         )
     response: Generated = yield Generate(messages, "reader", max_tokens=config.answer_tokens)
-    answer = (
-        prompts.parse_answer(response.text)
-        if config.reader_format == DOCUMENTS
-        else reading.parse_answer(response.text)[0]
-    )
-    if not answer:
-        search.parse_errors["answer_empty"] += 1
-    return [Attempt("passage", texts, response.text, answer, bool(answer))]
+    if config.reader_format == DOCUMENTS:
+        answer = prompts.parse_answer(response.text)
+        sufficient, problem = bool(answer), None if answer else "empty"
+    else:
+        answer, sufficient, problem = reading.parse_answer(
+            response.text, truncated=response.finish_reason == "length"
+        )
+    if problem is not None:
+        search.parse_errors[f"answer_{problem}"] += 1
+    return [Attempt("passage", texts, response.text, answer, sufficient)]
 
 
 def _step(search: Search, query: str, found: Retrieved, shown: Candidates, link: Link) -> Step:

@@ -19,6 +19,11 @@ from cirag_jax.types import Attempt, Granularity, Passage
 
 FORMATS = ("documents", *reading.FORMATS)
 
+# What an answer of each format takes: four facts or a thought come first in some. The last three
+# are methods' own (GenGround, C2RAG, DualRAG).
+ANSWER_TOKENS = {"documents": 32, "brief": 32, "chain": 160, "thought": 192}
+ANSWER_TOKENS |= {"pairs": 64, "blocks": 64, "outline": 256}
+
 
 def check_reader_format(value: str) -> None:
     """Raises UserError where there is no such format."""
@@ -62,16 +67,26 @@ def read(
     lines = tuple(passage_line(one) if isinstance(one, Passage) else one for one in evidence)
     if reader_format == "documents":
         passages = [one for one in evidence if isinstance(one, Passage)]
-        messages, parse = rag.reading_messages(question, passages), rag.parse_short_answer
+        messages = rag.reading_messages(question, passages)
     else:
         messages = reading.answer_messages(
             question, granularity, lines, may_refuse=False, reader_format=reader_format
         )
-        parse = lambda text: reading.parse_answer(text)[0]  # noqa: E731
     response: Generated = yield Generate(messages, "reader")
-    answer = parse(response.text)
-    if not answer:
-        parse_errors["answer_empty"] += 1
-    elif response.finish_reason == "length" and len(response.text.strip().splitlines()) == 1:
-        parse_errors["answer_truncated"] += 1
-    return Attempt(granularity, lines, response.text, answer, bool(answer))
+    answer, sufficient, problem = parse_response(response, reader_format)
+    if problem is not None:
+        parse_errors[f"answer_{problem}"] += 1
+    return Attempt(granularity, lines, response.text, answer, sufficient)
+
+
+def parse_response(response: Generated, reader_format: str) -> tuple[str, bool, str | None]:
+    """Answer, whether it is one, and the kind of problem or None; see `reading.parse_answer`.
+
+    The first line of a format that has no others is the answer, however it ended.
+    """
+    truncated = response.finish_reason == "length"
+    if reader_format in reading.FORMATS:
+        return reading.parse_answer(response.text, truncated=truncated)
+    answer = rag.parse_short_answer(response.text)
+    cut = truncated and len(response.text.strip().splitlines()) == 1
+    return answer, bool(answer), "empty" if not answer else "truncated" if cut else None

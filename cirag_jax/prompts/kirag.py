@@ -136,7 +136,7 @@ def render_chain(
 def shown(text: str, kind: UnitKind) -> str:
     """A unit as the model sees it and copies it: on one line, its brackets no part of it."""
     text = " ".join(text.split())
-    if kind != "triple":
+    if kind != "triple" or not text.startswith("<"):  # A sentence may stand in a chain of triples.
         return text
     return f"<{text.removeprefix('<').removesuffix('>').replace('<', '(').replace('>', ')')}>"
 

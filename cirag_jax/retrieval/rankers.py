@@ -41,18 +41,21 @@ class TripleText:
     """How a ranker's triples are written; one that was trained on triples is served the same text.
 
     Attributes:
-      form: ``tuple`` of the normalised parts (HippoRAG, CIRAG's Figure 12), or ``angle``,
-        ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on.
+      form: ``tuple`` of the normalised parts (HippoRAG, CIRAG's Figure 12); ``angle``,
+        ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on; ``plain``,
+        the parts with dashes between them, as C2RAG writes a constraint (Lin of its Eq. 6).
       normalization: of the parts of a tuple.
     """
 
-    form: Literal["tuple", "angle"] = "tuple"
+    form: Literal["tuple", "angle", "plain"] = "tuple"
     normalization: Normalization = "ascii"
 
     def __call__(self, triple: Triple) -> str:
         """The text of a triple."""
         if self.form == "angle":
             return triple_text(triple)
+        if self.form == "plain":
+            return " — ".join(part for part in (triple.head, triple.relation, triple.tail) if part)
         return repr(triple_key(triple, self.normalization))
 
 
@@ -137,7 +140,7 @@ def check_ranker(block: Config, name: str) -> None:
     """Raises UserError where a block cannot be right, before anything is opened."""
     field = f"config.rankers.{name}"
     check_choice(f"{field}.kind", block.kind, KINDS)
-    check_choice(f"{field}.triple_text", block.triple_text, (None, "tuple", "angle"))
+    check_choice(f"{field}.triple_text", block.triple_text, (None, "tuple", "angle", "plain"))
     if block.kind in ("aligner", "cross_encoder") and not block.model:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
 

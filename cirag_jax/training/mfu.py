@@ -39,7 +39,7 @@ GPUS = {
 
 
 def gpu_of(kind: str) -> Gpu | None:
-    """The entry of the table with the longest name that ``kind`` starts with; None: there is none."""
+    """The entry with the longest name that ``kind`` starts with; None where there is none."""
     known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
     return max(known, key=lambda gpu: len(gpu.kind)) if known else None
 

@@ -21,5 +21,5 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """Beam retrieval as the preset says."""
-    config = blocks.method("beam_retrieval", reader=32)
+    config = blocks.method("beam_retrieval")
     return blocks.shipped(config) if preset == "small" else blocks.preset(config, preset)

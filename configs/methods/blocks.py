@@ -16,7 +16,7 @@ from configs import common, retrievers
 def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> Any:
     """A language model and how much it may write."""
     config = block()
-    config.max_tokens = max_tokens  # Of an answer, at most.
+    config.max_tokens = max_tokens  # Of an answer, at most; 0, of a reader: what its format needs.
     return config
 
 
@@ -26,7 +26,8 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     Args:
       name: of the method; ``config.<name>`` holds its own settings.
       switches: settings other than the defaults whose needs get a block, too.
-      **max_tokens: how much each of its roles may write.
+      **max_tokens: how much each of its roles may write; by default a reader what its format needs
+        (`methods.reading.ANSWER_TOKENS`), others 128 tokens.
     """
     config: Any = ConfigDict()
     config.method = name  # What the launch scripts run: leave it.
@@ -67,7 +68,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     if needs.roles:
         config.model = placeholder(str)  # The language model of every role that names none.
     for who in needs.roles:
-        config[who] = role(max_tokens.get(who, 128))
+        config[who] = role(max_tokens.get(who, 0 if who == "reader" else 128))
         config[who].model = config.get_oneway_ref("model")
 
     config.seed = 0  # Of whatever is drawn: models that sample, an order, resamples.
@@ -86,7 +87,6 @@ def shipped(config: Any) -> Any:
         config.extractor.adapter = "shipped:extractor"
         config.extractor.grounded = True
     config.reader.adapter = "shipped:reader"
-    config.reader.max_tokens = 160  # Four facts, what is compared, the answer.
     config[config.method].reader_format = "chain"
     return config
 
@@ -94,7 +94,7 @@ def shipped(config: Any) -> Any:
 def preset(config: Any, name: str) -> Any:
     """The presets that every method has.
 
-    ``small`` is for a laptop's CPU: answers of 96 tokens at most, and what is kept of the prompts
+    ``small`` is for a laptop's CPU: thoughts of 96 tokens at most, and what is kept of the prompts
     suffices for 64 conversations (3 GB in fp32). ``medium`` is a model of 1.5B parameters in a
     context of 4,096 tokens: two CPU cores, 9 GB. ``paper`` names the CIRAG paper's
     models, for a GPU.
@@ -109,7 +109,8 @@ def preset(config: Any, name: str) -> Any:
     if name == "small":
         for who in roles:
             config[who].prefix_tokens = 65536
-        config.reader.max_tokens = min(config.reader.max_tokens, 96)
+        if config[config.method].get("reader_format") == "thought":
+            config.reader.max_tokens = 96
     elif name == "medium":
         config.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # or its GGUF: --config.model=FILE.gguf
         config.in_flight = 16

@@ -37,7 +37,7 @@ _CODE = {
     "consistent_only": False,
     "propagation": "single_pass",
     "ground_constants": True,
-    "resolved_evidence": "sentence",
+    "resolved_evidence": "sentence",  # MuSiQue: naming_passage.
     "fetch_sources": False,
     "recovery_unit": "sentence",  # MuSiQue: passage.
     "recovery_question": False,
@@ -53,7 +53,7 @@ _RELEASED = {
 
 def get_config(preset: str = "") -> Any:
     """C2RAG as the preset says."""
-    config = blocks.method("c2rag", planner=512, reader=64)
+    config = blocks.method("c2rag", planner=512)
     if preset == "small":
         config.c2rag.num_examples = 1
         config.c2rag.num_variants = 1
@@ -72,6 +72,8 @@ def get_config(preset: str = "") -> Any:
         config.rankers.triples.model = config.rankers.passages.model = "BAAI/bge-reranker-v2-m3"
         config.rankers.relations.model = "sentence-transformers/all-MiniLM-L6-v2"
         config.data.corpus = "per_question"  # U(q) is a question's own context.
+        config.recall_at = (2, 5)
+        config.rankers.triples.triple_text = "plain"  # Lin of Eq. 6, as the constraint's.
     if preset in _RELEASED:
         config.c2rag.update(_CODE | _RELEASED[preset])
         preset = "paper"

@@ -18,4 +18,4 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """Direct answering as the preset says."""
-    return blocks.preset(blocks.method("direct", reader=32), preset)
+    return blocks.preset(blocks.method("direct"), preset)

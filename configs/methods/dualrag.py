@@ -21,9 +21,7 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """DualRAG as the preset says."""
-    config = blocks.method(
-        "dualrag", reasoner=192, entity_identifier=256, summarizer=256, reader=256
-    )
+    config = blocks.method("dualrag", reasoner=192, entity_identifier=256, summarizer=256)
     method, ranker = config.dualrag, config.rankers.passages
     method.min_score = 0.3
     if preset == "small":
@@ -40,4 +38,6 @@ def get_config(preset: str = "") -> Any:
     elif preset == "paper":
         method.min_score = 0.0
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
+        config.data.corpus = "ircot_full"
+        config.profile = "dualrag"
     return blocks.preset(config, preset)

@@ -21,7 +21,7 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """GenGround as the preset says."""
-    config = blocks.method("genground", generator=192, reader=64)
+    config = blocks.method("genground", generator=192)
     method, ranker = config.genground, config.rankers.passages
     method.min_score = 0.3
     if preset == "small":

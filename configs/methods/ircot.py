@@ -17,7 +17,7 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """IRCoT as the preset says."""
-    config = blocks.preset(blocks.method("ircot", reasoner=64, reader=32), preset)
+    config = blocks.preset(blocks.method("ircot", reasoner=64), preset)
     if preset == "small":
         config.ircot.num_read = 5
         return blocks.shipped(config)

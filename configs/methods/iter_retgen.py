@@ -18,5 +18,5 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """Iter-RetGen as the preset says."""
-    config = blocks.method("iter_retgen", reader=32)
+    config = blocks.method("iter_retgen")
     return blocks.shipped(config) if preset == "small" else blocks.preset(config, preset)

@@ -29,7 +29,7 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """KiRAG as the preset says."""
-    config = blocks.method("kirag", constructor=64, reader=32)
+    config = blocks.method("kirag", constructor=64)
     config.rankers.aligner.triple_text = "angle"  # as KiRAG writes triples, trained or not
     if preset == "small":
         config.kirag.units = "sentence"
@@ -49,6 +49,7 @@ def get_config(preset: str = "") -> Any:
         config.rankers.aligner.query_max_length = 256
         config.rankers.aligner.passage_max_length = 128
         config.data.corpus = "ircot_full"
+        config.profile = "kirag"
     if preset == "code":
         config.kirag.retriever_query = "last"
         config.kirag.accumulate = True

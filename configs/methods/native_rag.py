@@ -26,7 +26,7 @@ from configs.methods import blocks
 def get_config(preset: str = "") -> Any:
     """NativeRAG as the preset says."""
     config = blocks.method(
-        "native_rag", {"units": "triple", "rerank_from": 50, "reader_format": "chain"}, reader=32
+        "native_rag", {"units": "triple", "rerank_from": 50, "reader_format": "chain"}
     )
     if preset == "small":
         config.native_rag.num_read = 5

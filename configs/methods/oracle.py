@@ -17,7 +17,7 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """The oracle as the preset says."""
-    config = blocks.method("oracle", reader=32)
+    config = blocks.method("oracle")
     if preset == "small":
         config.oracle.units = "sentence"
         return blocks.shipped(config)

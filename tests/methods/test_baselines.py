@@ -24,6 +24,8 @@ NOISE = Passage("n", "Adam", "A name.")
 
 # ----------------------------------------------------------------------------------- what is shared
 
+CUT = "Ada Moen; born in; Lund; Lund; in the"  # before the answer
+
 
 def test_a_search_may_be_reranked():
     hands = Hand({None: (NOISE, ADA, LUND)}, {}, {}, {"a": 2.0, "l": 0.5, "n": -1.0})
@@ -35,17 +37,20 @@ def test_a_search_may_be_reranked():
 
 
 @pytest.mark.parametrize(
-    ("said", "answer", "errors"),
+    ("reader_format", "said", "answer", "sufficient", "errors"),
     [
-        ("Answer: Skane\n", "Skane", {}),
-        (" ", "", {"answer_empty": 1}),
-        (Generated("Skan", "length"), "Skan", {"answer_truncated": 1}),
+        ("documents", "Answer: Skane\n", "Skane", True, {}),
+        ("documents", " ", "", False, {"answer_empty": 1}),
+        ("documents", Generated("Skan", "length"), "Skan", True, {"answer_truncated": 1}),
+        ("chain", "Ada; born in; Lund\nAnswer: Lund", "Lund", True, {}),
+        ("chain", Generated(CUT, "length"), CUT, False, {"answer_truncated": 1}),
+        ("chain", "Lund", "Lund", True, {"answer_no_answer_mark": 1}),
     ],
 )
-def test_a_reading(said, answer, errors):
+def test_a_reading(reader_format, said, answer, sufficient, errors):
     hands, found = Hand({}, {}, {"reader": [said]}), collections.Counter()
-    attempt = hands.drive(read(QUESTION, "passage", (ADA,), "documents", found))
-    assert (attempt.answer, attempt.sufficient, dict(found)) == (answer, bool(answer), errors)
+    attempt = hands.drive(read(QUESTION, "passage", (ADA,), reader_format, found))
+    assert (attempt.answer, attempt.sufficient, dict(found)) == (answer, sufficient, errors)
     assert attempt.evidence == ("Ada Moen\nShe was born in Lund. She paints.",)
 
 

@@ -251,6 +251,11 @@ def test_names_that_nobody_has_and_empty_evidence():
     assert (states(found), found.steps[1].passages) == (["resolved"], ())
     hand, found = run(score, [plan(apart)], recover_if_empty=True, **settings)
     assert states(found) == ["resolved"] and len(found.steps[1].passages) == 3
+    settings["resolved_evidence"] = "naming_passage"
+    assert run(score, [plan(apart)], **settings)[1].steps[1].passages == ()
+    del settings["asked"]
+    _, found = run(one, [plan(*asks)], **settings)
+    assert found.attempts[0].evidence == (f"{PASSAGES[0].title}\n{PASSAGES[0].text}",)
 
 
 def test_the_check_of_the_released_code_is_of_entities():
@@ -435,6 +440,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"num_examples": 9}, "num_examples must lie between 0 and 3"),
         ({"kg_scope": "corpus", "plain_hops": 1}, "kg_scope must be per_question"),
         ({"sufficiency": "score"}, "sufficiency=score needs min_score"),
+        ({"use_relations": False, "rerank_structural": False}, "leave candidates without a score"),
         ({"reader_format": "poem"}, "reader_format='poem' must be one of blocks, thought"),
     ):
         with pytest.raises(UserError, match=said):

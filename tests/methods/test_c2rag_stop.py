@@ -89,6 +89,15 @@ def test_facts_that_compete_do_not_suffice():
     assert len(run(turns[:2], on_repeat="stop", **rule)[1].steps) == 2
 
 
+def test_a_fact_is_left_to_the_constraint_that_has_no_other():
+    lived = {"head": "Ada Moen", "relation": "lived in", "tail": "?town"}  # Lund or Ystad
+    native = {"head": "?native", "relation": "born in", "tail": "Lund"}
+    plan = json.dumps({"constraints": [lived, native]})
+    settings = {"gamma": 2.0, "neff_rule": "shift_if_nonpositive", "max_steps": 2}
+    _, found = run([says("<no question>", BORN, GREW)], [plan], **settings)
+    assert len(found.steps) == 1
+
+
 def test_without_a_plan_the_integrators_own_stop_counts():
     turns = [says("Where is Lund?", BORN), says("<no question>")]
     hand, found = run(turns, ["I cannot plan.", "{}"])

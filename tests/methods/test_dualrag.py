@@ -50,6 +50,11 @@ def run(hands, **settings):
 # ------------------------------------------------------------------------------------ the loop
 
 
+def test_an_empty_outline_is_what_is_read():
+    found = run(hand([GOES_ON, STOPS], [ASKS_ADA], ["None"]))
+    assert found.attempts[0].evidence == () and found.attempts[0].granularity == "sentence"
+
+
 def test_it_searches_for_what_is_missing_and_notes_what_it_learns():
     hands = hand([GOES_ON, STOPS], [ASKS_ADA], [BORN])
     found = run(hands)

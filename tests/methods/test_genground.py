@@ -9,7 +9,7 @@ from cirag_jax.commands import task
 from cirag_jax.errors import UserError
 from cirag_jax.methods.genground import GengroundConfig, genground
 from cirag_jax.prompts.genground import parse_deduction, parse_grounding
-from cirag_jax.runtime.requests import Generate, Rank, Retrieve
+from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Question
 from configs.methods import genground as genground_config
 from tests.methods.by_hand import Hand, prompt
@@ -106,6 +106,16 @@ def test_a_reader_may_ground_in_the_models_place():
     assert QUESTION in prompt(grounds[2]) and "Text 4." in prompt(grounds[2])
     assert "Text 0." not in prompt(grounds[2]) and found.answer == "Skane"
     assert hands.asked(Rank) == []
+
+
+def test_what_was_cut_off_grounds_nothing():
+    cut = Generated("Ada Moen; born in; Lund; located in; the", "length")
+    _, found = run(
+        [deduced(BORN, "Malmo")], [cut, "Answer: Skane"], num_passages=2,
+        max_steps=1, rerank_from=0, grounding="reader", reader_format="chain",
+    )  # fmt: skip
+    assert found.steps[0].notes["answer"] == "Malmo" and not found.steps[0].kept
+    assert found.parse_errors == {"answer_not_grounded": 1, "grounding_truncated": 1}
 
 
 def test_where_nothing_is_grounded_the_pairs_are_read():

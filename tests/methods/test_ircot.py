@@ -39,8 +39,9 @@ def test_every_thought_retrieves_until_one_has_the_answer():
 
 def test_it_stops_after_the_last_thought():
     hand, found = run(["One.", "Two."], max_thoughts=2)
-    assert len(hand.asked(Retrieve)) == 2 and len(found.steps) == 2
-    assert found.steps[-1].next_query == "Two." and found.parse_errors == {}
+    assert [asked.query for asked in hand.asked(Retrieve)] == [QUESTION, "One.", "Two."]
+    assert len(hand.asked(Generate, "reasoner")) == 2 and found.parse_errors == {}
+    assert [step.next_query for step in found.steps] == ["One.", "Two.", None]
 
 
 def test_no_thought_ends_the_reasoning():

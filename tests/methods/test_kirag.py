@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from cirag_jax.commands import task
+from cirag_jax.commands.opening import most_tokens
 from cirag_jax.errors import UserError
 from cirag_jax.methods.kirag import KiragConfig, kirag
 from cirag_jax.prompts.kirag import FINAL
@@ -254,6 +255,8 @@ def test_the_chain_may_grow_by_whatever_was_written():
         f"{CENSUS}\nknowledge triples: {near}. Nobody knows that.",
         f"{CENSUS}\nknowledge triples: {near}. Nobody knows that. {FINAL}: 35,124.",
     ]
+    said = prompt(hand.asked(Generate, "constructor")[2])
+    assert f"{near}, Nobody knows that." in said and "<Nobody" not in said
     # By its words the first is a unit of the pool; the others are none.
     assert chain_of(found) == [PLACE]
     assert [s.notes for s in found.steps] == [
@@ -396,7 +399,7 @@ def test_the_presets_are_what_paper_and_code_say():
     }  # fmt: skip
     for config in (paper, code):
         assert config.encoder.model == "intfloat/e5-large-v2"
-        assert (config.constructor.max_tokens, config.reader.max_tokens) == (64, 32)
+        assert (config.constructor.max_tokens, most_tokens(config, "reader")) == (64, 32)
         aligner, encoder = config.rankers.aligner, config.encoder
         assert (aligner.kind, aligner.triple_text) == ("aligner", "angle")
         assert (aligner.query_max_length, aligner.passage_max_length) == (256, 128)
