@@ -149,5 +149,8 @@ def parse_answer(
         problem = "truncated"
     if not answer:
         return "", False, problem or "empty"
-    refused = "unanswerable" in answer.lower() or (wide and refuses(answer))
+    said = answer.lower()
+    # Half of the word is what the shipped reader writes where it may not refuse.
+    half = said.strip(" .'\"") == "unanswer"
+    refused = half or "unanswerable" in said or (wide and refuses(answer))
     return answer, not refused and (marked or not truncated), problem
