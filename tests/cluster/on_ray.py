@@ -1,16 +1,18 @@
 """``config.engine=ray`` on a real Ray: two workers on this machine, one of them killed.
 
-Ray is installed into an environment of its own, over the packages of this one, and started on this
-machine with two processors. An extraction must leave the store of the local command though one
-worker is killed in the middle of a shard, and again though the whole command is killed there; an
-index has the bytes of the local command's.
+Where it is missing, Ray is installed into an environment of its own, over the packages of this one.
+It is started on this machine with two processors. An extraction must leave the store of the local
+command though one worker is killed in the middle of a shard, and again though the whole command is
+killed there; an index has the bytes of the local command's.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
 import re
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -42,6 +44,8 @@ def check(folder: pathlib.Path) -> None:
 
 def _install(folder: pathlib.Path) -> str:
     """A Python with what requirements-cluster.txt names, and with all that this one has."""
+    if importlib.util.find_spec("ray"):
+        return sys.executable
     print("installing requirements-cluster.txt", flush=True)
     venv.create(folder)
     python = str(folder / "bin" / "python")
@@ -58,6 +62,7 @@ def _install(folder: pathlib.Path) -> str:
 def _cluster(python: str) -> Iterator[None]:
     """What ``RAY_ADDRESS`` names: this machine."""
     print("starting Ray", flush=True)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     words = [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as files:

@@ -49,7 +49,7 @@ class FakeRay:
         self._resources = dict(resources or {})
         self._before = before
         self._random = random.Random(seed)
-        self._calls = 0
+        self._calls = self._lost = 0
         self.options: list[Mapping[str, Any]] = []
         self.started = 0
         self.inside = False
@@ -65,6 +65,7 @@ class FakeRay:
 
     def shutdown(self) -> None:
         self.inside = False
+        assert not self._lost, "workers that may live on were not killed"
 
     def cluster_resources(self) -> Mapping[str, float]:
         return self._resources
@@ -89,8 +90,10 @@ class FakeRay:
             self._before(self._calls)
             call.result = pickle.loads(pickle.dumps(call.make()))
         except OutOfMemoryError as error:
+            self._lost += 1
             call.error = error
         except (Death, BaseExceptionGroup) as error:  # a task group's, with a death in it
+            self._lost += 1
             call.error = RayActorError(repr(error))
         except Exception as error:
             call.error = RayTaskError(error)
@@ -104,6 +107,7 @@ class FakeRay:
     def kill(self, actor: "_Handle") -> None:
         assert not actor.is_dead
         actor.is_dead = True
+        self._lost -= 1
 
 
 class _Call:

@@ -16,9 +16,10 @@ import pytest
 
 from cirag_jax import cli
 from cirag_jax.commands import backends, cluster, index
+from cirag_jax.commands import extract as extract_module
 from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.config_files import load_config
-from cirag_jax.errors import UserError
+from cirag_jax.errors import InUse, UserError
 from cirag_jax.retrieval.encoders import FlaxEncoder
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.triples.store import FILE
@@ -121,7 +122,7 @@ def test_workers_that_die_leave_the_store_of_the_local_command(
     server.asked.clear()
     fake = ray(before=at(2, 6), seed=seed)
     dying_at(monkeypatch, 5, 9)
-    result = extract(server, folder, tmp_path / "w")
+    result = extract(server, folder, tmp_path / "w", "--config.in_flight=1")  # nothing beside it
     assert constant(result) == constant(wanted) and result["failed"] == 4
     assert (tmp_path / "w" / FILE).read_bytes() == (tmp_path / "local" / FILE).read_bytes()
     assert nothing_asked_twice(server) and not (tmp_path / "w" / "shards").exists()
@@ -188,6 +189,23 @@ def test_workers_with_other_settings_are_refused(server, tmp_path, ray, monkeypa
     )
     with pytest.raises(UserError, match="a worker of the Ray cluster has other software"):
         extract(server, folder, tmp_path / "v")
+
+
+def test_a_lost_worker_is_given_time_to_let_go(server, tmp_path, ray, monkeypatch):
+    folder, refusals = corpus(tmp_path / "c", dict(list(TEXTS.items())[:2])), iter(range(3))
+
+    class Held(Journal):
+        def __init__(self, path, settings):
+            if pathlib.Path(path).parent.name == "shards" and next(refusals, None) is not None:
+                raise InUse("locked")
+            super().__init__(path, settings)
+
+    monkeypatch.setattr(extract_module, "Journal", Held)
+    ray()
+    with monkeypatch.context() as patch, pytest.raises(InUse):
+        patch.setattr(extract_module, "_REFUSALS", 1)
+        extract(server, folder, tmp_path / "w")
+    assert extract(server, folder, tmp_path / "w")["complete"] and next(refusals, None) is None
 
 
 def test_workers_need_the_commands_folders(server, tmp_path, ray):
