@@ -137,6 +137,8 @@ def _run(
     if own.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
     workdir = _make_workdir(own.workdir)
+    if config.get("engine") == "ray":  # JAX would take GPUs of this machine from its workers
+        os.environ["JAX_PLATFORMS"] = "cpu"
     with _stdout_to_stderr() as stdout:
         process_index, process_count = processes.setup_distributed(
             own.coordinator_address, own.num_processes, own.process_id

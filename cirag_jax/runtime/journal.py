@@ -234,6 +234,11 @@ class Journal(Closing):
         with self._reading():
             return _forgotten(self._db) + _totals(self._db)
 
+    def add(self, totals: Totals) -> None:
+        """Counts in `totals` what another journal recorded, which is to be dropped."""
+        with self._reading(), sqlite.transaction(self._db):
+            self._set("forgotten", codec.dump(dataclasses.asdict(_forgotten(self._db) + totals)))
+
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
         rows = [(program,) for program in programs]

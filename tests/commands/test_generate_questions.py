@@ -7,11 +7,10 @@ import runpy
 
 import pytest
 
-from cirag_jax import cli
+from cirag_jax import cli, errors
 from cirag_jax.commands import backends
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.grade import records
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Journal
 from tests import answering, tiny, tiny_decoder
@@ -366,7 +365,7 @@ def test_a_library_that_is_missing_is_named(whole, folders, tmp_path, capsys, mo
     def gone(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(records.importlib, "import_module", gone)
+    monkeypatch.setattr(errors.importlib, "import_module", gone)
     message = fails(capsys, arguments(folders, tmp_path / "w"))
     assert message.endswith(
         "install requirements-grade.txt (pip install -r requirements-grade.txt)."
