@@ -74,7 +74,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             made_by = backends.fingerprint(config.extractor)
             identity = _identity(config, settings, made_by["model"])
             bound = {**identity, **settings.identity, "extractor": made_by}
-            book = stack.enter_context(Journal(paths[index], bound))
+            book = stack.enter_context(Journal(paths[index], bound, replace=config.replace))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
             plan = _Plan(config, identity, corpus, store, _selected(config), (index, count))
@@ -307,31 +307,34 @@ class _Run:
             handler.on_tokens = lambda tokens: on_progress(scheduler.progress, tokens)
             passages = self._plan.wanted()
             while block := list(itertools.islice(passages, config.block)):
-                if not self._extract_block(block, scheduler, deadline):
+                stored = self._extract_block(block, scheduler, deadline)
+                done += stored
+                if stored < len(block):
                     break
-                done += len(block)
         return done
 
     def _extract_block(
         self, block: Sequence[Passage], scheduler: Scheduler, deadline: float | None
-    ) -> bool:
+    ) -> int:
+        """Returns of how many passages the outcome is stored: all, unless the run is to end."""
         jobs = {extraction.program_of(passage): passage for passage in block}
         outcomes = self._book.outcomes()  # of an earlier run
         for name in jobs.keys() & outcomes.keys():
             kind = extraction.Outcome
             self._count(journal.typed(self._book.path, name, outcomes[name], kind))
-        if not scheduler.run([self._job(*job) for job in jobs.items()], deadline=deadline):
-            return False
+        complete = scheduler.run([self._job(*job) for job in jobs.items()], deadline=deadline)
         self._before = _sum(self._before, scheduler.progress)
         self._check(self._before.failed)
         known = {record.id: record for record in self._book.records() if record.id in jobs}
+        if not complete:  # What failed is left: it may be of an earlier run, and not asked again.
+            known = {name: record for name, record in known.items() if record.outcome is not None}
         records = [
-            extraction.stored(passage, known[name].result(extraction.Outcome), known[name].error)
-            for name, passage in jobs.items()
+            extraction.stored(jobs[name], record.result(extraction.Outcome), record.error)
+            for name, record in known.items()
         ]
         self._store.commit(records, self._plan.identity)
-        self._book.forget(list(jobs))
-        return True
+        self._book.forget(list(known))
+        return len(known)
 
     def _job(self, name: str, passage: Passage) -> Job:
         return Job(
@@ -356,8 +359,8 @@ class _Run:
         raise UserError(
             f"{without} of {total} passages gave no triple ({without - empty} failed, {empty} "
             f"empty), more than config.max_empty_share={limit:g} allows; the first of them got the "
-            f"answer {said!r}; use a better model, or raise the share: what is answered is kept "
-            "and will not be asked again."
+            f"answer {said!r}; use a better model (with --config.replace=true), or raise the "
+            "share: what is answered is kept and will not be asked again."
         )
 
 
