@@ -81,7 +81,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def work() -> None:
         with contextlib.ExitStack() as stack:
             identity, bound = _bound(config, settings)
-            book = stack.enter_context(Journal(paths[index], bound))
+            book = stack.enter_context(Journal(paths[index], bound, replace=config.replace))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
             plan = _Plan(config, identity, corpus, store, _selected(config), (index, count))
@@ -323,8 +323,8 @@ class _Worker:
         """Waits where a worker that is lost, or of a command that was killed, still has it open."""
         for _ in range(_REFUSALS):
             with contextlib.suppress(InUse):
-                return Journal(file, self._bound)
-        return Journal(file, self._bound)
+                return Journal(file, self._bound, replace=self._config.replace)
+        return Journal(file, self._bound, replace=self._config.replace)
 
 
 def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
@@ -398,7 +398,7 @@ class _Run:
     def _here(
         self, spent: Usage, deadline: float | None, show: Callable[..., None]
     ) -> Generator[_Block]:
-        """Blocks that have ended, in this process; what follows one is done once it is stored."""
+        """Blocks, the last what has ended of it; what follows one is done once it is stored."""
         backend: Any = backends.open_backend(self._config.extractor, spent=spent)
         with contextlib.closing(backend):
             handler = GenerateHandler(backend, {})
@@ -418,17 +418,23 @@ class _Run:
             passages = self._plan.wanted()
             while block := list(itertools.islice(passages, self._config.block)):
                 jobs = _jobs(block, self._settings)
+                names = {job.id for job in jobs}
                 outcomes = self._book.outcomes()  # of an earlier run
-                for name in {job.id for job in jobs} & outcomes.keys():
+                for name in names & outcomes.keys():
                     kind = extraction.Outcome
                     self._count(journal.typed(self._book.path, name, outcomes[name], kind))
-                records = scheduler.records_of(jobs, deadline=deadline)
-                if records is None:
-                    return
+                complete = scheduler.run(jobs, deadline=deadline)
                 self._before = _sum(self._before, scheduler.progress)
                 self._check(self._before.failed)
-                yield block, records
-                self._book.forget(list(records))
+                known = {r.id: r for r in self._book.records() if r.id in names}
+                if not complete:
+                    # What failed is left: it may be of an earlier run, and not asked again.
+                    known = {name: r for name, r in known.items() if r.outcome is not None}
+                    block = [p for p in block if extraction.program_of(p) in known]
+                yield block, known
+                self._book.forget(list(known))
+                if not complete:
+                    return
 
     def _on_cluster(self, deadline: float | None, show: Callable[..., None]) -> Generator[_Block]:
         """As `_here`, by workers of a Ray cluster; a shard's journal goes once it is stored."""
@@ -497,8 +503,8 @@ class _Run:
         raise UserError(
             f"{without} of {total} passages gave no triple ({without - empty} failed, {empty} "
             f"empty), more than config.max_empty_share={limit:g} allows; the first of them got the "
-            f"answer {said!r}; use a better model, or raise the share: what is answered is kept "
-            "and will not be asked again."
+            f"answer {said!r}; use a better model (with --config.replace=true), or raise the "
+            "share: what is answered is kept and will not be asked again."
         )
 
 

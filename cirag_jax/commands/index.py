@@ -9,18 +9,15 @@ import functools
 import json
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-from tqdm import tqdm
 
 from cirag_jax import sharding
 from cirag_jax.commands import cluster
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_json, replacing, write_json, write_text
+from cirag_jax.io import bar, read_json, remove_parts, replacing, write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
@@ -63,7 +60,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     passages = _read_passages(config.data.dir)
     encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
     folder = workdir / "index"
-    with tqdm(total=len(passages), unit="passage", file=sys.stderr, mininterval=1) as bar:
+    with bar("indexing", len(passages), "passage") as shown:
         counts = build_index(
             passages,
             encoder,
@@ -71,7 +68,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             config.retriever.kind,
             options=options,
             shard_rows=config.shard_rows,
-            progress=bar.update,
+            progress=shown.update,
             spread=spread,
         )
     manifest = index_lib.read_manifest(folder)
@@ -83,7 +80,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "resumed": counts["resumed"],
         "dimension": manifest.get("dimension"),
         "encoder": manifest["encoder"],
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "bytes": sum(file.stat().st_size for file in folder.rglob("[!.]*") if file.is_file()),
         "seconds": seconds,
         "passages_per_second": counts["embedded"] / counts["seconds"] if counts["seconds"] else 0.0,
     }
@@ -138,6 +135,7 @@ def build_index(
                 progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
         _begin(folder, plan)
+        remove_parts(folder)
         ids = (json.dumps(passage.id) + "\n" for passage in passages)
         write_text(folder / "ids.jsonl", ids)
         if kind == "bm25":
@@ -180,13 +178,13 @@ def _plan(
         "rows": len(passages),
         "corpus": index_lib.hash_corpus(passages),
         "encoder": None,
-        "dtype": options.dtype,
     }
     if kind == "bm25":
         return plan
     encoder = index_lib.needed(encoder, kind)
     plan |= {
         "encoder": dict(encoder.identity),
+        "dtype": options.dtype,
         "dimension": encoder.dim,
         "shard_rows": shard_rows,
         "shards": -(-len(passages) // shard_rows),

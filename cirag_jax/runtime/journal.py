@@ -24,7 +24,7 @@ from cirag_jax import sqlite
 from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
 from cirag_jax.llm.types import Usage
-from cirag_jax.models.io.fingerprint import check_same
+from cirag_jax.models.io.fingerprint import check_same, differences
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
@@ -127,14 +127,17 @@ class Totals:
 class Journal(Closing):
     """An open journal; a context manager. One process writes it at a time."""
 
-    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Mapping[str, Any], *, replace: bool = False
+    ):
         """Opens or begins the journal of a run.
 
-        ``settings`` are everything that decides what a program gets to see, as JSON.
+        ``settings`` are everything that decides what a program gets to see, as JSON. With
+        ``replace``, what was recorded under others is forgotten (see `forget`).
 
         Raises:
-          UserError: it was begun with other settings, another process writes it, or it cannot be
-            read or written.
+          UserError: it was begun with other settings and not ``replace``, another process writes
+            it, or it cannot be read or written.
         """
         self.path = Path(path)
         self._passages: dict[str, Passage] = {}
@@ -144,7 +147,7 @@ class Journal(Closing):
         with contextlib.ExitStack() as stack, self._named_errors():
             self._db = sqlite.connect(self.path)
             stack.enter_context(contextlib.closing(self._db))  # what is refused: others may use it
-            self._begin(settings)
+            self._begin(settings, replace)
             stack.pop_all()
 
     def close(self) -> None:
@@ -153,7 +156,7 @@ class Journal(Closing):
             self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
 
-    def _begin(self, settings: Mapping[str, Any]) -> None:
+    def _begin(self, settings: Mapping[str, Any], replace: bool) -> None:
         # Held until the process ends: two runs on one workdir would each repeat the other's work.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -167,6 +170,10 @@ class Journal(Closing):
             return
         with self._reading():
             old = _settings(meta)
+        if replace and differences(old, settings):
+            self.forget([name for (name,) in self._db.execute("SELECT id FROM programs")])
+            self._set("settings", codec.dump(settings))
+            return
         check_same(self.path, old, settings)
 
     def _set(self, key: str, value: str) -> None:

@@ -195,10 +195,10 @@ def test_a_lost_worker_is_given_time_to_let_go(server, tmp_path, ray, monkeypatc
     folder, refusals = corpus(tmp_path / "c", dict(list(TEXTS.items())[:2])), iter(range(3))
 
     class Held(Journal):
-        def __init__(self, path, settings):
+        def __init__(self, path, settings, **options):
             if pathlib.Path(path).parent.name == "shards" and next(refusals, None) is not None:
                 raise InUse("locked")
-            super().__init__(path, settings)
+            super().__init__(path, settings, **options)
 
     monkeypatch.setattr(extract_module, "Journal", Held)
     ray()

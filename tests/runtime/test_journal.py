@@ -202,6 +202,18 @@ def test_settings_bind_nobody_before_the_first_response(path):
     assert journal.read_settings(path)["seed"] == 7
 
 
+def test_what_was_recorded_with_other_settings_may_be_replaced(path):
+    write_one(path)
+    with Journal(path, SETTINGS, replace=True) as book:
+        assert [record.id for record in book.records()] == ["a"]
+        totals = book.totals()
+    with Journal(path, {**SETTINGS, "seed": 7}, replace=True) as book:
+        assert not list(book.records()) and book.totals() == totals
+    assert journal.read_settings(path)["seed"] == 7
+    with begin(path, seed=8):  # nothing is recorded
+        pass
+
+
 def test_a_changed_method_is_refused(path):
     write_one(path)
     with (
