@@ -271,11 +271,13 @@ def _bound(config: Config, settings: Settings) -> dict[str, Any]:
     if settings.roles:
         found["llm"] = backends.fingerprint(config.llm)
     if settings.equivalence.kind != "off":
-        found["encoder"] = {
-            **config.encoder.to_dict(),
-            **fingerprint.of_model(config.encoder.model),
-        }
+        found["encoder"] = _encoder(config)
     return found
+
+
+def _encoder(config: Config) -> dict[str, Any]:
+    """Its settings and its weights."""
+    return {**config.encoder.to_dict(), **fingerprint.of_model(config.encoder.model)}
 
 
 def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
@@ -370,7 +372,7 @@ def _groups(
         return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
         yield  # a program, which has nothing to ask
 
-    job = _job("clusters", [texts, codec.encode(how)], program)
+    job = _job("clusters", [texts, codec.encode(how), _encoder(run.config)], program)
     record = run.records("clusters", [job], False, list[list[Count]])[job.id]
     if record.outcome is None:
         raise UserError(f"the claims could not be clustered: {record.error}.")

@@ -314,7 +314,7 @@ def test_a_random_decoder_from_end_to_end_and_its_questions_are_answered(folders
     assert answered["num_questions"] == 2 and "f1" in answered
 
 
-# ----------------------------------------------------------------------------------------- bad inpu
+# ---------------------------------------------------------------------------------------- bad input
 
 
 def test_documents_without_a_fact(model, folders, tmp_path, capsys):
@@ -355,6 +355,13 @@ def test_rules_need_triples(folders, tmp_path, capsys):
 def test_other_settings_of_the_model_need_another_workdir(whole, folders, capsys):
     argv = arguments(folders, whole[0], "llm.dtype=bfloat16")
     assert 'was started with llm.dtype=null, not "bfloat16"' in fails(capsys, argv)
+
+
+def test_rules_are_bound_to_their_encoder(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, preset="rules", documents="films")
+    execute(capsys, argv)
+    message = fails(capsys, [*argv, "--config.encoder.passage_max_length=7"])
+    assert "was started with encoder.passage_max_length=" in message and "not 7" in message
 
 
 @pytest.mark.parametrize("field", ["chunks.least=0", "paths.kind=long", "review=-1", "in_flight=0"])
