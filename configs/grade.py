@@ -106,5 +106,5 @@ def _paper(config: Any) -> Any:
     config.min_words, config.max_words = 512, 8192
     config.llm.model = "Qwen/Qwen2.5-7B-Instruct"
     config.questions.validation = "model"
-    config.questions.context_words = 0
+    config.questions.context_words = config.chunks.most  # A.9.5: a chunk of the evidence.
     return config

@@ -138,7 +138,9 @@ def test_repeats_without_a_score_of_answers_are_counted_alone(tmp_path):
         result = compare(tmp_path, folder, metrics=metrics)
         assert result["systems"]["a"]["repeats"] == {
             "count": 2,
-            "std": {name: 0.0 for name in result["scores"] if name.startswith(("rec", "sen", "tr"))},
+            "std": {
+                name: 0.0 for name in result["scores"] if name.startswith(("rec", "sen", "tr"))
+            },
         }
         table = (tmp_path / "c" / "table.md").read_text("utf-8")
         assert "means over repeats with other seeds: a over 2\n" in table
