@@ -198,9 +198,7 @@ def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
     return found
 
 
-def read_runs(
-    folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None = None
-) -> list[Run]:
+def read_runs(folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None = None) -> list[Run]:
     """The runs, all of the same questions and passages.
 
     Args:
