@@ -324,18 +324,18 @@ def test_the_score_is_chosen(tmp_path, score):
 def test_a_judge_says_what_is_right(tmp_path):
     made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(5)]
     dataset(tmp_path, *made)
-    rows = [prediction(one, right=i > 0) for i, (_, one) in enumerate(made)]
+    rows = [prediction(one, right=i > 1) for i, (_, one) in enumerate(made)]
     rows[3]["error"] = "lost"
     name = run(tmp_path, "a", rows)
     (tmp_path / "j").mkdir()
-    verdicts = [True, False, None, True]  # of the last nothing
+    verdicts = [True, True, None, True]  # of the last nothing
     told = [{"id": f"q{i}", "system": "a", "judge": v} for i, v in enumerate(verdicts)]
     told.append({"id": "q4", "system": "b", "judge": True})
     file = tmp_path / "j" / "judgements.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in told))
     result = evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
     system = result["systems"]["a"]
-    assert (system["error"]["value"], system["error"]["num_questions"]) == (2 / 3, 3)
+    assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
     assert system["left_out"] == {"no verdict": 2}
     assert "a: error (by the judge) in per cent" in (tmp_path / "w" / "table.md").read_text()
     with pytest.raises(UserError, match=r"judgements.jsonl judges no run c; .*as it does: a, b\."):
