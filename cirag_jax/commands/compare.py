@@ -80,7 +80,8 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         say("stopped before the end; the same command goes on from here")
         return result
     folders = [(name, workdir / name) for name in plans]
-    return {**result, **comparison.compare_runs(config, folders, workdir, allow_different=True)}
+    compared = comparison.compare_runs(config, folders, workdir, True, config.repeats)
+    return {**result, **compared}
 
 
 # ---------------------------------------------------------------------------------- what takes part

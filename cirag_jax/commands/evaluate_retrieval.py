@@ -69,7 +69,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Passage recall of ``config.systems``, next-unit ranking, differences with their intervals.
 
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
-    and ``recall.png`` in ``workdir``.
+    and ``recall.png`` (as SVG, too) in ``workdir``.
 
     Raises:
       UserError: the checkpoint, the data or a setting cannot be used.

@@ -165,8 +165,8 @@ class Journal(Closing):
             rows = [("format", str(FORMAT)), ("settings", codec.dump(settings))]
             sqlite.create(self._db, _SCHEMA, rows)
         meta = _read_meta(self._db, self.path)
-        if not self._db.execute("SELECT 1 FROM responses").fetchone():
-            self._set("settings", codec.dump(settings))  # nothing recorded binds nobody
+        if not _binds(self._db):
+            self._set("settings", codec.dump(settings))
             return
         with self._reading():
             old = _settings(meta)
@@ -465,10 +465,16 @@ def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) ->
     if not Path(path).is_file():
         return
     with _reading(Path(path)) as db:
-        begun = db.execute("SELECT 1 FROM responses").fetchone()
+        binds = _binds(db)
         old = _settings(_read_meta(db, Path(path)))
-    if begun:
+    if binds:
         check_same(path, old, settings)
+
+
+def _binds(db: sqlite3.Connection) -> bool:
+    """Whether anything is recorded that a run with other settings must not use."""
+    results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # rules ask for no response
+    return db.execute(f"SELECT 1 FROM responses UNION ALL {results} LIMIT 1").fetchone() is not None
 
 
 @contextlib.contextmanager

@@ -70,6 +70,13 @@ def test_calibration_by_hand():
         {"answered": 0.2, "right": 1.0},
         {"answered": 0.1, "right": 1.0},
     ]
+    equal = calibration([0.7, 0.2, 0.7, 0.2, 0.7], [True, True, False, False, False], 5)
+    assert equal["coverage"] == [
+        {"answered": 1.0, "right": pytest.approx(2 / 5)},
+        {"answered": 0.6, "right": pytest.approx(1 / 3)},  # no threshold parts the equally sure
+    ]
+    many = calibration([i / 100 for i in range(100)], [True] * 100, 100)
+    assert len(many["coverage"]) == 20 and many["coverage"][0]["answered"] == 1.0
     assert calibration([], [], 4) == {"bins": [], "error": None, "coverage": []}
 
 

@@ -195,8 +195,9 @@ def test_another_setting_is_refused_by_name(path, changes, words):
 
 
 def test_settings_bind_nobody_before_the_first_response(path):
-    with begin(path):
-        pass
+    with begin(path) as book:
+        book.open_program("a", 0, {})
+    journal.check_settings(path, {**SETTINGS, "seed": 7})
     with begin(path, seed=7):
         pass
     assert journal.read_settings(path)["seed"] == 7
@@ -212,6 +213,16 @@ def test_what_was_recorded_with_other_settings_may_be_replaced(path):
     assert journal.read_settings(path)["seed"] == 7
     with begin(path, seed=8):  # nothing is recorded
         pass
+
+
+def test_a_result_without_a_response_binds(path):
+    with begin(path) as book:
+        book.open_program("a", 0, {})
+        book.close_program("a", ["by rule"], None)
+    with pytest.raises(UserError, match="with seed=0, not 7;"):
+        journal.check_settings(path, {**SETTINGS, "seed": 7})
+    with pytest.raises(UserError, match="with seed=0, not 7;"):
+        begin(path, seed=7)
 
 
 def test_a_changed_method_is_refused(path):
