@@ -192,6 +192,21 @@ def load_adapter(
     return nnx.from_flat_state(filled), lora_config
 
 
+def tensor_file(folder: Path) -> Path:
+    """The file with an adapter's tensors.
+
+    Raises:
+      UserError: there is none, or only a pickle.
+    """
+    file = folder / TENSOR_FILE
+    if not file.is_file():
+        pickle = folder / "adapter_model.bin"
+        if pickle.exists():
+            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it.")
+        raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
+    return file
+
+
 def read_training(folder: Path) -> dict[str, Any]:
     """What `save_adapter` was told of an adapter's training; empty where there is nothing.
 
@@ -286,12 +301,7 @@ def _read_tensors(
     folder: Path, config: DecoderConfig, lora_config: LoraConfig
 ) -> dict[str, dict[str, np.ndarray]]:
     """Target -> side -> stacked host array."""
-    file = folder / TENSOR_FILE
-    if not file.is_file():
-        pickle = folder / "adapter_model.bin"
-        if pickle.exists():
-            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it.")
-        raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
+    file = tensor_file(folder)
     places = _places(config, lora_config)
     shapes = decoder.layer_parameters(config)
     widest = max(max(shapes[name][0]) for name in lora_config.names)
