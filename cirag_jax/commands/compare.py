@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cirag_jax import cli, config_files
 from cirag_jax.commands import alone, comparison, opening, task
-from cirag_jax.commands.answer import Plan, carry_out, plan
+from cirag_jax.commands.answer import Plan, carry_out, plan, warn_of_seen
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
@@ -62,6 +62,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         plans = {name: plan(own, pool) for name, own in configs.items()}
         for name, planned in plans.items():
             _check(name, planned, workdir / name)
+        warn_of_seen(plans.values())
         methods = _answer_all(plans, workdir, pool, until)
         complete = all(result["complete"] for result in methods.values()) and (
             _repeat_all(config, plans, workdir, pool, until)
@@ -88,10 +89,12 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _strings(value: Any, separator: str | None = None) -> list[str]:
-    """A tuple of texts, or one text, in which ``separator`` may stand between several."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(separator)] if separator else [value]
-    return [str(part) for part in value or ()]
+    """A tuple of texts, or one, in which ``separator`` may stand between several; a flag may have
+    made numbers of them.
+    """
+    if isinstance(value, (tuple, list)) or value is None:
+        return [str(part) for part in value or ()]
+    return [part.strip() for part in str(value).split(separator)] if separator else [str(value)]
 
 
 def read_entries(methods: Any, preset: str | None) -> list[Entry]:

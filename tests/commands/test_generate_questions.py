@@ -379,7 +379,7 @@ def test_rules_need_triples(folders, tmp_path, capsys):
 
 def test_other_settings_of_the_model_need_another_workdir(whole, folders, capsys):
     argv = arguments(folders, whole[0], "llm.dtype=bfloat16")
-    assert 'was started with llm.dtype=null, not "bfloat16"' in fails(capsys, argv)
+    assert 'was started with llm.dtype="float32", not "bfloat16"' in fails(capsys, argv)
 
 
 def test_rules_are_bound_to_their_encoder(folders, tmp_path, capsys):

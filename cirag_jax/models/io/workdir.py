@@ -22,6 +22,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.pretrained_decoder import (
+    hub_id,
     load_decoder,
     read_decoder_config,
     resolve_decoder,
@@ -105,11 +106,23 @@ def trained_units(spec: str) -> str | None:
     Returns:
       None where it is no aligner, or does not say.
     """
+    meta = _training(spec)
+    return meta.get("units") if _component(meta) == "aligner" else None
+
+
+def trained_on(spec: str) -> frozenset[str]:
+    """Ids of the questions that a model was trained on, as far as it says; ``spec`` is as that of
+    `trained_units`, or a language model's adapter.
+    """
+    return frozenset(_training(spec).get("trained_on", ()))
+
+
+def _training(spec: str) -> dict[str, Any]:
+    """What a workdir's latest checkpoint, or an export, says of its training; empty for others."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
-            meta = checkpoints.meta()
-        return meta.get("units") if _component(meta) == "aligner" else None
-    return read_training(local_path(spec)).get("units")
+            return checkpoints.meta()
+    return read_training(local_path(spec))
 
 
 ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
@@ -247,12 +260,25 @@ def export_adapter(
         meta = {**meta, "trained_on": sorted(learnt)}
     if not merge:
         told = {name: meta.get(name) for name in _TOLD}
-        save_adapter(state, config, folder, meta["model"], dtype=dtype, training=told)
+        base, card = hub_id(meta["model"]), _adapter_card(meta)
+        save_adapter(state, config, folder, base, dtype=dtype, training=told, card=card)
         return meta
     base = load_decoder(meta["model"])
     params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
     save_decoder(base, params, folder)
     return meta
+
+
+def _adapter_card(meta: dict[str, Any]) -> str:
+    """What a person is told of an exported adapter."""
+    component, model, note = meta["component"], meta["model"], ""
+    if hub_id(model) != model:
+        note = (
+            ", the quantised weights (GGUF) of that package written out; the hub's differ by the "
+            "rounding. launch/export.py with `--config.merge=true` writes exactly what was trained"
+        )
+    card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")
+    return card.format(component=component, model=model, base=hub_id(model), note=note)
 
 
 def export_encoder_adapter(
