@@ -237,7 +237,9 @@ def test_tokens_stand_where_their_text_does(server):
     pieces = [("A", None), ("\\xc3", [0xC3]), ("\\xb8", [0xB8]), (" b", [32, 98]), ("", None)]
     content = [{"token": text, "bytes": raw, "logprob": -1.0} for text, raw in pieces]
     server.script["q"] = [completion("Aø b", logprobs={"content": content})]
-    server.script["bad"] = [completion("A", logprobs={"content": [{**content[0], "bytes": 1 << 40}]})]
+    server.script["bad"] = [
+        completion("A", logprobs={"content": [{**content[0], "bytes": 1 << 40}]})
+    ]
     backend, _ = backend_of(server, max_retries=0)
     response, bad = backend.generate([ask("q", logprobs=True), ask("bad", logprobs=True)])
     assert response.tokens is not None
