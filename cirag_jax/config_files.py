@@ -234,3 +234,12 @@ def _line_in(path: pathlib.Path, error: Exception) -> str:
         return f", line {error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
+
+
+def texts_of(value: Any, separator: str | None = None) -> list[str]:
+    """A tuple of texts, or one, in which ``separator`` may stand between several; a flag may have
+    made numbers of them.
+    """
+    if isinstance(value, (tuple, list)) or value is None:
+        return [str(part) for part in value or ()]
+    return [part.strip() for part in str(value).split(separator)] if separator else [str(value)]

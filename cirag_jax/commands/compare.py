@@ -88,15 +88,6 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------- what takes part
 
 
-def _strings(value: Any, separator: str | None = None) -> list[str]:
-    """A tuple of texts, or one, in which ``separator`` may stand between several; a flag may have
-    made numbers of them.
-    """
-    if isinstance(value, (tuple, list)) or value is None:
-        return [str(part) for part in value or ()]
-    return [part.strip() for part in str(value).split(separator)] if separator else [str(value)]
-
-
 def read_entries(methods: Any, preset: str | None) -> list[Entry]:
     """The methods that ``config.methods`` names; ``preset``: of those that name none.
 
@@ -104,7 +95,7 @@ def read_entries(methods: Any, preset: str | None) -> list[Entry]:
       UserError: one is no method, two have one name, or there is none.
     """
     found = []
-    for text in _strings(methods, ","):
+    for text in config_files.texts_of(methods, ","):
         match = _ENTRY.fullmatch(text)
         if match is None:
             raise UserError(
@@ -143,7 +134,7 @@ def _configs(config: Config, entries: Sequence[Entry]) -> dict[str, Config]:
 def _values(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:
     """``KEY=VALUE`` of every entry: what is said of it by name, and of all that have the key."""
     found: dict[str, list[str]] = {name: [] for name in configs}
-    for text in _strings(config.set):
+    for text in config_files.texts_of(config.set):
         match = _VALUE.fullmatch(text)
         if match is None:
             raise UserError(f"config.set: {text!r} must be KEY=VALUE or NAME:KEY=VALUE.")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cirag_jax import config_files
 from cirag_jax.commands import online
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
@@ -184,13 +185,13 @@ def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
     Raises:
       UserError: none is named.
     """
-    specs = [specs] if isinstance(specs, str) else list(specs or ())
-    if not specs:
+    texts = config_files.texts_of(specs)
+    if not texts:
         raise UserError(
             "config.runs is required: workdirs of launch/answer.py, \"('NAME=W1', 'NAME=W2')\"."
         )
     found = []
-    for spec in map(str, specs):
+    for spec in texts:
         # A folder may have an equals sign in its own name.
         name, _, folder = ("", "", spec) if pathlib.Path(spec).is_dir() else spec.partition("=")
         path = pathlib.Path(folder or name).expanduser()
