@@ -177,12 +177,12 @@ _FREE = ("trajectories", "dev", "rows_per_device", "decode")
 
 def check_config(config: Config) -> None:
     """Raises UserError where a setting cannot be."""
+    state_lib.check_training(config)
     ones = ("length", "batch_size", "rows_per_device", "chunk", "decode.max_tokens")
     check_at_least(1, config, *ones)
-    numbers = ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories")
-    check_at_least(0, config, "decode.num_trajectories", *(n for n in numbers if n in config))
-    if not config.num_steps and not config.num_epochs:
-        raise UserError("config.num_epochs and config.num_steps must not both be 0")
+    check_at_least(0, config, "max_tokens", "num_dev", "decode.num_trajectories")
+    own = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")  # not all have them
+    check_at_least(0, config, *(name for name in own if name in config))
     check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
@@ -192,10 +192,7 @@ def check_config(config: Config) -> None:
 def _check_metric(name: str, data: conversations.Data, decoded: Sequence[Trajectory]) -> None:
     measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
     measured += list(decision_quality.SCORES) if decoded else []
-    if measured and name not in measured:
-        raise UserError(
-            f"config.best_metric={name} is not measured here; there are {', '.join(measured)}"
-        )
+    state_lib.check_metric(name, measured)
 
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:

@@ -536,6 +536,9 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
         ({"num_steps": 0, "num_epochs": 0}, "must not both be 0"),
         ({"chunk": 0}, r"config\.chunk=0"),
         ({"max_tokens": -1}, r"max_tokens=-1"),
+        ({"kept_weight": -1.0}, r"config\.kept_weight=-1\.0 must not be negative"),
+        ({"stop_weight": -1.0}, r"config\.stop_weight=-1\.0 must not be negative"),
+        ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),
         ({"lora.targets": "('lm_head',)"}, "lm_head"),
     ],
 )
