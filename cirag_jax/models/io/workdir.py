@@ -105,11 +105,19 @@ def trained_units(spec: str) -> str | None:
     Returns:
       None where it is no aligner, or does not say.
     """
+    return aligner_training(spec).get("units")
+
+
+def aligner_training(spec: str) -> dict[str, Any]:
+    """What is known of an aligner's training; empty where it is none, or does not say.
+
+    ``spec`` is as that of `trained_units`.
+    """
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
             meta = checkpoints.meta()
-        return meta.get("units") if _component(meta) == "aligner" else None
-    return read_training(local_path(spec)).get("units")
+        return meta if _component(meta) == "aligner" else {}
+    return read_training(local_path(spec))
 
 
 ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
