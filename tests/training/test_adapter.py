@@ -428,6 +428,45 @@ def test_the_export_command(trained, tmp_path):
     json.dumps(result)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float16"}, r"config\.dtype='float16' must be one of null, float32, bfloat16"),
+        ({"dtype": "int8", "merge": True}, r"config\.dtype='int8' must be one of"),
+        ({"share": 0.3}, r"config\.share=0\.3 needs config\.average_with"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_and_nothing_written(trained, tmp_path, changes, message):
+    command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    overrides = [f"--config.{name}={value}" for name, value in changes.items()]
+    overrides.append(f"--config.checkpoint={trained[0]}")
+    with pytest.raises(UserError, match=message):
+        command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("base", "asked", "written"),
+    [
+        ("bfloat16", None, "bfloat16"),
+        ("float16", None, "float32"),
+        ("bfloat16", "float32", "float32"),
+    ],
+)
+def test_a_merged_model_has_the_precision_of_its_base(trained, tmp_path, base, asked, written):
+    """Whatever this machine would compute in."""
+    file = pathlib.Path(open_adapter(str(trained[0]))[2]["model"]) / "config.json"
+    before = file.read_text()
+    try:
+        file.write_text(json.dumps({**json.loads(before), "dtype": base}))
+        export_adapter(str(trained[0]), tmp_path / "whole", merge=True, dtype=asked)
+    finally:
+        file.write_text(before)
+    with safetensors.safe_open(str(tmp_path / "whole/model.safetensors"), "np") as tensors:
+        assert {str(tensors.get_tensor(key).dtype) for key in list(tensors.keys())} == {written}
+    assert json.loads((tmp_path / "whole/config.json").read_text())["dtype"] == written
+
+
 def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_path):
     folder = str(tmp_path / "model")
     told = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")

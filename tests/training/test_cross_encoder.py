@@ -181,6 +181,12 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
     model, meta = open_cross_encoder(str(tmp_path / "w"))
     assert meta["max_length"] == model.max_length == 64
     assert meta["triple_text"] == {"form": "tuple", "normalization": "ascii"}
+    export = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    for setting in ("dtype=bfloat16", "share=0.5", "merge=true"):
+        given = [f"--config.checkpoint={tmp_path / 'w'}", f"--config.{setting}"]
+        field = setting.partition("=")[0]
+        with pytest.raises(UserError, match=rf"config\.{field} needs an adapter, which .* has not"):
+            export(load_config(str(_ROOT / "configs/export.py"), given), tmp_path / "e")
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
     done = command(
         "export.py", f"--workdir={tmp_path / 'e'}", f"--config.checkpoint={tmp_path / 'w'}"
