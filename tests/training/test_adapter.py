@@ -41,6 +41,8 @@ from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.training import adapter, decision_quality, mfu, preemption
 from cirag_jax.training.data import conversations
 from cirag_jax.training.data.examples import Part
+from cirag_jax.training.data.packing import MicroBatch
+from cirag_jax.training.lora_step import Batch
 from configs import common
 from tests import tiny
 from tests.distill import by_hand
@@ -101,6 +103,7 @@ def test_the_result_and_the_metrics(trained):
     assert result["complete"] and result["step"] == result["total_steps"] == 6
     assert (result["num_trajectories"], result["num_dev_trajectories"]) == (10, 2)
     assert (result["num_examples"], result["num_dev_examples"]) == (10, 2)
+    assert result["num_dev_trained_on"] == 0
     assert result["left_out"] == {} and result["teachers"] == {"annotations": 10}
     lines = lines_of(workdir)
     steps = [line for line in lines if "train/loss" in line]
@@ -523,6 +526,34 @@ def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
     config.lora.rank, config.component = 4, "reader"  # whatever it was trained for
     found, before = adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
     assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
+
+
+def test_dev_questions_that_the_start_was_trained_on_are_counted(folders, capsys):
+    config = config_of(folders, **{"lora.start": "W"})
+    data = conversations.load_data(config, ChatTokenizer.load(str(folders[0])), 448)
+    assert adapter.count_seen(config, data.trained_on, data) == 0
+    assert adapter.count_seen(config_of(folders), (), data) == 0 and not capsys.readouterr().err
+    assert adapter.count_seen(config, ["another", data.measured_on[0]], data) == 1
+    said = capsys.readouterr().err
+    assert "WARNING: config.lora.start=W was trained on 1 of the 2 that dev examples are of" in said
+    assert adapter.count_seen(config, None, data) is None
+    assert "config.lora.start=W does not say what it was trained on" in capsys.readouterr().err
+
+
+def test_supervised_tokens_are_counted_whatever_they_weigh(folders, monkeypatch):
+    model, config = load_decoder(str(folders[0])).config, config_of(folders)
+    ids = np.ones((1, 4), np.int32)
+    batch = Batch(ids, ids, mask_BT=np.array([[0.0, 0.5, 4.0, 0.0]], np.float32))
+    piece = MicroBatch(batch, np.zeros((1, 4), np.uint8), tokens=4, attended=16)
+    monkeypatch.setattr(mfu, "peak_flops", lambda kind: 1e6)
+    values = {"loss": 1.0, "tokens": 4.5}
+    lora_config = adapter.make_lora(config)
+    adapter.make_describe(model, lora_config)(values, [piece, piece], 2.0)
+    assert values["supervised_tokens"] == 4 and "tokens" not in values
+    flops = mfu.lora_flops(
+        model, lora_config.rank, lora_config.names, tokens=8, supervised=4, attended=32
+    )
+    assert values["mfu"] == flops / 2.0 / (1e6 * jax.device_count())
 
 
 # ----------------------------------------------------------------------------------------- refusals
