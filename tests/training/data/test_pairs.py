@@ -166,22 +166,28 @@ def test_an_order_is_drawn_once_an_epoch(monkeypatch):
 
 
 def test_no_gold_passage_of_a_question_is_an_easy_negative_of_it():
-    """Two questions share one; the other's second is the only easy negative that is left."""
+    """Where it is another query's positive: a sub-question's, or another question's."""
     dataset = _musique()
-    first = dataset.questions[0]
-    second = dataclasses.replace(
-        first, id="other", question="Who is the mayor of Xi?", supporting=("a", "x"),
-        context=("a", "x"), decomposition=None,
+    question = dataclasses.replace(dataset.questions[0], context=("a", "b"))
+    other = dataclasses.replace(
+        question, id="other", question="Who is the mayor of Xi?", supporting=("b", "x"),
+        context=("b", "x"), decomposition=None,
     )  # fmt: skip
-    targets = data_lib.passage_targets(
-        dataset, [dataclasses.replace(first, context=("a", "b")), second]
-    )
-    sampling = data_lib.Sampling(len(targets), own=0, mined=0, easy=3, seed=0)
-    pairs = data_lib.pairs_of_step(targets, 0, sampling)
+    targets = data_lib.passage_targets(dataset, [question, other])
     texts = {name: passage_text(passage) for name, passage in dataset.corpus.items()}
-    easy = {(query, text) for query, text, relevant in pairs if not relevant}
-    assert {text for query, text in easy if query == first.question} == {texts["x"]}
-    assert {text for query, text in easy if query == second.question} == {texts["b"]}
+
+    def easy(*drawn):
+        """Of the first, which asks the question and has a's text as its positive."""
+        sampling = data_lib.Sampling(len(drawn), own=0, mined=0, easy=3, seed=0)
+        pairs = data_lib.pairs_of_step(drawn, 0, sampling)
+        return {text for query, text, relevant in pairs if query == drawn[0].query and not relevant}
+
+    whole = next(t for t in targets if (t.query, t.positive) == (question.question, texts["a"]))
+    part = next(t for t in targets if t.query == "Who is the mayor of Bo?")
+    shared, apart = (t for t in targets if t.query == other.question)
+    assert (part.positive, shared.positive, apart.positive) == (texts["b"], texts["b"], texts["x"])
+    assert easy(whole, part) == easy(whole, shared) == set()
+    assert easy(whole, part, apart) == {texts["x"]}
 
 
 @pytest.mark.parametrize(
