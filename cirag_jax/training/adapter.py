@@ -377,7 +377,7 @@ def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Any:
 
     def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:
         tokens = sum(piece.tokens for piece in pieces)
-        supervised = sum(np.count_nonzero(piece.batch.mask_BT) for piece in pieces)
+        supervised = sum(int(np.count_nonzero(piece.batch.mask_BT)) for piece in pieces)
         del values["tokens"]  # the sum of their weights
         values["supervised_tokens"] = supervised
         values["tokens_per_second"] = tokens / seconds
