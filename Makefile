@@ -25,7 +25,7 @@ test: dev  ## environment, lint, types, every test that needs no cluster
 pytest: dev
 	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
-test-cluster: dev  ## jobs under a real Slurm of this one machine, which it installs (Debian, root)
+test-cluster: dev  ## a real Slurm (Debian, root) and a real Ray of this one machine, both installed by it
 	@$(python) -m tests.cluster $(ARGS)
 
 attack: dev  ## hostile input with new seeds, until one fails; ARGS="--minutes 30"

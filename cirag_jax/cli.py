@@ -43,7 +43,7 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files, config_words, processes
 from cirag_jax.errors import InUse, UserError
-from cirag_jax.io import one_line, say, visible, write_json
+from cirag_jax.io import one_line, replacing, say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
@@ -137,6 +137,8 @@ def _run(
     if own.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
     workdir = _make_workdir(own.workdir)
+    if config.get("engine") == "ray":  # JAX would take GPUs of this machine from its workers
+        os.environ["JAX_PLATFORMS"] = "cpu"
     with _stdout_to_stderr() as stdout:
         process_index, process_count = processes.setup_distributed(
             own.coordinator_address, own.num_processes, own.process_id
@@ -223,7 +225,8 @@ def run_inside(
 def _recorded(
     workdir: pathlib.Path, config: Any, argv: list[str], writes: bool
 ) -> Iterator[Callable[[], None]]:
-    """Writes ``config.json`` and ``environment.json``; a refused command leaves what was there.
+    """Writes ``config.json`` and ``environment.json``; a command that is refused before it has left
+    anything else leaves what was there.
 
     Yields what takes them back.
     """
@@ -239,14 +242,17 @@ def _recorded(
             if content is None:
                 path.unlink(missing_ok=True)
             else:
-                path.write_bytes(content)
+                with replacing(path) as aside:
+                    aside.write_bytes(content)
 
     for name, content in contents.items():
         write_json(workdir / name, _jsonable(content))
+    there = set(workdir.iterdir())
     try:
         yield take_back
     except UserError:
-        take_back()
+        if there.issuperset(workdir.iterdir()):
+            take_back()
         raise
 
 

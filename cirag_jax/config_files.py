@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict, FieldReference, config_flags
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line
@@ -30,7 +30,7 @@ def load_config(
     Args:
       path_and_preset: ``path.py`` or ``path.py:preset``; the preset is passed to ``get_config``.
       overrides: command-line arguments, each ``--config.field=value`` or ``--config.field value``.
-        ``null`` clears a field that may be unset.
+        ``null`` clears a field that may be unset, and empties a tuple.
       extend: adds a command's own fields to what the file says.
 
     Raises:
@@ -63,7 +63,8 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
         raise UserError(f"unexpected argument {rest[1]!r}: values are given as --flag=value")
     config = cast(ConfigDict, parsed["config"].value)
     for key in cleared:
-        config.update_from_flattened_dict({key: None})
+        holder, last = find_block(config, key)
+        holder[last] = () if holder.get_type(last) is tuple else None
     return config.lock()
 
 
@@ -90,8 +91,12 @@ def _check_overrides(
             raise UserError(
                 f"unknown config key {key!r} (of {source}){did_you_mean(key, _keys(config), '')}"
             )
-        if equals and value in _NULL_WORDS and _is_optional(config, key):
+        holder, last = find_block(config, key)
+        is_null = bool(equals) and value in _NULL_WORDS
+        if is_null and _is_optional(holder, last):
             cleared.append(key)
+        elif is_null and isinstance(holder.get(last), str):
+            raise UserError(f"--{name}={value}: expected text, got {value!r}")
         else:
             left.append(argument)
     return left, cleared
@@ -139,10 +144,12 @@ def has_key(config: ConfigDict, key: str) -> bool:
         return False
 
 
-def _is_optional(config: ConfigDict, key: str) -> bool:
-    """Whether ``null`` clears the field: it is unset by default, or text or a list of things."""
-    holder, last = find_block(config, key)
-    return holder[last] is None or isinstance(holder[last], (str, tuple))
+def _is_optional(block: ConfigDict, name: str) -> bool:
+    """Whether ``null`` clears the field: it is unset, a tuple, or text that may be unset."""
+    if isinstance(block.get(name), str):  # a placeholder that has a value by now stays one
+        fields: Any = block._fields
+        return isinstance(fields[name], FieldReference)
+    return name in block and isinstance(block[name], (tuple, type(None)))
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -227,3 +234,12 @@ def _line_in(path: pathlib.Path, error: Exception) -> str:
         return f", line {error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
+
+
+def texts_of(value: Any, separator: str | None = None) -> list[str]:
+    """A tuple of texts, or one, in which ``separator`` may stand between several; a flag may have
+    made numbers of them.
+    """
+    if isinstance(value, (tuple, list)) or value is None:
+        return [str(part) for part in value or ()]
+    return [part.strip() for part in str(value).split(separator)] if separator else [str(value)]

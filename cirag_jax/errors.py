@@ -1,7 +1,9 @@
-"""The one exception that means "the user can fix this", and what is checked of many fields."""
+"""The one exception that means "the user can fix this", and what is checked in many places."""
 
 import contextlib
 import functools
+import importlib
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -33,6 +35,28 @@ def parsing(told: str, hint: str = "") -> Iterator[None]:
     except BaseException as error:  # a panic of Rust code is no Exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{told} ({reason}){hint}.") from error
+
+
+def extra(name: str, who: str, requirements: str) -> Any:
+    """A module that not every installation has.
+
+    Args:
+      name: of the module.
+      who: needs it.
+      requirements: the file that installs it.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        with warnings.catch_warnings():  # umap says that it has no TensorFlow
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError:
+        raise UserError(
+            f"{who} needs {name.partition('.')[0]}, which is not installed; "
+            f"install {requirements} (pip install -r {requirements})."
+        ) from None
 
 
 def check_at_least(least: float, config: Any, *fields: str, prefix: str = "config.") -> None:

@@ -101,6 +101,18 @@ def replacing(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def remove_parts(folder: Path) -> None:
+    """Removes what `replacing` left in a folder when its process was killed.
+
+    Nobody may be writing there.
+    """
+    for part in folder.glob(".*.part"):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
 class Closing(abc.ABC):
     """Something open; as a context manager it is closed at the block's end."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import one_line
 
 T = TypeVar("T")
@@ -63,7 +63,8 @@ def together(work: Callable[[], T]) -> T:
     Returns what this process's ``work`` returned.
 
     Raises:
-      UserError: ``work`` failed in another process; the message says why.
+      UserError: ``work`` failed in another process; the message says why. An `InUse` there is one
+        here, so that all go on in the same way.
     """
     import jax
 
@@ -80,14 +81,16 @@ def together(work: Callable[[], T]) -> T:
     except Exception as raised:
         error = raised
     text = "" if error is None else one_line(str(error)) or type(error).__name__
-    client.key_value_set(f"{place}/{jax.process_index()}", f"={text}")
+    kind = InUse.__name__ if isinstance(error, InUse) else ""
+    client.key_value_set(f"{place}/{jax.process_index()}", f"{kind}={text}")
     count = jax.process_count()
-    texts = [client.blocking_key_value_get(f"{place}/{i}", _A_YEAR_MS)[1:] for i in range(count)]
+    told = [client.blocking_key_value_get(f"{place}/{i}", _A_YEAR_MS) for i in range(count)]
     if error is not None:
         raise error
-    for index, text in enumerate(texts):
+    for index, (kind, _, text) in enumerate(one.partition("=") for one in told):
         if text:
-            raise UserError(f"process {index} of {count} failed: {text}")
+            raised = InUse if kind == InUse.__name__ else UserError
+            raise raised(f"process {index} of {count} failed: {text}")
     return cast(T, result)
 
 

@@ -19,7 +19,8 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     config: Any = ConfigDict()
     # A dataset folder (docs/data.md); null is the built-in dataset. Several: or a tuple of them.
     config.dir = placeholder(object if several else str)
-    config.split = split  # train | dev | test; a folder may have others.
+    config.split = placeholder(str)  # train | dev | test; a folder may have others; null: all.
+    config.split = split
     # A part of a split: train, tune or test of MuSiQue, dev_tune or dev_report of dev questions.
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.

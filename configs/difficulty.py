@@ -37,6 +37,8 @@ def get_config() -> Any:
     config.data.dir = placeholder(str)  # The runs' dataset; null: what their config.json names.
     # acc | em | f1: a question's error is 1 - its score. acc is the closest to the paper's judge.
     config.score = "acc"
+    # The workdir of configs/judge.py about these runs: an answer is right where its judge says so.
+    config.judgements = placeholder(str)
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
     # min | mean | power_mean of the similarities to what must be found; the matrix's columns.
     config.aggregate = "min"

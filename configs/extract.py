@@ -55,8 +55,12 @@ def get_config(preset: str = "") -> Any:
     config.max_empty_share = 0.5
     config.min_passages = 50
 
-    config.block = 256  # Passages of a transaction of the store.
+    config.block = 256  # Passages of a transaction of the store, and of a shard of engine=ray.
     config.in_flight = 256  # Passages under way at once.
+    # local | ray: shards of the passages go to workers on a Ray cluster (docs/cluster.md).
+    config.engine = "local"
+    # engine=ray: so many workers; 0: one a GPU, or one a node where none is needed.
+    config.workers = 0
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command resumes from there. 0: never.
     config.estimate_only = False  # Prints what it would take, and ends.
     if preset == "small":

@@ -21,6 +21,11 @@ def get_config() -> Any:
     config.encoder = retrievers.encoder()
     config.retriever = retrievers.retriever()
     del config.retriever.folder  # It is W/index.
+    del config.retriever.units  # Passages; the others are built in memory.
     config.shard_rows = 2048  # Passages between two saves.
     config.mesh = common.mesh()
+    # local | ray: shards are embedded by workers on a Ray cluster (docs/cluster.md).
+    config.engine = "local"
+    # engine=ray: so many workers; 0: one a GPU, or one a node where there is none.
+    config.workers = 0
     return config

@@ -3,7 +3,7 @@ r"""A language model judges the answers of runs, and a second one says how far t
 python launch/evaluate.py --config=configs/judge.py --workdir=J \
     --config.runs="('native_rag=A', 'cirag=B')" --config.judge.model=FILE.gguf
 python launch/evaluate.py --config=configs/judge.py --workdir=J ... --config.second.run=true \
-    --config.second.rubric=grade
+    --config.second.model=FILE.gguf --config.second.rubric=grade
 
 A run is a workdir of launch/answer.py that has ended, or the folder of one method in that of
 launch/compare.py; docs/evaluation.md describes the figures. Two judges are two models, two rubrics,

@@ -32,9 +32,7 @@ def main(config, workdir):
             ("merge", config.merge),
         ):
             if asked:
-                raise UserError(
-                    f"config.{field} needs an adapter, which {config.checkpoint} has not"
-                )
+                raise UserError(f"config.{field} needs an adapter; {config.checkpoint} is not one")
         told = (_cross_encoder if component == "cross_encoder" else _aligner)(config, folder)
     return {"folder": str(folder), "checkpoint": config.checkpoint, **told}
 
@@ -74,7 +72,7 @@ def _aligner(config, folder):
         kept = export_encoder_adapter(encoder, meta, folder, config.rank)
         told = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}
     else:
-        export_sentence_transformers(encoder, encoder.state, folder)
+        export_sentence_transformers(encoder, encoder.state, folder, meta.get("units"))
         told = {"dimension": encoder.dim, "pooling": encoder.pooling}
     (folder / FILE).unlink(missing_ok=True)  # Of an earlier export.
     if head:

@@ -21,10 +21,12 @@ def main(config, workdir):
     checkpoint = workdir / "aligner"
     checkpoint.mkdir(exist_ok=True)
     trained = aligner.train_and_evaluate(config.train, checkpoint)
+    if not trained["complete"]:  # stopped by a signal
+        return {"training": trained, "complete": False}
     config.evaluate.checkpoint = str(checkpoint)
     result = evaluate_retrieval.evaluate(config.evaluate, workdir)
-    encoder, _ = open_encoder(str(checkpoint))
-    export_sentence_transformers(encoder, encoder.state, workdir / "model")
+    encoder, meta = open_encoder(str(checkpoint))
+    export_sentence_transformers(encoder, encoder.state, workdir / "model", meta["units"])
     folders = {"CIRAG": workdir / "cirag", "one-shot": workdir / "one_shot"}
     for method, folder in zip((config.cirag, config.one_shot), folders.values(), strict=True):
         folder.mkdir(exist_ok=True)
@@ -42,8 +44,9 @@ def main(config, workdir):
         "model": str(workdir / "model"),
         "answers": {name: compared[name] for name in ("systems", "differences", "num_questions")},
         "trace": str(workdir / "trace.html"),
+        "complete": True,
     }
 
 
 if __name__ == "__main__":
-    cli.run(main, "configs/quickstart.py", default_workdir="runs/quickstart")
+    cli.run(main, "configs/quickstart.py", default_workdir="runs/quickstart", resumes=True)

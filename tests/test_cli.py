@@ -26,12 +26,16 @@ from cirag_jax.errors import UserError
 def get_config(preset="quick"):
     if preset not in ("quick", "paper"):
         raise UserError(f"there is no preset {preset!r}")
-    return config_dict.create(
+    config = config_dict.create(
         data=dict(dir=config_dict.placeholder(str), limit=0),
         ks=(2, 5),
         quiet=False,
+        key="NAME_OF_A_VARIABLE",
+        name=config_dict.placeholder(str),
         train=dict(learning_rate=1e-3 if preset == "quick" else 1e-5, steps=5),
     )
+    config.name = "somebody"
+    return config
 """
 
 
@@ -100,6 +104,8 @@ def test_overrides_and_presets(run, config_file):
 @pytest.mark.parametrize("word", ["null", "None"])
 def test_null_clears_an_optional_field(run, word):
     assert run("--config.data.dir=D", f"--config.data.dir={word}").seen[0].data.dir is None
+    found = run(f"--config.ks={word}", f"--config.name={word}").seen[0]
+    assert found.ks == () and found.name is None  # which a preset had set
 
 
 def test_no_config_offers_a_word_that_means_null():
@@ -156,6 +162,32 @@ def test_a_refused_command_leaves_the_record_of_the_run_before(run, tmp_path):
     assert record.read_bytes() == before
 
 
+def test_a_command_that_fails_after_it_has_begun_keeps_its_record(run, tmp_path):
+    def fail(config, workdir):
+        (workdir / "journal.sqlite").write_text("an hour's work")
+        raise UserError("the server is gone")
+
+    assert run("--config.train.steps=5", main=fail).code == 2
+    config = json.loads((tmp_path / "work" / "config.json").read_text())
+    assert config["train"]["steps"] == 5 and (tmp_path / "work" / "environment.json").exists()
+
+
+def test_the_record_of_the_run_before_comes_back_whole_or_not_at_all(run, tmp_path, monkeypatch):
+    def refuse(config, workdir):
+        def full(path, content):
+            path.write_text(content.decode()[:9])
+            raise OSError(errno.ENOSPC, "No space left on device", "config.json")
+
+        monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+        raise UserError("not with this config")
+
+    run("--config.train.steps=7")
+    record = tmp_path / "work" / "config.json"
+    assert run("--config.train.steps=5", main=refuse).code == 2
+    assert json.loads(record.read_text())["train"]["steps"] == 5  # no half of the other
+    assert not list(record.parent.glob("*.part"))
+
+
 def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, capsys):
     inside = pathlib.Path(cli.__file__).parent.parent / "configs"
     if not (inside / "aligner.py").exists():
@@ -191,6 +223,8 @@ def test_unknown_key_below_a_value(run):
         ("--config.train.learning_rate=fast", "a number"),
         ("--config.quiet=perhaps", "true or false"),
         ("--config.train=3", "one of its fields"),
+        ("--config.key=null", "expected text, got 'null'"),
+        ("--config.key=None", "expected text, got 'None'"),
     ],
 )
 def test_wrong_type(run, flag, expected):

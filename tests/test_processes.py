@@ -1,9 +1,14 @@
 """How the processes of a run share out the GPUs of a node."""
 
+import itertools
+from typing import Any
+
 import jax
 import pytest
+from jax._src import distributed
 
 from cirag_jax import processes
+from cirag_jax.errors import InUse, UserError
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,34 @@ def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES" if name == "visible" else name, value)
     processes.setup_distributed()
     assert told == [(None, None, None, expected)]
+
+
+class Told(dict[str, str]):
+    """JAX's coordination service, in which whoever has not spoken has nothing to say."""
+
+    key_value_set = dict.__setitem__
+
+    def blocking_key_value_get(self, key: str, timeout: int) -> str:
+        return self.get(key, "=")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(InUse("in use"), InUse), (UserError("=a"), UserError), (OSError("x"), UserError)],
+)
+def test_an_error_in_one_process_is_one_of_its_kind_in_all(monkeypatch, error, kind):
+    told, here = Told(), [0]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: here[0])
+    monkeypatch.setattr(distributed.global_state, "client", told)
+
+    def fail() -> Any:
+        raise error
+
+    for index, work, raised in ((0, fail, type(error)), (1, str, kind)):
+        here[0] = index
+        monkeypatch.setattr(processes, "_meetings", itertools.count())
+        with pytest.raises(raised) as caught:
+            processes.together(work)
+        assert type(caught.value) is raised
+    assert str(caught.value) == f"process 0 of 2 failed: {error}"

@@ -20,10 +20,11 @@ from cirag_jax.evaluation.evidence import recall_per_step
 from cirag_jax.evaluation.metrics import recall
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, Scoring
-from cirag_jax.io import write_lines
+from cirag_jax.io import say, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
 from cirag_jax.methods.registry import find_method
+from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.requests import Needs
@@ -67,7 +68,9 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     started = time.monotonic()
     with Pool() as pool:
-        return carry_out(plan(config, pool), workdir, pool, started, task.deadline(config))
+        planned = plan(config, pool)
+        warn_of_seen([planned])
+        return carry_out(planned, workdir, pool, started, task.deadline(config))
 
 
 def plan(config: Config, pool: Pool) -> Plan:
@@ -83,6 +86,32 @@ def plan(config: Config, pool: Pool) -> Plan:
     asked = _task(config, settings.needs, pool)
     jobs = [task.job(question, method.program, settings) for question in asked.questions]
     return Plan(config, asked, jobs, task.settings(config, method.program.__module__, asked))
+
+
+def warn_of_seen(plans: Iterable[Plan]) -> None:
+    """Says of every model of some runs, once, how many of their questions it was trained on."""
+    counts: dict[str, str] = {}
+    for plan in plans:
+        ids = {question.id for question in plan.task.questions}
+        for spec in _students(plan):
+            seen = len(ids & workdir_lib.trained_on(spec))
+            if seen:
+                counts[spec] = f"{spec} was trained on {seen} of these {len(ids)} questions"
+    if counts:
+        say(f"WARNING: {', '.join(counts.values())}; the figures say nothing about others")
+
+
+def _students(plan: Plan) -> Iterable[str]:
+    """What a run uses and may have trained on questions."""
+    config, needs = plan.config, plan.task.needs
+    if opening.needs_encoder(config, needs):
+        yield config.encoder.model
+    for name in needs.rankers:
+        if config.rankers[name].get("model"):
+            yield config.rankers[name].model
+    for role in needs.roles:
+        if config[role].adapter and config[role].backend != "openai":
+            yield config[role].adapter
 
 
 def carry_out(

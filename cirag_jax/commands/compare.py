@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cirag_jax import cli, config_files
 from cirag_jax.commands import alone, comparison, opening, task
-from cirag_jax.commands.answer import Plan, carry_out, plan
+from cirag_jax.commands.answer import Plan, carry_out, plan, warn_of_seen
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
@@ -62,6 +62,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         plans = {name: plan(own, pool) for name, own in configs.items()}
         for name, planned in plans.items():
             _check(name, planned, workdir / name)
+        warn_of_seen(plans.values())
         methods = _answer_all(plans, workdir, pool, until)
         complete = all(result["complete"] for result in methods.values()) and (
             _repeat_all(config, plans, workdir, pool, until)
@@ -80,17 +81,11 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         say("stopped before the end; the same command goes on from here")
         return result
     folders = [(name, workdir / name) for name in plans]
-    return {**result, **comparison.compare_runs(config, folders, workdir, allow_different=True)}
+    compared = comparison.compare_runs(config, folders, workdir, True, config.repeats)
+    return {**result, **compared}
 
 
 # ---------------------------------------------------------------------------------- what takes part
-
-
-def _strings(value: Any, separator: str | None = None) -> list[str]:
-    """A tuple of texts, or one text, in which ``separator`` may stand between several."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(separator)] if separator else [value]
-    return [str(part) for part in value or ()]
 
 
 def read_entries(methods: Any, preset: str | None) -> list[Entry]:
@@ -100,7 +95,7 @@ def read_entries(methods: Any, preset: str | None) -> list[Entry]:
       UserError: one is no method, two have one name, or there is none.
     """
     found = []
-    for text in _strings(methods, ","):
+    for text in config_files.texts_of(methods, ","):
         match = _ENTRY.fullmatch(text)
         if match is None:
             raise UserError(
@@ -139,7 +134,7 @@ def _configs(config: Config, entries: Sequence[Entry]) -> dict[str, Config]:
 def _values(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:
     """``KEY=VALUE`` of every entry: what is said of it by name, and of all that have the key."""
     found: dict[str, list[str]] = {name: [] for name in configs}
-    for text in _strings(config.set):
+    for text in config_files.texts_of(config.set):
         match = _VALUE.fullmatch(text)
         if match is None:
             raise UserError(f"config.set: {text!r} must be KEY=VALUE or NAME:KEY=VALUE.")

@@ -1,5 +1,7 @@
 """Methods side by side: the answers of several runs of launch/answer.py to the same questions."""
 
+import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -7,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cirag_jax import config_files
 from cirag_jax.commands import online
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
@@ -51,6 +54,11 @@ class Run(NamedTuple):
         return self.repeats[0]
 
     @property
+    def journals(self) -> list[pathlib.Path]:
+        """Of every seed."""
+        return [next(iter(records.values())).file for records in self.repeats]
+
+    @property
     def needs(self) -> Needs:
         """Of its method with its settings, as far as this version of the program knows them."""
         own = {
@@ -79,6 +87,7 @@ def compare_runs(
     folders: Sequence[tuple[str, pathlib.Path]],
     workdir: pathlib.Path,
     allow_different: bool,
+    repeats: int | None = None,
 ) -> dict[str, Any]:
     """Scores every run, and the difference of every pair.
 
@@ -91,6 +100,7 @@ def compare_runs(
       folders: name and workdir of each run.
       workdir: an existing folder.
       allow_different: whether settings may differ.
+      repeats: seeds of each run that count, as `read_runs`.
 
     Returns:
       As `measure_runs`.
@@ -98,13 +108,16 @@ def compare_runs(
     Raises:
       UserError: see `compare`.
     """
-    _, result = measure_runs(config, folders, allow_different)
+    _, result = measure_runs(config, folders, allow_different, repeats)
     report.write(result, workdir)
     return result
 
 
 def measure_runs(
-    config: Config, folders: Sequence[tuple[str, pathlib.Path]], allow_different: bool
+    config: Config,
+    folders: Sequence[tuple[str, pathlib.Path]],
+    allow_different: bool,
+    repeats: int | None = None,
 ) -> tuple[list[Run], dict[str, Any]]:
     """The runs and all that `compare_runs` says of them; writes nothing.
 
@@ -123,7 +136,7 @@ def measure_runs(
         raise UserError("config.bootstrap_samples must be at least 1.")
     scoring = Scoring(config.profile, tuple(config.recall_at))
     metrics.check(config.metrics)
-    runs = read_runs(folders)
+    runs = read_runs(folders, repeats)
     different = {run.name: _different(runs[0], run) for run in runs[1:]}
     for run in runs[1:]:
         if different[run.name] and not allow_different:
@@ -172,13 +185,13 @@ def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
     Raises:
       UserError: none is named.
     """
-    specs = [specs] if isinstance(specs, str) else list(specs or ())
-    if not specs:
+    texts = config_files.texts_of(specs)
+    if not texts:
         raise UserError(
             "config.runs is required: workdirs of launch/answer.py, \"('NAME=W1', 'NAME=W2')\"."
         )
     found = []
-    for spec in map(str, specs):
+    for spec in texts:
         # A folder may have an equals sign in its own name.
         name, _, folder = ("", "", spec) if pathlib.Path(spec).is_dir() else spec.partition("=")
         path = pathlib.Path(folder or name).expanduser()
@@ -186,8 +199,12 @@ def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
     return found
 
 
-def read_runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
+def read_runs(folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None = None) -> list[Run]:
     """The runs, all of the same questions and passages.
+
+    Args:
+      folders: name and workdir of each.
+      repeats: the seeds that count of each, from the first; None: all that have ended.
 
     Raises:
       UserError: one cannot be read, has not ended, or is of other questions or passages.
@@ -196,7 +213,7 @@ def read_runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
     for folder in places:
         if places.count(folder) > 1:
             raise UserError(f"config.runs names {folder} twice.")
-    runs = [_run(name, folder) for name, folder in folders]
+    runs = [_run(name, folder, repeats) for name, folder in folders]
     first = runs[0]
     for run in runs[1:]:
         if run.name in {other.name for other in runs if other is not run}:
@@ -219,7 +236,7 @@ def read_runs(folders: Sequence[tuple[str, pathlib.Path]]) -> list[Run]:
     return runs
 
 
-def _run(name: str, folder: pathlib.Path) -> Run:
+def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
     file = folder / journal.FILE
     if not file.is_file():
         raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {journal.FILE}.")
@@ -233,12 +250,18 @@ def _run(name: str, folder: pathlib.Path) -> Run:
             f"{folder} has not ended: {left} of {len(records)} questions are left; run its command "
             "again first."
         )
+    if "teacher.kind" in settings and not any(
+        found.attempts for r in records.values() if (found := r.result(Prediction))
+    ):
+        raise UserError(f"{folder} is a run of launch/distill.py that answered nothing.")
     own = f"{settings['method']}."
     settings = {
         f"method.{name.removeprefix(own)}" if name.startswith(own) else name: value
         for name, value in settings.items()
     }
-    others = [_records(path) for path in sorted(folder.glob(f"{REPEAT}*/{journal.FILE}"))]
+    found = sorted(folder.glob(f"{REPEAT}*/{journal.FILE}"))
+    wanted = None if count is None else {f"{REPEAT}{number}" for number in range(2, count + 1)}
+    others = [_records(path) for path in found if wanted is None or path.parent.name in wanted]
     repeats = [
         other
         for other in others
@@ -274,12 +297,11 @@ def _scores(
     run: Run, ids: Sequence[str], names: Sequence[str], scoring: Scoring
 ) -> list[dict[str, Ratio]]:
     """Of every seed, sums over questions; a failed one has answered and found nothing."""
-    file = pathlib.Path(run.folder) / journal.FILE
-    scoring = Scoring(scoring.profile, scoring.recall_at, lambda: journal.read_passages(file))
     found = []
-    for records in run.repeats:
+    for records, file in zip(run.repeats, run.journals, strict=True):
+        own = dataclasses.replace(scoring, passages=functools.partial(journal.read_passages, file))
         answered = [answered_of(records[i]) for i in ids]
-        found.append(metrics.measure(answered, scoring, names, corpus=run.needs.corpus))
+        found.append(metrics.measure(answered, own, names, corpus=run.needs.corpus))
     return found
 
 
@@ -300,10 +322,11 @@ def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
 
 
 def _repeats(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
-    """How many seeds, and each score's standard deviation over them."""
+    """How many seeds, and the standard deviation over them of each score that applies."""
     if len(of_seeds) < 2:
         return {"count": 1, "std": {}}
-    std = {n: float(np.std([s[n].value for s in of_seeds], ddof=1)) for n in of_seeds[0]}
+    values = {name: [scores[name].value for scores in of_seeds] for name in of_seeds[0]}
+    std = {n: float(np.std(v, ddof=1)) for n, v in values.items() if np.isfinite(v).all()}
     return {"count": len(of_seeds), "std": std}
 
 
@@ -312,7 +335,7 @@ def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict
     records = [records[i] for records in run.repeats for i in ids]
     of_seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
     found = [a.prediction for seed in of_seeds for a in seed if a.prediction is not None]
-    extractions = pathlib.Path(run.folder).glob(f"{online.NAME}*.sqlite")
+    extractions = [p for j in run.journals for p in j.parent.glob(f"{online.NAME}*.sqlite")]
     spent = cost.by_role([*records, *(r for file in extractions for r in _records(file).values())])
     alone = None
     if run.seconds_alone:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 
 from cirag_jax.commands.answer import NOT_ANSWERED, PREDICTIONS
 from cirag_jax.commands.comparison import named_folders
+from cirag_jax.commands.judge import FILE as JUDGEMENTS
 from cirag_jax.datasets import load
 from cirag_jax.datasets.articles import UNITS, Articles
 from cirag_jax.datasets.chunks import ChunkSettings
@@ -32,8 +33,8 @@ QUESTIONS = "difficulty.jsonl"
 
 _GIVE = "name the run's dataset by --config.data.dir=FOLDER"
 _RECORDED = (
-    "score", "profile", "aggregate", "power", "unit", "retrieved_at", "bootstrap_samples",
-    "seed",
+    "score", "judgements", "profile", "aggregate", "power", "unit", "retrieved_at",
+    "bootstrap_samples", "seed",
 )  # fmt: skip
 
 HowOften = tuple[int, int]
@@ -46,6 +47,14 @@ class Row(msgspec.Struct):
     answer: str
     passages: tuple[str, ...] = ()
     error: str | None = None
+
+
+class Judgement(msgspec.Struct):
+    """What is used of a line of ``judgements.jsonl``."""
+
+    id: Filled
+    system: str
+    judge: bool | None = None
 
 
 class _Data(msgspec.Struct):
@@ -120,6 +129,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     twice = [n for n, c in collections.Counter(run.name for run in runs).items() if c > 1]
     if twice:
         raise UserError(f"config.runs has two runs of the name {twice[0]}; name them NAME=W.")
+    judgements = None if config.judgements is None else _judgements(config.judgements, runs)
     dataset = _dataset(config, runs)
     asked = [q for q in dataset.questions if any(q.id in run.rows for run in runs)]
     if not asked:
@@ -129,8 +139,12 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         reasons = ", ".join(f"{count} have {reason}" for reason, count in left_out.items())
         raise UserError(f"no question of {dataset.name} can be graded: {reasons}.")
     encoder = open_encoder_for(config.encoder)
-    graded = _graded(config, dataset, questions, encoder, chunks)
-    judged = {run.name: _judged(config, run, dataset, questions) for run in runs}
+    articles = Articles(dataset.corpus)
+    graded = _graded(config, articles, questions, encoder, chunks)
+    known = {question.id for question in dataset.questions}
+    judged = {
+        run.name: _judged(config, run, known, articles, questions, judgements) for run in runs
+    }
     chosen, how_often = graded[config.aggregate], (config.bootstrap_samples, config.seed)
     result = {
         "num_questions": len(questions),
@@ -179,6 +193,20 @@ def _read(name: str, folder: pathlib.Path) -> Run:
     return Run(name, folder, rows)
 
 
+def _judgements(folder: str, runs: Sequence[Run]) -> dict[tuple[str, str], bool | None]:
+    """By run and question whether the judge found the answer right; None: it gave no verdict."""
+    file = pathlib.Path(folder).expanduser() / JUDGEMENTS
+    if not file.is_file():
+        raise UserError(f"{folder} is no workdir of configs/judge.py: it has no {JUDGEMENTS}.")
+    found = {(row.system, row.id): row.judge for _, row in read_lines(file, Judgement)}
+    judged = {system for system, _ in found}
+    for run in runs:
+        if run.name not in judged:
+            known = ", ".join(sorted(judged))
+            raise UserError(f"{file} judges no run {run.name}; name the runs as it does: {known}.")
+    return found
+
+
 def _dataset(config: Config, runs: Sequence[Run]) -> Dataset:
     """The one dataset of all runs."""
     if config.data.dir is not None:
@@ -222,13 +250,12 @@ def _gradable(questions: Sequence[Question]) -> tuple[list[Question], dict[str, 
 
 def _graded(
     config: Config,
-    dataset: Dataset,
+    articles: Articles,
     questions: Sequence[Question],
     encoder: Encoder,
     chunks: ChunkSettings,
 ) -> dict[str, Graded]:
     """The questions on the axes, by aggregate."""
-    articles = Articles(dataset.corpus)
     gold = [articles.gold_texts(q, config.unit, chunks) for q in questions]
     _warn_of_long_texts(gold, config.encoder.passage_max_length)
     found = difficulty.similarities([q.question for q in questions], gold, encoder.encode)
@@ -255,8 +282,15 @@ def _warn_of_long_texts(gold: Sequence[Sequence[Sequence[str]]], limit: int) -> 
 # ------------------------------------------------------------------------------------- the figures
 
 
-def _judged(config: Config, run: Run, dataset: Dataset, questions: Sequence[Question]) -> Judged:
-    known = {question.id for question in dataset.questions}
+def _judged(
+    config: Config,
+    run: Run,
+    known: Collection[str],
+    articles: Articles,
+    questions: Sequence[Question],
+    judgements: Mapping[tuple[str, str], bool | None] | None,
+) -> Judged:
+    """``known``: ids of all questions of the dataset; ``judgements``: as `_judgements`."""
     left_out: collections.Counter[str] = collections.Counter(
         {"question unknown": sum(len(rows) for i, rows in run.rows.items() if i not in known)}
     )
@@ -264,11 +298,15 @@ def _judged(config: Config, run: Run, dataset: Dataset, questions: Sequence[Ques
     whose = []
     for question in questions:
         rows = run.rows.get(question.id, ())
-        reason = _why_not(rows)
+        reason, verdict = _why_not(rows), None
+        if reason is None and judgements is not None:
+            verdict = judgements.get((run.name, question.id))
+            reason = "no verdict" if verdict is None else None
         if reason:
             left_out[reason] += 1
-        errors.append(None if reason else 1 - _score(config, rows[0], question))
-        whose.append("unanswered" if reason else _whose(rows[0], question, config.retrieved_at))
+        errors.append(None if reason else 1 - _score(config, rows[0], question, verdict))
+        found = "unanswered" if reason else _whose(config, rows[0], question, articles)
+        whose.append(found)
     counts = {reason: count for reason, count in left_out.items() if count}
     return Judged(over(errors), whose if run.retrieves else None, counts)
 
@@ -282,15 +320,20 @@ def _why_not(rows: Sequence[Row]) -> str | None:
     return NOT_ANSWERED if rows[0].error == NOT_ANSWERED else None
 
 
-def _score(config: Config, row: Row, question: Question) -> float:
+def _score(config: Config, row: Row, question: Question, verdict: bool | None) -> float:
+    """A question that failed earns 0, whatever it left as an answer."""
+    if row.error is not None:
+        return 0.0
+    if verdict is not None:
+        return float(verdict)
     return METRICS[config.score](row.answer, question.answers, config.profile)
 
 
-def _whose(row: Row, question: Question, retrieved_at: int) -> str:
+def _whose(config: Config, row: Row, question: Question, articles: Articles) -> str:
     if row.error is not None:
         return "unanswered"
-    found = row.passages[: retrieved_at or None]
-    return "reader" if set(question.supporting or ()) <= set(found) else "retriever"
+    found = row.passages[: config.retrieved_at or None]
+    return "reader" if articles.are_found(question, found) else "retriever"
 
 
 def _hop(graded: Graded, hop: int) -> dict[str, Any]:

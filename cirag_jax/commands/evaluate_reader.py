@@ -145,8 +145,8 @@ def job(made: Reading, reader_format: str, logprobs: bool = False) -> Job:
 
 
 def _confidence(said: Generated) -> float | None:
-    """The probability of the words after the last ``Answer:``, given those before."""
-    start = said.text.rfind("Answer:") + len("Answer:")
+    """The probability of the words that are read as the answer, given those before."""
+    start = reading.answer_start(said.text)
     logprobs = [t.logprob for t in said.tokens or () if t.offset >= start and t.logprob is not None]
     return math.exp(min(sum(logprobs), 0.0)) if logprobs else None  # servers round, too
 

@@ -14,7 +14,7 @@ from cirag_jax.commands import side_by_side
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import recall_at
@@ -22,10 +22,10 @@ from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import bar, write_lines
 from cirag_jax.methods.evidence import Evidence
-from cirag_jax.methods.kirag import KiragConfig, kirag
+from cirag_jax.methods.kirag import RANKINGS, KiragConfig, kirag
 from cirag_jax.models.io.encoder_adapter import base_of
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.models.io.workdir import aligner_training, open_encoder
+from cirag_jax.models.io.workdir import open_encoder, trained_units, training_of
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -70,23 +70,27 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Passage recall of ``config.systems``, next-unit ranking, differences with their intervals.
 
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
-    and ``recall.png`` in ``workdir``. ``num_trained_on`` of the questions were trained on, which a
-    warning says; None where the checkpoint does not tell.
+    and ``recall.png`` (as SVG, too) in ``workdir``. ``num_trained_on`` counts the questions that
+    were trained on, of which a warning tells; None: the checkpoint does not say.
 
     Raises:
-      UserError: the checkpoint or the data cannot be used.
+      UserError: the checkpoint, the data or a setting cannot be used.
     """
+    _check(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
     aligners = _Aligners(config, _systems(config))
-    told = aligner_training(config.checkpoint) if config.checkpoint else {}
-    task = _make_task(config, config.data.units or told.get("units") or "triple")
-    num_trained_on = _count_seen(config, told, task) if config.checkpoint else 0
+    trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
+    task = _make_task(config, config.data.units or trained or "triple")
+    num_trained_on = _count_seen(config, task) if config.checkpoint else 0
     systems = _possible(config, aligners, task)
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 
-    # ---- Figures ---------------------------------------------------------------------------------
     ids = [passage.id for passage in task.corpus.passages]
+    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
+    write_lines(workdir / "rankings.jsonl", records)
+
+    # ---- Figures ---------------------------------------------------------------------------------
     recalls = {
         system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
         for system in systems
@@ -103,16 +107,22 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_trained_on": num_trained_on,
         "num_passages": len(task.texts),
     }
-    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
-    write_lines(workdir / "rankings.jsonl", records)
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir)
     return result
 
 
+def _check(config: Config) -> None:
+    """Raises UserError where a setting cannot be used that counts only after the encoding."""
+    check_at_least(1, config, "steps", "k", "bootstrap_samples")
+    check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
+    check_choice("config.ranking", config.ranking, RANKINGS)
+    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
+    WalkOptions.of(config.links)
+
+
 def _systems(config: Config) -> tuple[str, ...]:
     """The systems to compare, all where none is named."""
-    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
     for system in config.systems:
         check_choice("config.systems", system, SYSTEMS)
     return tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
@@ -154,9 +164,9 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
     }
 
 
-def _count_seen(config: Config, told: dict[str, Any], task: _Task) -> int | None:
+def _count_seen(config: Config, task: _Task) -> int | None:
     """How many of the questions the aligner was trained on, see `side_by_side.count_seen`."""
-    ids = told.get("trained_on")
+    ids = training_of(config.checkpoint).get("trained_on")
     model = side_by_side.Model(config, {}, None if ids is None else frozenset(ids))
     names = [question.id for question in task.questions]
     return side_by_side.count_seen({side_by_side.STUDENT: model}, names, "questions")
@@ -272,9 +282,12 @@ class _Rankings:
         """Rows of passages for each question, best first."""
         texts, allowed = self._texts, self._task.allowed
         if system == "bm25":
-            return _rows(BM25(self._task.texts).search(texts, self._depth, allowed))
+            return _rows(self._words[0])
         if system in _WALKS:
-            return self._walk.search(texts, self.of(_WALKS[system]), self._depth, allowed)
+            first = self.of(_WALKS[system])
+            if _WALKS[system] == "bm25":  # No walk begins where no word is shared.
+                first = _rows(np.where(self._words[1] > 0, self._words[0], -1))
+            return self._walk.search(texts, first, self._depth, allowed)
         if system == "fused_trained":
             return fuse(self.of("trained"), self.of("links_trained"), k=self._depth)
         if system == "linked":
@@ -286,6 +299,12 @@ class _Rankings:
         name = system.removeprefix("one_shot_")
         query_QD = self._aligners.embeds[name].encode(texts, "query")
         return _rows(self._index(name).search(query_QD, self._depth, allowed)[0])
+
+    @functools.cached_property
+    def _words(self) -> tuple[np.ndarray, np.ndarray]:
+        """BM25's rows and scores."""
+        index = BM25(self._task.texts)
+        return index.search_scored(self._texts, self._depth, self._task.allowed)
 
     @functools.cached_property
     def _walk(self) -> LinkWalk:

@@ -1,32 +1,35 @@
 """Extraction of a corpus: what ``launch/extract.py`` runs.
 
 A program per passage, over the scheduler and the journal of all commands. Block by block, what the
-journal holds goes into the store in one transaction and leaves the journal.
+journal holds goes into the store in one transaction and leaves the journal. On a Ray cluster each
+block is a shard with a journal of its own, which a worker writes.
 """
 
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import operator
 import pathlib
+import shutil
 import sys
 import time
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import tqdm
 
 from cirag_jax import processes
-from cirag_jax.commands import backends, task
+from cirag_jax.commands import backends, cluster, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
 from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
 from cirag_jax.io import say
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
@@ -34,11 +37,16 @@ from cirag_jax.methods.extraction import Extraction, ExtractionSettings
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.journal import Journal, Record
 from cirag_jax.runtime.scheduler import Job, Progress, Scheduler, progress_bar
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
 from cirag_jax.types import Config, Passage
+
+_Block = tuple[Sequence[Passage], Mapping[str, Record]]  # passages, and their programs by name
+
+SHARDS = "shards"  # in a workdir: journals of what workers of a Ray cluster have under way
+_REFUSALS = 60  # of a shard's journal, a second each, while another worker may still hold it
 
 
 def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -59,26 +67,25 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     started = time.monotonic()
     settings = _settings(config)
     index, count = jax.process_index(), jax.process_count()
+    on_cluster = cluster.is_chosen(config)
     stores.refuse_earlier(workdir)
     if config.import_openie is not None:
         return _import(config, workdir, started)
     if config.estimate_only:
         return _estimate_only(config, workdir, settings)
-    if count > 1:
+    if count > 1 or on_cluster:
         task.refuse_budgets(config)
     paths = [journal.share(workdir, number, count) for number in range(count)]
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 
     def work() -> None:
         with contextlib.ExitStack() as stack:
-            made_by = backends.fingerprint(config.extractor)
-            identity = _identity(config, settings, made_by["model"])
-            bound = {**identity, **settings.identity, "extractor": made_by}
-            book = stack.enter_context(Journal(paths[index], bound))
+            identity, bound = _bound(config, settings)
+            book = stack.enter_context(Journal(paths[index], bound, replace=config.replace))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
             plan = _Plan(config, identity, corpus, store, _selected(config), (index, count))
-            store.note(_Run(config, settings, plan, store, book).run(started))
+            store.note(_Run(config, settings, plan, store, book, bound).run(started))
             book.add_seconds(time.monotonic() - started)
 
     processes.together(work)
@@ -107,6 +114,15 @@ def _settings(config: Config) -> ExtractionSettings:
 def _identity(config: Config, settings: ExtractionSettings, model: str | None) -> Mapping[str, Any]:
     model = model or backends.DEFAULT_MODEL
     return extraction.extractor_identity(config.extractor, model, settings)
+
+
+def _bound(
+    config: Config, settings: ExtractionSettings
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Who extracts, for the store, and all that decides what a passage is answered."""
+    made_by = backends.fingerprint(config.extractor)
+    identity = _identity(config, settings, made_by["model"])
+    return identity, {**identity, **settings.identity, "extractor": made_by}
 
 
 def _selected(config: Config) -> Collection[str] | None:
@@ -226,9 +242,33 @@ class _Plan:
         Raises:
             UserError: Another model extracted one of them, and ``config.replace`` is not set.
         """
-        return filter(self._is_wanted, self.chosen())
+        return filter(self.is_wanted, self.chosen())
 
-    def _is_wanted(self, passage: Passage) -> bool:
+    def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
+        """The passages still to be extracted, ``config.block`` at a time, and each block's name.
+
+        Passages all of which are new make a block of their own, however many of those before them
+        have been done meanwhile: a run that goes on finds it again under its name.
+
+        Raises:
+            UserError: As `wanted`.
+        """
+        chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
+        for number in itertools.count():
+            part = list(itertools.islice(chosen, size))
+            wanted = [passage for passage in part if self.is_wanted(passage)]
+            if part and len(wanted) == len(part):
+                yield f"{number:08d}", part
+                continue
+            rest += wanted
+            if len(rest) >= size or (rest and not part):
+                yield f"{number:08d}-rest", rest[:size]
+                del rest[:size]
+            if not part:
+                return
+
+    def is_wanted(self, passage: Passage) -> bool:
+        """Whether it is still to be extracted; raises `UserError` as `wanted` does."""
         entry = self.store.entry(passage.id) if self.store else None
         if self.store is None or entry is None or entry.hash != content_hash(passage):
             return True
@@ -244,6 +284,57 @@ class _Plan:
         return self.config.retry == "all" and entry.status == "failed"
 
 
+class _Shard(NamedTuple):
+    """A block of passages for a worker of a Ray cluster.
+
+    ``file`` is its journal's; ``until``, of `time.time`, when no more is asked, if ever.
+    """
+
+    name: str
+    file: pathlib.Path
+    passages: Sequence[Passage]
+    until: float | None
+
+
+class _Worker:
+    """Extracts shards, in a process of a Ray cluster."""
+
+    def __init__(self, config: Config, bound: dict[str, Any]):
+        """Opens the language model; ``bound`` is what the command found to decide its answers."""
+        self._config, self._settings, self._bound = config, _settings(config), bound
+        remedy = "a worker of the Ray cluster has other software, or another model"
+        check_same("the extraction", bound, _bound(config, self._settings)[1], remedy)
+        self._handler = GenerateHandler(backends.open_backend(config.extractor), {})
+
+    def __call__(self, shard: _Shard) -> bool:
+        """Whether all programs of the shard have ended; its journal has what became of them."""
+        with self._open(shard.file) as book:
+            scheduler = Scheduler(
+                {"extractor": self._handler},
+                book,
+                in_flight=self._config.in_flight,
+                encode=extraction.encode_extraction,
+            )
+            left = None if shard.until is None else shard.until - time.time()
+            deadline = None if left is None else time.monotonic() + left
+            return scheduler.run(_jobs(shard.passages, self._settings), deadline=deadline)
+
+    def _open(self, file: pathlib.Path) -> Journal:
+        """Waits where a worker that is lost, or of a command that was killed, still has it open."""
+        for _ in range(_REFUSALS):
+            with contextlib.suppress(InUse):
+                return Journal(file, self._bound, replace=self._config.replace)
+        return Journal(file, self._bound, replace=self._config.replace)
+
+
+def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
+    def job(passage: Passage) -> Job:
+        name = extraction.program_of(passage)
+        return Job(name, {"passage": passage.id}, lambda: extraction.extract(passage, settings))
+
+    return [job(passage) for passage in passages]
+
+
 class _Run:
     """The share of one process in an extraction."""
 
@@ -254,9 +345,11 @@ class _Run:
         plan: _Plan,
         store: TripleStore,
         book: Journal,
+        bound: dict[str, Any],
     ):
         self._config, self._settings, self._plan = config, settings, plan
-        self._store, self._book = store, book
+        self._store, self._book, self._bound = store, book, bound
+        self._shards = book.path.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
         self._example = ""  # what a model wrote where there was no triple
         self._before = Progress()  # of earlier blocks
@@ -282,15 +375,32 @@ class _Run:
         done = self._extract(wanted, spent, started) if wanted else 0
         if done == wanted:
             self._book.forget([record.id for record in self._book.records()])
+            if self._plan.share == (0, 1):
+                self._drop_shards()
         counts = {"reused": chosen - wanted, "extracted": done}
         return {**counts, "deleted": len(gone), "left": wanted - done}
 
     def _extract(self, wanted: int, spent: Usage, started: float) -> int:
         """Extracts block by block; returns of how many passages the outcome is stored."""
-        config, done = self._config, 0
-        deadline = started + 60 * config.stop_after_minutes if config.stop_after_minutes else None
-        backend: Any = backends.open_backend(config.extractor, spent=spent)
-        with contextlib.closing(backend), progress_bar(wanted, "passage") as show:
+        minutes, done = self._config.stop_after_minutes, 0
+        deadline = started + 60 * minutes if minutes else None
+        with progress_bar(wanted, "passage") as show:
+            if cluster.is_chosen(self._config):
+                blocks = self._on_cluster(deadline, show)
+            else:
+                blocks = self._here(spent, deadline, show)
+            with contextlib.closing(blocks):
+                for block, records in blocks:
+                    self._store.commit(_stored(block, records), self._plan.identity)
+                    done += len(block)
+        return done
+
+    def _here(
+        self, spent: Usage, deadline: float | None, show: Callable[..., None]
+    ) -> Generator[_Block]:
+        """Blocks, the last what has ended of it; what follows one is done once it is stored."""
+        backend: Any = backends.open_backend(self._config.extractor, spent=spent)
+        with contextlib.closing(backend):
             handler = GenerateHandler(backend, {})
 
             def on_progress(progress: Progress, tokens: int = 0) -> None:
@@ -300,43 +410,80 @@ class _Run:
             scheduler = Scheduler(
                 {"extractor": handler},
                 self._book,
-                in_flight=config.in_flight,
+                in_flight=self._config.in_flight,
                 encode=self._encode,
                 on_progress=on_progress,
             )
             handler.on_tokens = lambda tokens: on_progress(scheduler.progress, tokens)
             passages = self._plan.wanted()
-            while block := list(itertools.islice(passages, config.block)):
-                if not self._extract_block(block, scheduler, deadline):
-                    break
-                done += len(block)
-        return done
+            while block := list(itertools.islice(passages, self._config.block)):
+                jobs = _jobs(block, self._settings)
+                names = {job.id for job in jobs}
+                outcomes = self._book.outcomes()  # of an earlier run
+                for name in names & outcomes.keys():
+                    kind = extraction.Outcome
+                    self._count(journal.typed(self._book.path, name, outcomes[name], kind))
+                complete = scheduler.run(jobs, deadline=deadline)
+                self._before = _sum(self._before, scheduler.progress)
+                self._check(self._before.failed)
+                known = {r.id: r for r in self._book.records() if r.id in names}
+                if not complete:
+                    # What failed is left: it may be of an earlier run, and not asked again.
+                    known = {name: r for name, r in known.items() if r.outcome is not None}
+                    block = [p for p in block if extraction.program_of(p) in known]
+                yield block, known
+                self._book.forget(list(known))
+                if not complete:
+                    return
 
-    def _extract_block(
-        self, block: Sequence[Passage], scheduler: Scheduler, deadline: float | None
-    ) -> bool:
-        jobs = {extraction.program_of(passage): passage for passage in block}
-        outcomes = self._book.outcomes()  # of an earlier run
-        for name in jobs.keys() & outcomes.keys():
-            kind = extraction.Outcome
-            self._count(journal.typed(self._book.path, name, outcomes[name], kind))
-        if not scheduler.run([self._job(*job) for job in jobs.items()], deadline=deadline):
-            return False
-        self._before = _sum(self._before, scheduler.progress)
-        self._check(self._before.failed)
-        known = {record.id: record for record in self._book.records() if record.id in jobs}
-        records = [
-            extraction.stored(passage, known[name].result(extraction.Outcome), known[name].error)
-            for name, passage in jobs.items()
-        ]
-        self._store.commit(records, self._plan.identity)
-        self._book.forget(list(jobs))
-        return True
+    def _on_cluster(self, deadline: float | None, show: Callable[..., None]) -> Generator[_Block]:
+        """As `_here`, by workers of a Ray cluster; a shard's journal goes once it is stored."""
+        config = self._config
+        self._shards.mkdir(exist_ok=True)
 
-    def _job(self, name: str, passage: Passage) -> Job:
-        return Job(
-            name, {"passage": passage.id}, lambda: extraction.extract(passage, self._settings)
+        def shards() -> Iterator[_Shard]:
+            until = None if deadline is None else time.time() + deadline - time.monotonic()
+            for name, block in self._plan.blocks():
+                if until is not None and time.time() >= until:
+                    return
+                yield _Shard(name, self._shards / f"{name}.sqlite", block, until)
+
+        work = functools.partial(_Worker, config, self._bound)
+        on_devices = config.extractor.backend != "openai"
+        done = cluster.in_order(work, shards(), config, self._shards, on_devices=on_devices)
+        for shard, is_whole in done:
+            if not is_whole:
+                return
+            found = {record.id: record for record in journal.read_records(shard.file)}
+            records = {name: found[name] for name in map(extraction.program_of, shard.passages)}
+            totals, _ = journal.read_totals(shard.file)
+            self._before = _sum(self._before, self._progress(records, totals))
+            self._check(self._before.failed)
+            show(self._before)
+            yield shard.passages, records
+            self._book.add(totals)
+            shard.file.unlink()
+
+    def _progress(self, records: Mapping[str, Record], totals: journal.Totals) -> Progress:
+        """Of a shard; counts its outcomes, too."""
+        outcomes = [record.result(extraction.Outcome) for record in records.values()]
+        for outcome in filter(None, outcomes):
+            self._count(outcome)
+        usage = sum(totals.usage.values(), Usage())
+        return Progress(
+            done=len(records),
+            failed=outcomes.count(None),
+            calls=totals.calls,
+            generated=totals.calls,
+            prompt_tokens=usage.prompt_tokens,
+            generated_tokens=usage.generated_tokens,
         )
+
+    def _drop_shards(self) -> None:
+        """Removes what workers left of blocks that are cut otherwise now; its calls count."""
+        for file in sorted(self._shards.glob("*.sqlite")):
+            self._book.add(journal.read_totals(file)[0])
+        shutil.rmtree(self._shards, ignore_errors=True)
 
     def _encode(self, found: Extraction) -> dict[str, Any]:
         self._count(found)
@@ -356,9 +503,15 @@ class _Run:
         raise UserError(
             f"{without} of {total} passages gave no triple ({without - empty} failed, {empty} "
             f"empty), more than config.max_empty_share={limit:g} allows; the first of them got the "
-            f"answer {said!r}; use a better model, or raise the share: what is answered is kept "
-            "and will not be asked again."
+            f"answer {said!r}; use a better model (with --config.replace=true), or raise the "
+            "share: what is answered is kept and will not be asked again."
         )
+
+
+def _stored(block: Iterable[Passage], records: Mapping[str, Record]) -> list[stores.Record]:
+    """The store's records of passages, from the journal's."""
+    found = ((passage, records[extraction.program_of(passage)]) for passage in block)
+    return [extraction.stored(p, r.result(extraction.Outcome), r.error) for p, r in found]
 
 
 def _sum(one: Progress, other: Progress) -> Progress:

@@ -26,9 +26,11 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     A passage that the store has from the same file is kept; every other one of the file is added or
     replaced, ``block`` of them in a transaction. Passages that the corpus lacks leave the store.
     Several lines of one passage are merged; triples that are not three non-empty strings are
-    dropped and counted. Neither file nor corpus is held in memory.
+    dropped, sentences out of range taken as null, both counted. Neither file nor corpus is held in
+    memory.
 
-    Returns how many passages were ``imported``, ``reused``, ``deleted``, and triples ``malformed``.
+    Returns how many passages were ``imported``, ``reused``, ``deleted``, how many triples were
+    ``malformed`` or had a sentence ``out_of_range``.
 
     Raises:
         UserError: A line is broken or names a passage that the corpus lacks.
@@ -38,7 +40,7 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     identity = {"import": path.name, "sha256": digest[:16]}
-    counts = {"imported": 0, "reused": 0, "deleted": 0, "malformed": 0}
+    counts = {"imported": 0, "reused": 0, "deleted": 0, "malformed": 0, "out_of_range": 0}
     with contextlib.closing(sqlite3.connect("", isolation_level=None)) as lines:
         _read(path, corpus, lines)
         gone = [name for name in store.passage_ids() if name not in corpus]
@@ -51,6 +53,8 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     if counts["malformed"]:
         dropped = f"{counts['malformed']:,} triples that are not three non-empty strings"
         say(f"{path}: dropped {dropped}")
+    if counts["out_of_range"]:
+        say(f"{path}: {counts['out_of_range']:,} triple_sentences out of range, taken as null")
     return counts
 
 
@@ -87,7 +91,8 @@ def _records(
             continue
         triples: dict[Triple, None] = {}
         for place, line in found:
-            more, malformed = triples_of(place, line, passage)
+            more, malformed, beyond = triples_of(place, line, passage)
             triples.update(dict.fromkeys(more))
             counts["malformed"] += malformed
+            counts["out_of_range"] += beyond
         yield Record(passage.id, digest, tuple(triples))

@@ -207,10 +207,9 @@ class _Run:
           _Stopped: not all have ended.
           UserError: a result in the journal is damaged.
         """
-        known = self._book.outcomes()
-        left = [job for job in jobs if job.id not in known]
-        if left:
-            self._run(step, left, asks)
+        waiting = self.waiting(jobs)
+        if waiting:
+            self._run(step, [job for job in jobs if job.id in waiting], asks)
         wanted = {job.id for job in jobs}
         found = {r.id: self._typed(r, kind) for r in self._book.records() if r.id in wanted}
         errors = collections.Counter(record.error for record in found.values() if record.error)
@@ -219,6 +218,10 @@ class _Run:
             say(f"{step}: {errors.total():,} requests failed, {count:,} of them: {error}")
         self.failed[step] += errors.total()
         return found
+
+    def waiting(self, jobs: Iterable[Job]) -> set[str]:
+        """Ids of the programs that have no result yet."""
+        return {job.id for job in jobs} - self._book.outcomes().keys()
 
     def _typed(self, record: Record, kind: Any) -> Record:
         return dataclasses.replace(record, outcome=record.result(kind))
@@ -253,11 +256,14 @@ class _Run:
         return self._handler
 
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
-        """Says what a step's requests take, of each of which so many are alike."""
+        """Says what a step's requests take, of each of which so many are alike.
+
+        It is the most: what one role rejects is no more shown to the next.
+        """
         sizes = [(count, count * estimate_tokens(tuple(turns))) for count, turns in messages]
         if sizes:
             requests, tokens = (sum(column) for column in zip(*sizes, strict=True))
-            say(f"{step}: {requests:,} requests, about {tokens:,} prompt tokens")
+            say(f"{step}: at most {requests:,} requests, about {tokens:,} prompt tokens")
 
 
 def _job(step: str, decided_by: Any, program: Any) -> Job:
@@ -271,11 +277,13 @@ def _bound(config: Config, settings: Settings) -> dict[str, Any]:
     if settings.roles:
         found["llm"] = backends.fingerprint(config.llm)
     if settings.equivalence.kind != "off":
-        found["encoder"] = {
-            **config.encoder.to_dict(),
-            **fingerprint.of_model(config.encoder.model),
-        }
+        found["encoder"] = _encoder(config)
     return found
+
+
+def _encoder(config: Config) -> dict[str, Any]:
+    """Its settings and its weights."""
+    return {**config.encoder.to_dict(), **fingerprint.of_model(config.encoder.model)}
 
 
 def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
@@ -289,13 +297,17 @@ def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tup
     # An article is hashed once, and not once a sentence.
     whole = {d.id: codec.digest(codec.dump([d.title, d.sentences])) for d in found}
     jobs = [_job("claim", [d.id, i, whole[d.id], how], program(d, i)) for d, i in places]
-    if settings.kind == "model":
-        middle = [(d, len(d.sentences) // 2) for d in found]
-        shown = ((d, i, claims.window(d, i, settings.context_words)) for d, i in middle)
-        run.estimate(
-            "claims",
-            ((len(d.sentences), prompts.claim_messages(d.sentences[i], w)) for d, i, w in shown),
-        )
+    waiting = run.waiting(jobs)
+    left = collections.Counter(
+        d.id for (d, _), job in zip(places, jobs, strict=True) if job.id in waiting
+    )
+    shown = (
+        (left[d.id], turns)
+        for d in found
+        if left[d.id]
+        for turns in claims.typical_messages(d, settings)
+    )
+    run.estimate("claims", shown)
     records = run.records("claims", jobs, bool(settings.roles), claims.Outcome)
     stated: list[Claim] = []
     why: collections.Counter[str] = collections.Counter()
@@ -336,7 +348,9 @@ def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[
             _job("triples", [first, some, how], program(some))
             for first, some in enumerate(texts)
         ]
-        run.estimate("triples", ((1, prompts.triple_messages(some)) for some in texts))
+        waiting = run.waiting(jobs)
+        left = (some for some, job in zip(texts, jobs, strict=True) if job.id in waiting)
+        run.estimate("triples", ((1, prompts.triple_messages(some)) for some in left))
         records = run.records("triples", jobs, True, triples.Outcome)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
@@ -370,7 +384,7 @@ def _groups(
         return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
         yield  # a program, which has nothing to ask
 
-    job = _job("clusters", [texts, codec.encode(how)], program)
+    job = _job("clusters", [texts, codec.encode(how), _encoder(run.config)], program)
     record = run.records("clusters", [job], False, list[list[Count]])[job.id]
     if record.outcome is None:
         raise UserError(f"the claims could not be clustered: {record.error}.")
@@ -387,7 +401,9 @@ def _groups(
         decided_by = [cluster, number, shown, codec.encode(settings)]
         jobs.append(_job("same", decided_by, find(places)))
     if settings.kind == "model":
-        shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for _, p in parts)
+        waiting = run.waiting(jobs)
+        left = (p for (_, p), job in zip(parts, jobs, strict=True) if job.id in waiting)
+        shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for p in left)
         run.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
     records = run.records("equivalence", jobs, bool(settings.roles), equivalence.Outcome)
     groups: list[Group] = []
@@ -427,8 +443,14 @@ def _ask(
         surfaces = [graph.surfaces[node] for node in (path[0].head, *(e.tail for e in path))]
         decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
         jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
-    if settings.kind == "model":
-        run.estimate("questions", ((1, turns) for turns in messages))
+    waiting, asking = run.waiting(jobs), []
+    for path, turns, job in zip(drawn, messages, jobs, strict=True):
+        last = graph.facts[path[-1].fact]
+        # A claim is about as long as a question.
+        told = prompts.validation_messages(stated[last.claim].text, last.tail)
+        if job.id in waiting:
+            asking += [(1, {"asker": turns, "validator": told}[role]) for role in settings.roles]
+    run.estimate("questions", asking)
     records = run.records("questions", jobs, bool(settings.roles), questions.Outcome)
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [

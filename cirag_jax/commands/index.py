@@ -5,20 +5,19 @@ for faiss ``index.faiss``, for BM25 ``bm25/``, and ``manifest.json``, written la
 written aside, then renamed, so that a build that was stopped goes on after its last whole shard.
 """
 
+import functools
 import json
 import os
 import pathlib
-import sys
 import time
-from collections.abc import Sequence
-from typing import Any
-
-from tqdm import tqdm
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from cirag_jax import sharding
+from cirag_jax.commands import cluster
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_json, replacing, write_json, write_text
+from cirag_jax.io import bar, read_json, remove_parts, replacing, write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
@@ -28,6 +27,17 @@ from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import Config, Passage
 
 PLAN = "building.json"
+
+
+class Shard(NamedTuple):
+    """Passages that are embedded together, and the file that their vectors go to."""
+
+    name: str
+    file: pathlib.Path
+    texts: Sequence[str]
+
+
+Spread = Callable[[dict[str, Any], Iterable[Shard]], Iterable[Shard]]
 
 
 def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -41,14 +51,16 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     start = time.monotonic()
     index_lib.check_kind(config.retriever.kind)
+    spread = None
+    if cluster.is_chosen(config):
+        if config.retriever.kind == "bm25":
+            raise UserError("config.engine=ray has nothing to do for config.retriever.kind=bm25.")
+        spread = functools.partial(_spread, config, workdir)
     options = IndexOptions.of(config.retriever)
     passages = _read_passages(config.data.dir)
-    encoder = None
-    if config.retriever.kind != "bm25":
-        mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-        encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
+    encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
     folder = workdir / "index"
-    with tqdm(total=len(passages), unit="passage", file=sys.stderr, mininterval=1) as bar:
+    with bar("indexing", len(passages), "passage") as shown:
         counts = build_index(
             passages,
             encoder,
@@ -56,7 +68,8 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             config.retriever.kind,
             options=options,
             shard_rows=config.shard_rows,
-            progress=bar.update,
+            progress=shown.update,
+            spread=spread,
         )
     manifest = index_lib.read_manifest(folder)
     seconds = time.monotonic() - start
@@ -67,10 +80,15 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "resumed": counts["resumed"],
         "dimension": manifest.get("dimension"),
         "encoder": manifest["encoder"],
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "bytes": sum(file.stat().st_size for file in folder.rglob("[!.]*") if file.is_file()),
         "seconds": seconds,
         "passages_per_second": counts["embedded"] / counts["seconds"] if counts["seconds"] else 0.0,
     }
+
+
+def _open_encoder(config: Config) -> Encoder:
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    return open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
 
 
 def _read_passages(folder: str | None) -> list[Passage]:
@@ -90,12 +108,14 @@ def build_index(
     options: IndexOptions | None = None,
     shard_rows: int = 2048,
     progress: Progress | None = None,
+    spread: Spread | None = None,
 ) -> dict[str, Any]:
     """Writes the index of ``passages`` into ``folder``, or finishes one that was begun.
 
     The rows are in the order of the passages, whose ids differ; ``shard_rows`` of them are saved
     together. ``encoder`` may be None for ``bm25``. ``progress`` is called with the number of
-    passages just done, at once with those that a run before has done.
+    passages just done, at once with those that a run before has done. ``spread`` has others embed
+    the shards, by an encoder of the same identity.
 
     Returns ``resumed`` and ``embedded``, passages done before and now, and ``seconds`` of
     embedding.
@@ -115,13 +135,14 @@ def build_index(
                 progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
         _begin(folder, plan)
+        remove_parts(folder)
         ids = (json.dumps(passage.id) + "\n" for passage in passages)
         write_text(folder / "ids.jsonl", ids)
         if kind == "bm25":
             counts = _build_bm25(passages, folder, progress)
         else:
             counts = _embed_shards(
-                passages, index_lib.needed(encoder, kind), folder, plan, progress
+                passages, index_lib.needed(encoder, kind), folder, plan, progress, spread
             )
         if kind in FAISS_KINDS:
             index = FaissIndex.build(index_lib.Shards(folder, plan), kind, options)
@@ -157,13 +178,13 @@ def _plan(
         "rows": len(passages),
         "corpus": index_lib.hash_corpus(passages),
         "encoder": None,
-        "dtype": options.dtype,
     }
     if kind == "bm25":
         return plan
     encoder = index_lib.needed(encoder, kind)
     plan |= {
         "encoder": dict(encoder.identity),
+        "dtype": options.dtype,
         "dimension": encoder.dim,
         "shard_rows": shard_rows,
         "shards": -(-len(passages) // shard_rows),
@@ -202,26 +223,64 @@ def _embed_shards(
     folder: pathlib.Path,
     plan: dict[str, Any],
     progress: Progress | None,
+    spread: Spread | None,
 ) -> dict[str, Any]:
     rows, resumed, start = plan["shard_rows"], 0, time.monotonic()
-    for number in range(plan["shards"]):
-        part = passages[number * rows : (number + 1) * rows]
-        file = folder / index_lib.shard_name(number)
-        if file.is_file():  # It was renamed, hence whole.
-            resumed += len(part)
-            if progress is not None:
-                progress(len(part))
-            continue
-        texts = [passage_text(passage) for passage in part]
-        vectors_ND = encoder.encode(texts, "passage", progress)
-        if progress is not None:
-            progress(len(texts) - len(set(texts)))  # Equal texts are embedded once.
-        save_array(file, index_lib.to_stored(vectors_ND, plan["dtype"]))
+    told = progress or (lambda count: None)
+
+    def missing() -> Iterator[Shard]:
+        nonlocal resumed
+        for number in range(plan["shards"]):
+            part = passages[number * rows : (number + 1) * rows]
+            file = folder / index_lib.shard_name(number)
+            if file.is_file():  # It was renamed, hence whole.
+                resumed += len(part)
+                told(len(part))
+                continue
+            yield Shard(file.name, file.resolve(), [passage_text(passage) for passage in part])
+
+    if spread is None:
+        for shard in missing():
+            _embed(encoder, plan["dtype"], shard, told)
+    else:
+        for shard in spread(plan, missing()):
+            told(len(shard.texts))
     return {
         "resumed": resumed,
         "embedded": len(passages) - resumed,
         "seconds": time.monotonic() - start,
     }
+
+
+def _embed(encoder: Encoder, dtype: str, shard: Shard, progress: Progress | None = None) -> None:
+    vectors_ND = encoder.encode(shard.texts, "passage", progress)
+    if progress is not None:
+        progress(len(shard.texts) - len(set(shard.texts)))  # Equal texts are embedded once.
+    save_array(shard.file, index_lib.to_stored(vectors_ND, dtype))
+
+
+class _Worker:
+    """Embeds shards, in a process of a Ray cluster."""
+
+    def __init__(self, config: Config, plan: dict[str, Any]):
+        """Opens the encoder, which must be the one of ``plan``."""
+        self._encoder, self._dtype = _open_encoder(config), plan["dtype"]
+        old = index_lib.comparable({"encoder": plan["encoder"]})
+        new = index_lib.comparable({"encoder": dict(self._encoder.identity)})
+        remedy = "a worker of the Ray cluster has other software, or another model"
+        check_same("the index", old, new, remedy)
+
+    def __call__(self, shard: Shard) -> None:
+        _embed(self._encoder, self._dtype, shard)
+
+
+def _spread(
+    config: Config, workdir: pathlib.Path, plan: dict[str, Any], shards: Iterable[Shard]
+) -> Iterator[Shard]:
+    """Yields the shards, in order, once workers of a Ray cluster have written them."""
+    work = functools.partial(_Worker, config, plan)
+    for shard, _ in cluster.in_order(work, shards, config, workdir, on_devices=True):
+        yield shard
 
 
 def _build_bm25(

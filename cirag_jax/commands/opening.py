@@ -242,10 +242,15 @@ def check_task(config: Config, task: Task) -> None:
     if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
         own = config.get("method", "")
         name = own if "units" in config.get(own, {}) else "cirag"
+        other = f"--config=configs/methods/{name}.py:small"
+        if "teacher" in config:  # trajectories
+            other = (
+                "--config.cirag.units=sentence --config.cirag.prompt_format=compact "
+                "--config.encoder.model=shipped:aligner --config.retriever.units=sentence"
+            )
         raise UserError(
             f"no passage of {task.dataset.name} has triples; extract them (launch/extract.py) and "
-            "name the store with --config.triples=FOLDER, or take --config=configs/methods/"
-            f"{name}.py:small, which needs none."
+            f"name the store with --config.triples=FOLDER, or take {other}, which needs none."
         )
 
 

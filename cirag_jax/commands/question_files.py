@@ -217,11 +217,18 @@ def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> 
 
 
 def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By hops the percentage of questions with a joint of each kind (Table 2)."""
+    """By hops the percentage of questions with added joints (Table 2).
+
+    ``exact``: of those with an exact one; ``context``: with contextual ones alone, for the paper's
+    two columns add up to its third; ``either``.
+    """
     found: dict[str, dict[str, float]] = {}
     for hops in sorted({str(row["hops"]) for row in rows if row["question_id"]}):
         links = [set(r["links"]) for r in rows if r["question_id"] and str(r["hops"]) == hops]
-        share = {kind: sum(kind in some for some in links) for kind in ("exact", "context")}
-        share["either"] = sum(bool(some & {"exact", "context"}) for some in links)
+        share = {
+            "exact": sum("exact" in some for some in links),
+            "context": sum("context" in some and "exact" not in some for some in links),
+        }
+        share["either"] = sum(share.values())
         found[hops] = {kind: round(100 * n / len(links), 1) for kind, n in share.items()}
     return found

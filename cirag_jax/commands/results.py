@@ -58,7 +58,9 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             raise UserError(f"no run in {config.run} has ended: {_listed(unfinished)}.")
     else:
         folders = comparison.named_folders(config.runs)
-    runs, result = comparison.measure_runs(config, folders, config.allow_different or bool(inside))
+    runs, result = comparison.measure_runs(
+        config, folders, config.allow_different or bool(inside), _repeats(config.run, inside)
+    )
     records = {run.name: run.records for run in runs}
     more = [] if config.difficulty is None else _difficulty(config.difficulty, records)
     note = f"Unfinished and not shown: {_listed(unfinished)}." if unfinished else ""
@@ -82,6 +84,13 @@ def _inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
     told = compare.read_entries(methods, None) if isinstance(methods, str | list) else ()
     names = dict.fromkeys([*(entry.name for entry in told), *found])
     return [(name, path / name) for name in names]
+
+
+def _repeats(folder: str | None, inside: Sequence[Any]) -> int | None:
+    """The seeds that launch/compare.py ran of each run in a folder, where it says so."""
+    found = read_object(pathlib.Path(folder or "").expanduser() / CONFIG, optional=True)
+    repeats = found.get("repeats") if inside else None
+    return repeats if isinstance(repeats, int) else None
 
 
 def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:

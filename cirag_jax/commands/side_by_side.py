@@ -119,8 +119,7 @@ def ask(
             {asked[0]: handler}, book, in_flight=config.in_flight, on_progress=show
         )
         records = scheduler.records_of(jobs, deadline=until)
-        ids = {job.id for job in jobs}
-        usage = sum((r.usage for r in book.records() if r.id in ids), start=Usage())
+        usage = sum((r.usage for r in book.records(job.id for job in jobs)), start=Usage())
         seconds = book.add_seconds(time.monotonic() - start)
         return records, {**usage.tokens, "seconds": seconds}
 

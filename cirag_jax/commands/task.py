@@ -153,7 +153,7 @@ class Run(NamedTuple):
 
     Attributes:
       records: of the jobs that were started, by id.
-      complete: whether this run ended everything that was left.
+      complete: whether all jobs have ended.
       load_seconds: until its first request.
       seconds: wall time of all runs on this workdir.
     """
@@ -175,8 +175,8 @@ def run(
 ) -> Run | None:
     """Runs what is left of ``jobs``, recorded in ``workdir/journal.sqlite``.
 
-    Several processes deal the jobs out among themselves, each with a journal of its own, which the
-    first merges once all have ended.
+    Several processes deal the jobs out among themselves by their ids, each with a journal of its
+    own, which the first merges once all have ended.
 
     Args:
       config: with ``in_flight``.
@@ -198,7 +198,7 @@ def run(
         refuse_budgets(config)
 
     def work() -> tuple[bool, float]:
-        own, ended = jobs[index::count], (True, 0.0)
+        own, ended = _share(jobs, index, count), (True, 0.0)
         with Journal(journal.share(workdir, index, count), settings) as book:
             known, clock = book.outcomes(), _Clock(book, started)
             if any(job.id not in known for job in own):
@@ -215,7 +215,17 @@ def run(
     wanted, records = {job.id for job in jobs}, journal.read_records(workdir / journal.FILE)
     _, seconds = journal.read_totals(workdir / journal.FILE)
     known = {record.id: record for record in records if record.id in wanted}
+    complete = complete and all(job.id in known and known[job.id].has_ended for job in jobs)
     return Run(known, complete, load_seconds, seconds)
+
+
+def _share(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
+    """The jobs of one of the processes: whatever else is asked, a question stays with its own."""
+    return [
+        dataclasses.replace(job, place=place)
+        for place, job in enumerate(jobs)
+        if int(codec.digest(job.id)[:8], 16) % count == index
+    ]
 
 
 def deadline(config: Config) -> float | None:

@@ -57,6 +57,24 @@ class Articles:
             self._joined[name] = join(self._members[name])
         return self._joined[name]
 
+    def are_found(self, question: Question, retrieved: Sequence[str]) -> bool:
+        """Whether passages hold what a question needs.
+
+        That is every gold sentence, for which any part of its article will do that has it, too; of
+        a gold passage without annotated sentences, all of them.
+
+        Args:
+          question: whose ``supporting`` passages are all in the corpus.
+          retrieved: ids of passages.
+        """
+        for passage_id in set(question.supporting or ()).difference(retrieved):
+            places = self.of(passage_id).places
+            held = {at for i in retrieved if i in places for at in places[i]}
+            gold = _gold_spans(question, passage_id, places[passage_id])
+            if not any(gold) or not held.issuperset(at for span in gold for at in span):
+                return False
+        return True
+
     def gold_texts(
         self, question: Question, unit: str, settings: ChunkSettings
     ) -> list[tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """A user's own documents as passages: text and Markdown files, or a list of texts."""
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,14 @@ SUFFIXES = (".txt", ".md")
 # Words of a passage: Wikipedia's passages of the benchmarks have about as many (DPR cuts at 100).
 LENGTH = 100
 
-_HEADING = re.compile(r"^#{1,6}[ \t]+(.*?)[ \t#]*$", re.MULTILINE)
+_HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
+_FENCE = re.compile(r" {0,3}(?:(`{3,})[^`]*|(~{3,}).*)$")
+# Before a line that begins an item of a list or a row of a table.
+_ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•][ \t]|\d{1,3}[.)][ \t]|\|))")
+# A word; of scripts that write none apart a character (Thai to Burmese, Khmer, Kana, Chinese), of
+# what is no word at all 50 characters.
+_APART = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_APART}]|[^\s{_APART}]{{1,50}}")
 
 
 def read_documents(path: str | Path) -> Dataset:
@@ -94,7 +102,8 @@ def from_texts(texts: Iterable[str]) -> Dataset:
 def split_document(name: str, text: str, title: str) -> list[Passage]:
     """A document as passages of whole sentences, about `LENGTH` words each, with ids from ``name``.
 
-    Paragraphs are kept together where they fit, and none is joined with the next section's. The
+    Paragraphs are kept together where they fit, and none is joined with the next section's. Items
+    of lists and rows of tables are sentences; what has more than twice `LENGTH` words is cut. The
     title is that of the document (its first Markdown heading, else ``title``, else its first
     words), with the section's beside.
     """
@@ -113,12 +122,29 @@ def split_document(name: str, text: str, title: str) -> list[Passage]:
 
 
 def _sections(text: str) -> list[tuple[str, str]]:
-    """(heading, body) of every section; the part before the first heading has none."""
-    marks = list(_HEADING.finditer(text))
-    ends = [*(mark.start() for mark in marks), len(text)]
-    found = [("", text[: ends[0]])]
-    found += [(m[1], text[m.end() : end]) for m, end in zip(marks, ends[1:], strict=True)]
-    return found
+    """(heading, body) of every section; the part before the first heading has none.
+
+    As in Markdown: no line between fences is a heading, and only ``#`` that stand apart close one.
+    """
+    found: list[tuple[str, list[str]]] = [("", [])]
+    fence = ""
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        mark, heading = _FENCE.match(line), _HEADING.match(line)
+        if heading and not fence:
+            found.append((_without_closing(heading[1]), []))
+            continue
+        if mark and not fence:
+            fence = mark[1] or mark[2]
+        elif fence and line.strip().startswith(fence) and not line.strip().strip(fence[0]):
+            fence = ""
+        found[-1][1].append(line)
+    return [(heading, "\n".join(lines)) for heading, lines in found]
+
+
+def _without_closing(heading: str) -> str:
+    heading = heading.strip()
+    bare = heading.rstrip("#")
+    return bare.rstrip() if bare[-1:] in ("", " ", "\t") else heading
 
 
 def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
@@ -132,7 +158,12 @@ def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
             held.clear()
 
     for paragraph in paragraphs:
-        sentences = split_sentences(" ".join(paragraph.split()))
+        sentences = [
+            piece
+            for item in _ITEM.split(paragraph)
+            for sentence in split_sentences(" ".join(item.split()))
+            for piece in _pieces(sentence)
+        ]
         if _words(held) + _words(sentences) > LENGTH:
             close()
         for sentence in sentences:
@@ -143,8 +174,17 @@ def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
     return groups
 
 
+def _pieces(sentence: str) -> list[str]:
+    """A sentence, or what has no full stop for long, in pieces of `LENGTH` words."""
+    starts = [word.start() for word in _WORD.finditer(sentence)]
+    if len(starts) <= 2 * LENGTH:
+        return [sentence]
+    cuts = [*starts[::LENGTH], len(sentence)]
+    return [sentence[start:end].strip() for start, end in itertools.pairwise(cuts)]
+
+
 def _words(sentences: Iterable[str]) -> int:
-    return sum(len(sentence.split()) for sentence in sentences)
+    return sum(1 for sentence in sentences for _ in _WORD.finditer(sentence))
 
 
 def _read(file: Path) -> str:

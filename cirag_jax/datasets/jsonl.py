@@ -37,8 +37,9 @@ def read_dataset(
 
     Absent and null fields become None. Pairs of ``supporting_sentences`` whose index lies beyond
     the sentences of their passage (official HotpotQA and 2WikiMultihopQA have some) and malformed
-    triples are dropped; their number is logged. ``gold_triples.jsonl`` is not a triple store and is
-    never read here: only gold passages have such triples, so it would give the answer away.
+    triples are dropped, such ``triple_sentences`` are taken as null; their number is logged.
+    ``gold_triples.jsonl`` is not a triple store and is never read here: only gold passages have
+    such triples, so it would give the answer away.
 
     Without ``corpus`` there need not be one: questions alone may name any passage. Without
     ``questions`` none are read.
@@ -48,7 +49,7 @@ def read_dataset(
             required field is missing, a field has the wrong type, an id occurs twice, or a passage
             id does not occur in the corpus.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; {_CONTENTS}.")
     # One that is there is read: it decides which annotations of the questions stand.
@@ -74,7 +75,7 @@ def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
         UserError: As `read_dataset`.
     """
     corpus: dict[str, Passage] = {}
-    for place, passage in read_lines(Path(folder) / CORPUS, Passage):
+    for place, passage in read_lines(Path(folder).expanduser() / CORPUS, Passage):
         if passage.id in corpus:
             raise field_error(place, "id", f"repeats the id {passage.id!r} of an earlier line")
         corpus[passage.id] = passage
@@ -171,13 +172,13 @@ def _check_known(place: str, field: str, passage_id: str, corpus: Mapping[str, P
 
 def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[Triple, ...]]:
     triples: dict[str, tuple[Triple, ...]] = {}
-    malformed = merged = 0
+    malformed = out_of_range = merged = 0
     for place, row in read_lines(path, OpenIE):
         _check_known(place, "passage_id", row.passage_id, corpus)
         if row.triples is None:
             continue
-        found, bad = triples_of(place, row, corpus[row.passage_id])
-        malformed += bad
+        found, bad, beyond = triples_of(place, row, corpus[row.passage_id])
+        malformed, out_of_range = malformed + bad, out_of_range + beyond
         if row.passage_id in triples:  # one passage extracted twice, as happens across runs
             merged += 1
             found = dict.fromkeys((*triples[row.passage_id], *found))
@@ -188,31 +189,39 @@ def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[T
         logging.warning(
             "%s: dropped %d triples that are not three non-empty strings.", path, malformed
         )
+    if out_of_range:
+        logging.warning(
+            "%s: %d triple_sentences are out of range, taken as null.", path, out_of_range
+        )
     return triples
 
 
-def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Triple], int]:
-    """The triples of a line, each with its sentence, and how many were malformed.
+def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Triple], int, int]:
+    """The triples of a line, each with its sentence.
+
+    Returns also how many were malformed, and how many named a sentence that the passage lacks.
 
     Raises:
         UserError: ``triple_sentences`` has not one entry a triple.
     """
     if row.triples is None:
-        return (), 0
+        return (), 0, 0
     parts = row.triples
     sentences = [None] * len(parts) if row.triple_sentences is None else row.triple_sentences
     if len(sentences) != len(parts):
         wanted = f"must have one entry per triple ({len(parts)}), not {len(sentences)}"
         raise field_error(place, "triple_sentences", wanted)
-    found = []
+    found, beyond, texts = [], 0, sentences_of(passage)
     for part, sentence in zip(parts, sentences, strict=True):
         is_list = isinstance(part, list) and len(part) == 3
         if is_list and all(isinstance(text, str) and text.strip() for text in part):
             head, relation, tail = part
+            if sentence is not None and sentence >= len(texts):
+                sentence, beyond = None, beyond + 1
             if sentence is None:
-                sentence = source_sentence(head, relation, tail, sentences_of(passage))
+                sentence = source_sentence(head, relation, tail, texts)
             found.append(Triple(head, relation, tail, passage.id, sentence))
-    return found, len(parts) - len(found)
+    return found, len(parts) - len(found), beyond
 
 
 # ---------------------------------------------------------------------------------------- writing

@@ -41,8 +41,10 @@ def prepare(
     are drawn at random from each split; 0 keeps all. ``seed`` is of that draw and the policy's.
 
     Raises:
-        UserError: See `prepare_builder` and `build_corpus`.
+        UserError: See `prepare_builder` and `build_corpus`; or ``limit`` is negative.
     """
+    if limit < 0:
+        raise UserError(f"--limit={limit} must not be negative.")
     builder_class = BENCHMARKS[benchmark]
     config = config or next(iter(builder_class.FILES))
     builder = prepare_builder(builder_class, config, data_dir or out / "tfds", manual_dir)

@@ -98,10 +98,11 @@ def _is_other(question: Question, data: Config) -> bool:
 
 def _entities(data: Config) -> dict[str, tuple[str, ...]]:
     """The entities that the file lists, by passage."""
-    if not data.dir or not (Path(data.dir) / OPENIE).is_file():
+    file = Path(data.dir or "").expanduser() / OPENIE
+    if not data.dir or not file.is_file():
         return {}
     found: dict[str, tuple[str, ...]] = {}
-    for _, row in read_lines(Path(data.dir) / OPENIE, _Entities):
+    for _, row in read_lines(file, _Entities):
         known = (*found.get(row.passage_id, ()), *(row.entities or ()))
         found[row.passage_id] = tuple(dict.fromkeys(known))
     return found

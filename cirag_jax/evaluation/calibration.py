@@ -39,7 +39,11 @@ def calibration(
     gaps = (one["count"] * abs(one["confidence"] - one["right"]) for one in found)
     order = np.argsort(-confidence_N, kind="stable")
     correct_N = np.cumsum(right_N[order])
-    counts = np.unique(np.linspace(len(order), 1, min(_POINTS, len(order))).round().astype(int))
+    # A threshold answers all that are equally sure, or none of them.
+    changes = np.diff(confidence_N[order], append=-1.0)
+    ends = np.flatnonzero(changes) + 1
+    shown = np.linspace(0, len(ends) - 1, min(_POINTS, len(ends))).round().astype(int)
+    counts = ends[shown]
     coverage = [
         {"answered": float(count / total), "right": float(correct_N[count - 1] / count)}
         for count in counts[::-1]

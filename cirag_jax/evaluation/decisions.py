@@ -263,7 +263,7 @@ def score(
 def _overlap(decided: Decided, wanted: Sequence[Fact], normalization: Normalization) -> Overlap:
     gold = {fact_key(fact, normalization) for fact in wanted}
     if decided.error is not None:
-        return Overlap(0, 0, max(len(gold), 1))  # nothing was decided: not even to keep nothing
+        return Overlap(0, 0, len(gold), failed=True)
     mine = {fact_key(fact, normalization) for fact in decided.kept}
     return Overlap(len(mine & gold), len(mine), len(gold))
 

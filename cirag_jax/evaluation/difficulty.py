@@ -282,7 +282,7 @@ def blame(errors: Ratio, whose: Sequence[str], rows: np.ndarray) -> dict[str, fl
     Args:
       errors: as of `error_rate`.
       whose: of each question, one of `WHOSE`, should it be answered wrongly: the retriever's where
-        a gold passage is missing, the reader's where all were there; ``unanswered`` where the
+        evidence is missing, the reader's where all was there; ``unanswered`` where the
         method broke down.
       rows: places of the questions.
     """

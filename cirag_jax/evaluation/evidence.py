@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.triples.normalization import triple_key
 from cirag_jax.types import Prediction, Question, Triple
 
@@ -42,27 +42,23 @@ def recall_per_step(
     num_steps = max((len(p.steps) for p, _ in pairs if p), default=0)
     if not num_steps:
         return None
-    found = [
-        float(np.mean([recall_at(_found(p, i), gold, len(_found(p, i))) for p, gold in pairs]))
-        for i in range(1, num_steps + 1)
+    found_QS = [
+        recall_by_step([step.passages for step in p.steps] if p else [], gold, num_steps)
+        for p, gold in pairs
     ]
     hops = []
     for hop in range(max(len(gold) for _, gold in pairs)):
         needed = [(p.passages if p else (), gold[hop]) for p, gold in pairs if hop < len(gold)]
         means = {f"recall@{k}": float(np.mean([g in f[:k] for f, g in needed])) for k in ks}
         hops.append({**means, "num_questions": len(needed)})
-    return {"found": found, "hops": hops, "num_questions": len(pairs)}
+    found_S = np.mean(found_QS, axis=0).tolist()
+    return {"found": found_S, "hops": hops, "num_questions": len(pairs)}
 
 
 def _in_order(question: Question) -> tuple[str, ...]:
     """Gold passages in the order of reasoning, as far as that is annotated."""
     decomposed = [step.supporting for step in question.decomposition or () if step.supporting]
     return tuple(dict.fromkeys([*decomposed, *(question.supporting or ())]))
-
-
-def _found(prediction: Prediction | None, num_steps: int) -> list[str]:
-    steps = prediction.steps[:num_steps] if prediction else ()
-    return [passage for step in steps for passage in step.passages]
 
 
 def endpoints(head: str, tail: str) -> tuple[str, ...]:

@@ -17,11 +17,13 @@ class Overlap:
     """How a predicted set meets the wanted one, by their sizes.
 
     ``matched`` is the size of what both have; a sum of similarities where matches are soft.
+    ``failed``: nothing was predicted, not even the empty set, which earns 0.
     """
 
     matched: float
     predicted: int
     wanted: int
+    failed: bool = False
 
     @property
     def precision(self) -> float:
@@ -37,10 +39,11 @@ class Overlap:
     def f1(self) -> float:
         """Harmonic mean of precision and recall: 2 matched / (predicted + wanted)."""
         total = self.predicted + self.wanted
-        return 2 * self.matched / total if total else 1.0
+        return 2 * self.matched / total if total else float(not self.failed)
 
     def _share(self, size: int) -> float:
-        return self.matched / size if size else float(self.predicted == self.wanted)
+        agree = self.predicted == self.wanted and not self.failed
+        return self.matched / size if size else float(agree)
 
 
 class Ratio(NamedTuple):

@@ -78,7 +78,8 @@ def compare(
     """Mean metrics of two scorers and their differences with 95 % intervals.
 
     Returns:
-      ``cross_encoder``, ``bi_encoder``, ``difference`` (see `overlap.paired_interval`), counts.
+      ``cross_encoder``, ``bi_encoder``, counts, and ``difference`` (see
+      `significance.paired_interval`).
     """
     queries = [problem.query for problem in problems]
     texts = [problem.texts for problem in problems]

@@ -13,6 +13,7 @@ import msgspec
 
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.grade.records import Document
+from cirag_jax.llm.types import Message
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
@@ -97,6 +98,19 @@ def claim(document: Document, index: int, settings: ClaimSettings) -> Program[Ma
         if not consistent:
             return {"reason": "no_verdict" if consistent is None else "inconsistent"}
     return {"text": text}
+
+
+def typical_messages(document: Document, settings: ClaimSettings) -> list[tuple[Message, ...]]:
+    """What each role is asked about the middle sentence, taken for its claim, too."""
+    middle = len(document.sentences) // 2
+    sentence = document.sentences[middle]
+    article = window(document, middle, settings.context_words)
+    asked = {
+        "filter": prompts.fact_messages(sentence),
+        "claimer": prompts.claim_messages(sentence, article),
+        "checker": prompts.consistency_messages(sentence, sentence),
+    }
+    return [asked[role] for role in settings.roles]
 
 
 def why_no_fact(sentence: str) -> str | None:

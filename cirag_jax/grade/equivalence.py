@@ -27,7 +27,7 @@ _REGION = re.compile(
 _POINTS = re.compile(r"[.,'’\"“”]")
 _ACRONYM = re.compile(r"\b(?:[A-Z]\.?){2,6}(?![\w.])")
 _FULL_NAME = re.compile(r"[A-Z][\w'’-]+(?: [A-Z][\w'’.-]*){0,3}")
-_SMALL = frozenset({"the", "a", "an", "of", "and", "for", "in", "on", "de", "la", "du", "des"})
+SMALL_WORDS = frozenset({"the", "a", "an", "of", "and", "for", "in", "on", "de", "la", "du", "des"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _spellings(names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
 def _acronyms(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     full: dict[str, set[str]] = collections.defaultdict(set)
     for node, name in names.items():
-        words = [word for word in re.findall(r"\w+", name) if word.casefold() not in _SMALL]
+        words = [word for word in re.findall(r"\w+", name) if word.casefold() not in SMALL_WORDS]
         if len(words) > 1 and all(word[0].isupper() for word in words):
             full["".join(word[0] for word in words).upper()].add(node)
     for node, name in sorted(names.items()):

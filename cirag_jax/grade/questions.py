@@ -18,7 +18,7 @@ from cirag_jax.datasets.demo.graph import WORDS
 from cirag_jax.datasets.demo.templates import ASKS, HARMLESS, STEPS
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.grade.claims import window
-from cirag_jax.grade.equivalence import Graph
+from cirag_jax.grade.equivalence import SMALL_WORDS, Graph
 from cirag_jax.grade.records import Claim, Document, Fact, Path
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
@@ -226,17 +226,17 @@ class Checks:
     def question(self, path: Path, question: str, answer: str) -> str | None:
         """Why a question is none about its path; None: it is.
 
-        ``names_later``: it names what has to be found out; ``no_start``: it does not name where the
-        path begins; ``answer_elsewhere``: the last fact does not give the answer.
+        ``names_later``: it names what has to be found out; ``no_start``: it lacks a word of every
+        name of where the path begins, small ones apart; ``answer_elsewhere``: the last fact does
+        not give the answer.
         """
         text, name = _folded(question), self._graph.name
         later = [answer, *(name(edge.tail) for edge in path)]
         words = frozenset(re.findall(r"\w+", question))
         if any(_folded(n) in text or _initials(n) in words for n in later):
             return "names_later"
-        start = {name_key(name(path[0].head), "unicode")}
-        start |= set(self._graph.same_as.get(path[0].head, ()))
-        if not any(word in text.split() for known in start for word in known.split()):
+        starts = (name(path[0].head), *self._graph.same_as.get(path[0].head, ()))
+        if not any(_telling(start) <= set(text.split()) for start in starts):
             return "no_start"
         last = self._graph.facts[path[-1].fact]
         told = _folded(f"{last.tail} {name(path[-1].tail)} {self._claims[last.claim].text}")
@@ -249,6 +249,12 @@ def _folded(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text)
     plain = "".join(char for char in plain if not unicodedata.combining(char))
     return f" {name_key(plain, 'unicode')} "
+
+
+def _telling(name: str) -> set[str]:
+    """The words of a name without the small ones; of a name of small ones, all."""
+    words = set(_folded(name).split())
+    return words - SMALL_WORDS or words
 
 
 def _initials(name: str) -> str:

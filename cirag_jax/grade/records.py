@@ -1,13 +1,9 @@
 """What the steps of the generation hand on."""
 
 import dataclasses
-import importlib
-import warnings
 from typing import Any, Literal
 
-from cirag_jax.errors import UserError
-
-REQUIREMENTS = "requirements-grade.txt"
+from cirag_jax import errors
 
 Kind = Literal["always", "context"]  # of an equivalence: exact, or in its cluster alone
 
@@ -77,17 +73,5 @@ Path = tuple[Edge, ...]
 
 
 def extra(name: str) -> Any:
-    """A module that only the generation needs.
-
-    Raises:
-      UserError: it is not installed.
-    """
-    try:
-        with warnings.catch_warnings():  # umap says that it has no TensorFlow
-            warnings.simplefilter("ignore")
-            return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f"generating questions needs {name.partition('.')[0]}, which is not installed; "
-            f"install {REQUIREMENTS} (pip install -r {REQUIREMENTS})."
-        ) from None
+    """A module that only the generation needs; raises `UserError` where it is not installed."""
+    return errors.extra(name, "generating questions", "requirements-grade.txt")

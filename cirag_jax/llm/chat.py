@@ -115,7 +115,7 @@ class ChatTokenizer:
         return np.asarray(self._render(turns, continue_final), np.int32)
 
     def _encode_plain(self, turns: list[tuple[str, str]]) -> np.ndarray:
-        ids = self.tokenizer.encode(plain_text(turns), add_special_tokens=True)
+        ids = self._encode_text(plain_text(turns), closed=True)
         while ids and ids[-1] in self.eos_ids:  # some tokenizers close every text
             ids.pop()
         return np.asarray(ids, np.int32)
@@ -150,7 +150,13 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens of plain text without special tokens around it: int32 ``[S]``."""
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return np.asarray(self._encode_text(text), np.int32)
+
+    def _encode_text(self, text: str, closed: bool = False) -> list[int]:
+        """Text in which special tokens are ordinary text; ``closed``: with the tokenizer's own
+        around it.
+        """
+        return self.tokenizer.encode(text, add_special_tokens=closed, split_special_tokens=True)
 
     # ------------------------------------------------------------------------------------ decoding
 

@@ -39,6 +39,8 @@ from cirag_jax.llm.types import (
 log = logging.getLogger(__name__)
 
 _RETRIABLE = (408, 409, 425, 429)
+# Errors of the library's transport: a connection that was never made cannot have been billed.
+_UNSENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")
 _KEY_LIKE = re.compile(r"\bsk-[\w*.\-]{4,}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = "[key]"
@@ -236,10 +238,12 @@ class OpenAIBackend:
         responses: list[Generated | None] = [None] * len(requests)
         pending = iter(enumerate(requests))
         finished = generated = 0
+        limit = self.config.timeout
         client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=self.config.base_url or "https://api.openai.com/v1",
-            timeout=self.config.timeout,
+            # A connection that is never made must show as such before the attempt's own limit.
+            timeout=openai.Timeout(limit, connect=0.9 * limit, pool=0.9 * limit),
             max_retries=0,
         )
 
@@ -345,14 +349,14 @@ class OpenAIBackend:
                     **known, extra_body={**extra, **self.config.extra_body}
                 )
                 content = raw.http_response.content
-        except (openai.APITimeoutError, TimeoutError):
-            raise _Failure(limit, retriable=True, billed=True) from None
+        except (openai.APITimeoutError, TimeoutError) as error:
+            billed = type(error.__cause__).__name__ not in _UNSENT
+            raise _Failure(limit, retriable=True, billed=billed) from None
         except openai.APIStatusError as error:
             raise self._status_failure(error) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
-            # A connection that was never made cannot have been billed.
-            billed = "Connect" not in type(cause).__name__
+            billed = type(cause).__name__ not in _UNSENT
             reason = f"the connection failed ({type(cause).__name__}: {cause})"
             raise _Failure(self._scrub(reason), retriable=True, billed=billed) from None
         except (openai.OpenAIError, ValueError) as error:
@@ -469,3 +473,5 @@ def _check(config: OpenAIConfig) -> None:
         if getattr(config, name) <= 0:
             raise UserError(f"{name} must be positive.")
     check_at_least(0, config, "max_retries", "backoff", "max_backoff", prefix="")
+    if config.budget_tokens is not None:
+        check_at_least(0, config, "budget_tokens", prefix="")

@@ -1,5 +1,6 @@
 """What goes over the wire to an OpenAI-compatible server, and what its answer means."""
 
+import codecs
 import dataclasses
 import json
 import math
@@ -160,8 +161,8 @@ def _read_completion(data: Any, request: Generate) -> Answer:
     if not isinstance(text, str) or reason not in ("stop", "length"):
         raise ValueError
     text = whole(text)
-    for stop in request.stop:  # some servers leave it in
-        text = text.partition(stop)[0]
+    # Some servers leave it in.
+    text = text[: min((text.find(stop) for stop in request.stop if stop in text), default=None)]
     if request.json_schema is not None and reason == "stop":
         try:
             json.loads(text)
@@ -204,18 +205,24 @@ def _read_tokens(logprobs: Any, request: Generate) -> tuple[Token, ...] | None:
         return None
     if not logprobs or logprobs.get("content") is None:
         raise Refused("the server returned no log-probabilities")
-    return tuple(
-        Token(
-            text=whole(str(item["token"])),
-            id=int(item.get("id", -1)),
-            logprob=_logprob(item["logprob"]),
-            top=tuple(
-                (whole(str(other["token"])), int(other.get("id", -1)), _logprob(other["logprob"]))
-                for other in (item.get("top_logprobs") or ())[: request.top_logprobs]
-            ),
+    found, offset = [], 0
+    characters = codecs.getincrementaldecoder("utf-8")("replace")  # of which a token may end amid
+    for item in logprobs["content"]:
+        text, raw = whole(str(item["token"])), item.get("bytes")
+        found.append(
+            Token(
+                text=text,
+                id=int(item.get("id", -1)),
+                logprob=_logprob(item["logprob"]),
+                top=tuple(
+                    (whole(str(one["token"])), int(one.get("id", -1)), _logprob(one["logprob"]))
+                    for one in (item.get("top_logprobs") or ())[: request.top_logprobs]
+                ),
+                offset=offset,
+            )
         )
-        for item in logprobs["content"]
-    )
+        offset += len(characters.decode(text.encode() if raw is None else bytes(list(raw))))
+    return tuple(found)
 
 
 _TOO_LONG = re.compile(

@@ -4,6 +4,7 @@ Causal models and encoder-decoders (Flan-T5), by ``model.generate``. Slower than
 rows of a batch wait for the slowest of them and no prefix is reused.
 """
 
+import copy
 import dataclasses
 import functools
 import time
@@ -29,7 +30,9 @@ from cirag_jax.llm.types import (
     Usage,
     failed,
 )
+from cirag_jax.models.io.peft_format import tensor_file
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+from cirag_jax.models.io.tensor_files import weight_files
 
 _UNBOUNDED = 1 << 30
 _REPEATED = -1e20
@@ -65,8 +68,7 @@ class _EncoderTokenizer(ChatTokenizer):
             raise PromptError("continue_final is not possible with an encoder-decoder model")
         if not turns:
             raise PromptError("the conversation has no messages")
-        ids = self.tokenizer.encode(plain_text(turns), add_special_tokens=True)
-        return np.asarray(ids, np.int32)
+        return np.asarray(self._encode_text(plain_text(turns), closed=True), np.int32)
 
 
 @dataclasses.dataclass
@@ -140,7 +142,7 @@ class TransformersBackend:
           config: the settings.
 
         Raises:
-          UserError: model or adapter cannot be read.
+          UserError: model or adapter cannot be read, or is a pickle.
         """
         config = config or TransformersConfig()
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -152,9 +154,7 @@ class TransformersBackend:
         try:
             loaded = _load(path, dtype)
             if adapter is not None:
-                import peft
-
-                loaded = peft.PeftModel.from_pretrained(loaded, adapter).merge_and_unload()
+                loaded = _adapted(loaded, adapter)
             loaded = loaded.to(device)
         except ModuleNotFoundError as error:
             raise UserError(f"{error.name} is not installed, which {model} needs.") from None
@@ -245,11 +245,12 @@ class TransformersBackend:
             first = 0 if self.is_encoder_decoder else length - len(row.prompt)
             ids_BS[i, first : first + len(row.prompt)] = row.prompt
             mask_BS[i, first : first + len(row.prompt)] = 1
+        config = copy.copy(self._plain)
+        config.max_new_tokens = max(row.limit for row in rows)
         self.model.generate(
             torch.tensor(ids_BS, device=self.model.device),
             attention_mask=torch.tensor(mask_BS, device=self.model.device),
-            generation_config=self._plain,
-            max_new_tokens=max(row.limit for row in rows),
+            generation_config=config,
             logits_processor=[_Chooser(self, rows)],
             stopping_criteria=[_Finished(rows)],
         )
@@ -262,13 +263,13 @@ class TransformersBackend:
         row.tokens.append(token)
         request = row.request
         if request.wants_tokens:
-            row.found.append(self._describe(logits_V, token, request))
+            row.found.append(self._describe(logits_V, row))
         if row.grammar is not None:
             row.grammar.advance(token)
             row.ended = row.grammar.is_done
         row.ended = row.ended or token in self.tokenizer.eos_ids
         if request.stop:
-            text = self.tokenizer.decode(row.tokens, continuing=request.continue_final)
+            text = self._text(row, row.tokens)
             places = [text.find(stop) for stop in request.stop if stop in text]
             if places:
                 row.text, row.ended = text[: min(places)], True
@@ -286,7 +287,9 @@ class TransformersBackend:
         )
         return allowed_1V[0].clamp(min=_REPEATED)
 
-    def _describe(self, logits_V: torch.Tensor, token: int, request: Generate) -> Token:
+    def _describe(self, logits_V: torch.Tensor, row: _Row) -> Token:
+        """Of the row's last token."""
+        request, token = row.request, row.tokens[-1]
         logprobs_V = torch.log_softmax(logits_V, -1)
         entropy = None
         if request.entropy:
@@ -298,12 +301,16 @@ class TransformersBackend:
             top = tuple((self.tokenizer.piece(i), i, value) for i, value in pairs)
         wants = request.logprobs or request.top_logprobs > 0
         logprob = float(logprobs_V[token]) if wants else None
-        return Token(self.tokenizer.piece(token), token, logprob, top, entropy)
+        offset = len(self._text(row, row.tokens[:-1]))
+        return Token(self.tokenizer.piece(token), token, logprob, top, entropy, offset)
+
+    def _text(self, row: _Row, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, continuing=row.request.continue_final)
 
     def _response(self, row: _Row) -> Generated:
         request, text = row.request, row.text
         if text is None:
-            text = self.tokenizer.decode(row.tokens, continuing=request.continue_final)
+            text = self._text(row, row.tokens)
         usage = Usage(
             prompt_tokens=len(row.prompt),
             generated_tokens=len(row.tokens),
@@ -404,10 +411,22 @@ def _load(path: Path, dtype: Any) -> Any:
     folder = path
     if path.suffix == ".gguf":
         folder, options["gguf_file"] = path.parent, path.name
+    else:
+        weight_files(folder)  # refuses pickles, which the library would open
+        options["use_safetensors"] = True
     config = transformers.AutoConfig.from_pretrained(
-        str(folder), **{k: v for k, v in options.items() if k != "dtype"}
+        str(folder), **{k: v for k, v in options.items() if k not in ("dtype", "use_safetensors")}
     )
     kind: Any = transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
         kind = transformers.AutoModelForSeq2SeqLM
     return kind.from_pretrained(str(folder), trust_remote_code=False, **options)
+
+
+def _adapted(model: Any, adapter: str) -> Any:
+    """The model with an adapter merged into it."""
+    import peft
+
+    tensor_file(Path(adapter))  # the library would open a pickle, or ask the hub
+    added = peft.PeftModel.from_pretrained(model, adapter, local_files_only=True)
+    return added.merge_and_unload()

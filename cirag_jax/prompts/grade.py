@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from cirag_jax.llm.types import Message
+from cirag_jax.prompts.verdicts import leading_word, without_thoughts
 
 Parts = tuple[str, str, str]
 Kind = Literal["always", "context"]
@@ -199,12 +200,11 @@ def _line(text: str) -> str:
 
 
 def parse_verdict(text: str, yes: str, no: str) -> bool | None:
-    """Which of two words an answer says first; None where it says neither.
+    """Which of two words an answer is, or begins with; None: neither.
 
     What a reasoning model thinks first, up to ``</think>``, is ignored.
     """
-    said = re.findall(r"[a-z]+", _answer(text).casefold())
-    return next((word == yes for word in said if word in (yes, no)), None)
+    return {yes: True, no: False}.get(leading_word(_answer(text)))
 
 
 def parse_claim(text: str) -> tuple[str, str | None]:
@@ -342,4 +342,4 @@ def parse_question(text: str) -> Asked:
 
 
 def _answer(text: str) -> str:
-    return text[:MAX_CHARS].rpartition("</think>")[2]
+    return without_thoughts(text[:MAX_CHARS])

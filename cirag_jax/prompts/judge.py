@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
 from cirag_jax.prompts.tolerant_json import find_json
+from cirag_jax.prompts.verdicts import leading_word, without_thoughts
 
 MAX_CHARS = 4000  # of one answer that are shown
 
@@ -106,19 +107,22 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict:
     """Reads a reply; never fails.
 
-    Without the JSON asked for, words count that all say the same: yes and true, or no and false.
-    Problems: those of `find_json`, ``verdict_no_boolean``, ``verdict_missing``.
+    Without the JSON asked for, a reply counts that is, or begins with, yes, true, no or false, and
+    holds no word of the other kind. Problems: those of `find_json`, ``verdict_no_boolean``,
+    ``verdict_missing``.
     """
     verdict = RUBRICS[rubric].verdict
+    text = without_thoughts(text)
     found, problem = find_json(text, verdict, truncated=truncated)
     problems = [f"verdict_{problem}"] if problem is not None else []
-    said = found.get(verdict) if isinstance(found, dict) else text.rpartition("</think>")[2]
+    said = found.get(verdict) if isinstance(found, dict) else text
     if isinstance(said, bool):
         return Verdict(said, tuple(problems))
     if not problems:
         problems.append("verdict_no_boolean")
-    words = re.findall(r"[a-z]+", str(said)[:MAX_CHARS].casefold())
-    values = {_WORDS[word] for word in words if word in _WORDS}
-    if len(values) != 1:
+    said = str(said)[:MAX_CHARS]
+    values = {_WORDS[word] for word in re.findall(r"[a-z]+", said.casefold()) if word in _WORDS}
+    right = _WORDS.get(leading_word(said))
+    if right is None or len(values) > 1:
         return Verdict(None, (*problems, "verdict_missing"))
-    return Verdict(values.pop(), tuple(problems))
+    return Verdict(right, tuple(problems))

@@ -14,6 +14,7 @@ from cirag_jax.prompts.refusals import refuses
 
 UNANSWERABLE = "Unanswerable"
 FORMATS = ("thought", "chain", "brief")
+_ANSWER_MARK = re.compile(r"answer[\s*]*:", re.IGNORECASE)
 
 _READING = """\
 You are an experienced reader. Study the {noun} you are given and work out the answer to the query \
@@ -122,6 +123,11 @@ def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[st
     return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
 
 
+def answer_start(text: str) -> int:
+    """Where the text after the last ``Answer:`` of a response begins; 0 where there is none."""
+    return max((mark.end() for mark in _ANSWER_MARK.finditer(text)), default=0)
+
+
 def parse_answer(
     text: str, *, wide: bool = False, truncated: bool = False
 ) -> tuple[str, bool, str | None]:
@@ -140,14 +146,17 @@ def parse_answer(
     """
     if not text.strip():
         return "", False, "empty"
-    parts = re.split(r"answer[\s*]*:", text, flags=re.IGNORECASE)
-    marked = len(parts) > 1
-    lines = [line.strip(" \t*") for line in parts[-1].splitlines() if line.strip(" \t*")]
+    start = answer_start(text)
+    marked = start > 0
+    lines = [line.strip(" \t*") for line in text[start:].splitlines() if line.strip(" \t*")]
     answer = (lines[0] if lines else "") if marked else " ".join(text.split())
     problem = None if marked else "no_answer_mark"
     if truncated and not (marked and len(lines) > 1):  # a line that others follow is whole
         problem = "truncated"
     if not answer:
         return "", False, problem or "empty"
-    refused = "unanswerable" in answer.lower() or (wide and refuses(answer))
+    said = answer.lower()
+    # Half of the word is what the shipped reader writes where it may not refuse.
+    half = said.strip(" .'\"") == "unanswer"
+    refused = half or "unanswerable" in said or (wide and refuses(answer))
     return answer, not refused and (marked or not truncated), problem

@@ -111,13 +111,17 @@ def _scores(result: Mapping[str, Any]) -> Table:
     if any(system["sees_gold"] for system in systems.values()):
         caption += "; * sees the gold annotations"
     repeats = [
-        f"{name} F1 ± {100 * system['repeats']['std']['f1']:.1f} over {system['repeats']['count']}"
+        f"{name}{_spread(system['repeats']['std'])} over {system['repeats']['count']}"
         for name, system in systems.items()
         if system["repeats"]["count"] > 1
     ]
     if repeats:
         caption += "; means over repeats with other seeds: " + ", ".join(repeats)
     return Table(caption, [[*header, *GRANULARITIES, "failed"], *rows])
+
+
+def _spread(std: Mapping[str, float]) -> str:
+    return f" F1 ± {100 * std['f1']:.1f}" if "f1" in std else ""
 
 
 def _differences(result: Mapping[str, Any]) -> Table:

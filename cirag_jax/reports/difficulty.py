@@ -162,7 +162,7 @@ def _failures(result: Mapping[str, Any]) -> Table:
         rates = (_bounded(split[whose]) for whose in ("retriever", "reader"))
         rows.append([name, *counts, *rates])
     return Table(
-        "Whose errors: a gold passage was not retrieved (the retriever's), all were (the reader's)",
+        "Whose errors: evidence was not retrieved (the retriever's), all of it was (the reader's)",
         rows,
     )
 
@@ -187,7 +187,9 @@ def _correlations(result: Mapping[str, Any]) -> Table:
 
 
 def _error_label(result: Mapping[str, Any]) -> str:
-    return f"error (1 - {title(result['settings']['score'])})"
+    settings = result["settings"]
+    judged = settings.get("judgements") is not None
+    return "error (by the judge)" if judged else f"error (1 - {title(settings['score'])})"
 
 
 def _percent(values: Mapping[str, Any]) -> str:

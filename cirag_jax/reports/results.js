@@ -29,8 +29,8 @@ function filter() {
   more();
   const all = matching.length === questions.length ? "" : ` of ${questions.length.toLocaleString("en")}`;
   $("summary").textContent = `${matching.length.toLocaleString("en")}${all} question${questions.length === 1 ? "" : "s"}`;
-  const scored = matching.filter((q) => q.answers.length > 0);
   document.querySelectorAll("#answers .share").forEach((node, run) => {
+    const scored = matching.filter((q) => q.answers.length > 0 && q.runs[run][0] !== "unscored");
     const right = scored.filter((q) => q.runs[run][0] === "right").length;
     node.textContent = scored.length === 0 ? "" : `${(100 * right / scored.length).toFixed(1)} % right`;
   });

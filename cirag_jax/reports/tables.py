@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cirag_jax.reports import figures
+
 # Key in the result -> what people read.
 NAMES = {
     "bm25": "BM25",
@@ -28,9 +30,9 @@ class Table(NamedTuple):
 
 
 def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
-    """Writes ``table.md`` and ``recall.png`` and prints the table on standard error."""
+    """Writes ``table.md``, ``recall.png`` and ``.svg``; prints the table on standard error."""
     write_table(table_of(result), workdir)
-    _draw(result, workdir / "recall.png")
+    figures.save(_draw(result), workdir, "recall")
 
 
 def table_of(result: Mapping[str, Any]) -> str:
@@ -79,7 +81,7 @@ def _main(result: Mapping[str, Any]) -> int:
 
 
 def figure(score: Mapping[str, float] | None, bounds: bool = False) -> str:
-    """A score of `overlap.interval` in per cent, with its interval if asked for; "" for none."""
+    """A score of `significance.interval` in per cent, with its interval if asked; "" for none."""
     if score is None or score["value"] != score["value"]:
         return ""
     text = f"{100 * score['value']:.1f}"
@@ -89,7 +91,7 @@ def figure(score: Mapping[str, float] | None, bounds: bool = False) -> str:
 
 
 def lead(difference: Mapping[str, float] | None) -> str:
-    """A difference of `overlap.paired_interval` in points, with its interval; "" for none."""
+    """A difference of `significance.paired_interval` in points, with its interval; "" for none."""
     if difference is None or difference["difference"] != difference["difference"]:
         return ""
     value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
@@ -122,14 +124,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
 
 
-def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+def _draw(result: Mapping[str, Any]) -> Any:
     ks = _ks(result)
-    drawn, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    drawn, axes = figures.pyplot().subplots(figsize=(6, 4), layout="constrained")
     for system, name in _names(result).items():
         style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
         axes.plot(
@@ -138,8 +135,8 @@ def _draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")
     axes.set_ylabel("Recall@K, %")
-    axes.set_title(f"{result['settings']['data']}, {result['num_questions']} questions")
+    data = figures.plain(result["settings"]["data"])
+    axes.set_title(f"{data}, {result['num_questions']} questions")
     axes.grid(alpha=0.3)
     axes.legend()
-    drawn.savefig(path, dpi=150)
-    plt.close(drawn)
+    return drawn

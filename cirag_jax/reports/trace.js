@@ -281,9 +281,10 @@ function drawItem(index) {
 }
 
 function summarise() {
-  const scored = matching.filter((index) => questions[index].verdict !== "unfinished" && questions[index].answers.length > 0);
-  const mean = (key) => scored.reduce((sum, index) => sum + (questions[index][key] ?? 0), 0) / scored.length;
-  const figures = scored.length === 0 ? "" : ` · EM ${(100 * mean("em")).toFixed(1)} · F1 ${(100 * mean("f1")).toFixed(1)}`;
+  const scored = matching.map((index) => questions[index])
+    .filter((q) => q.em !== null || (q.verdict === "failed" && q.answers.length > 0)); // it earns 0
+  const mean = (key) => scored.reduce((sum, q) => sum + (q[key] ?? 0), 0) / scored.length;
+  const figures = scored.every((q) => q.em === null) ? "" : ` · EM ${(100 * mean("em")).toFixed(1)} · F1 ${(100 * mean("f1")).toFixed(1)}`;
   const all = matching.length === questions.length ? "" : ` of ${questions.length.toLocaleString("en")}`;
   $("summary").textContent = `${matching.length.toLocaleString("en")}${all} question${questions.length === 1 ? "" : "s"}${figures}`;
 }

@@ -28,7 +28,10 @@ class BM25:
         self._index = _bm25s().BM25()
         self._size = 0
         if texts is not None:
-            self._index.index(self._tokens(texts), show_progress=False)
+            tokens = self._tokens(texts)
+            if not any(tokens):  # The library cannot index that; the empty word is in no query.
+                tokens = [[""]] * len(texts)
+            self._index.index(tokens, show_progress=False)
             self._size = len(texts)
 
     @classmethod

@@ -45,9 +45,9 @@ class IndexOptions:
 class FaissIndex:
     """Inner-product search by faiss; ``search`` means what ``ExactIndex.search`` does.
 
-    IVF and HNSW are approximate: rows may be missed. Under ``allowed`` they may find fewer rows
-    than asked for; the places left hold row -1 and score -inf. ``index`` is a faiss index of all
-    rows, on the CPU.
+    IVF and HNSW are approximate: rows may be missed, and where fewer are found than asked for, the
+    places left hold row -1 and score -inf. Under ``allowed`` every kind is exact: an approximate
+    search finds almost none of a few rows. ``index`` is a faiss index of all rows, on the CPU.
     """
 
     def __init__(self, index: Any, kind: str, options: IndexOptions):
@@ -114,7 +114,7 @@ class FaissIndex:
     def __len__(self) -> int:
         return int(self._cpu.ntotal)
 
-    def vectors(self, rows: Sequence[int]) -> np.ndarray:
+    def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """The stored rows as float32 [len(rows), D]."""
         if self._kind == "faiss_ivf":
             self._cpu.make_direct_map()  # Does nothing the second time.
@@ -131,28 +131,31 @@ class FaissIndex:
                 np.full((len(query_QD), k), -1, np.int32),
                 np.full((len(query_QD), k), -np.inf, np.float32),
             )
-        if allowed is None:
-            score_QK, row_QK = self._index.search(query_QD, k, params=self._parameters(None))
-        else:  # The GPU indexes take no selector.
-            found = [
-                self._cpu.search(query_QD[i : i + 1], k, params=self._parameters(rows))
-                for i, rows in enumerate(allowed)
-            ]
-            score_QK = np.concatenate([scores for scores, _ in found])
-            row_QK = np.concatenate([rows for _, rows in found])
+        if allowed is not None:
+            return self._search_allowed(query_QD, k, allowed)
+        score_QK, row_QK = self._index.search(query_QD, k, params=self._parameters())
         row_QK = row_QK.astype(np.int32)
         return row_QK, np.where(row_QK < 0, -np.inf, score_QK).astype(np.float32)
 
-    def _parameters(self, allowed: np.ndarray | None) -> Any:
-        faiss = _faiss()
-        extra: dict[str, Any] = {}
-        if allowed is not None:
-            extra["sel"] = faiss.IDSelectorBatch(np.asarray(allowed, np.int64))
+    def _search_allowed(
+        self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        row_QK = np.full((len(query_QD), k), -1, np.int32)
+        score_QK = np.full((len(query_QD), k), -np.inf, np.float32)
+        for query, may in enumerate(allowed):
+            row_R = np.unique(np.asarray(may, np.int32))
+            score_R = self.vectors(row_R) @ query_QD[query]
+            best = np.argsort(-score_R, kind="stable")[:k]
+            row_QK[query, : len(best)] = row_R[best]
+            score_QK[query, : len(best)] = score_R[best]
+        return row_QK, score_QK
+
+    def _parameters(self) -> Any:
         if self._kind == "faiss_ivf":
-            return faiss.SearchParametersIVF(nprobe=self._options.ivf_probes, **extra)
+            return _faiss().SearchParametersIVF(nprobe=self._options.ivf_probes)
         if self._kind == "faiss_hnsw":
-            return faiss.SearchParametersHNSW(efSearch=self._options.hnsw_ef_search, **extra)
-        return faiss.SearchParameters(**extra) if extra else None
+            return _faiss().SearchParametersHNSW(efSearch=self._options.hnsw_ef_search)
+        return None
 
 
 def _sample(vectors_ND: Any, wanted: int) -> np.ndarray:

@@ -7,6 +7,7 @@ both are compared before it is used.
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -98,7 +99,7 @@ class PassageIndex:
           UserError: there is no finished index, it is damaged, or another encoder built it; the
             message names the first field that differs.
         """
-        folder = pathlib.Path(folder)
+        folder = pathlib.Path(folder).expanduser()
         manifest = read_manifest(folder)
         kind, options = manifest["kind"], options or IndexOptions()
         ids = tuple(_read_ids(folder, manifest["rows"]))
@@ -332,7 +333,10 @@ def comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """
     free = ("model", "query_max_length")
     encoder = {k: v for k, v in (manifest.get("encoder") or {}).items() if k not in free}
-    return {**manifest, "encoder": encoder or None}
+    found = {**manifest, "encoder": encoder or None}
+    if manifest.get("kind") == "bm25":
+        found.pop("dtype", None)  # It has no vectors; earlier versions noted one.
+    return found
 
 
 def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
@@ -348,17 +352,17 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
 
 
 class Shards:
-    """The rows of a folder's ``vectors-*.npy`` as one matrix; rows are read when sliced."""
+    """The rows of a folder's ``vectors-*.npy`` as one matrix; rows are read when sliced.
+
+    One file is open at a time: there may be more than a process may open.
+    """
 
     def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):
-        self._arrays = []
-        for number in range(manifest["shards"]):
-            file = folder / shard_name(number)
-            with parsing(f"{file} cannot be read", "; remove the folder and build it anew"):
-                self._arrays.append(open_shard(file, manifest["dtype"]))
-        self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
+        self._folder, self._dtype = folder, manifest["dtype"]
+        shapes = [self._open(number).shape for number in range(manifest["shards"])]
+        self._starts = np.cumsum([0, *(rows for rows, _ in shapes)])
         self.shape = (int(self._starts[-1]), manifest["dimension"])
-        if any(array.shape[1:] != self.shape[1:] for array in self._arrays):
+        if any(shape[1:] != self.shape[1:] for shape in shapes):
             raise UserError(f"{folder}: its vectors differ in length; build it anew.")
         if len(self) != manifest["rows"]:
             raise UserError(
@@ -371,11 +375,22 @@ class Shards:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
-        parts = [
-            array[max(start - first, 0) : max(stop - first, 0)]
-            for first, array in zip(self._starts, self._arrays, strict=False)
-        ]
-        return np.concatenate([part for part in parts if len(part)] or [parts[0][:0]])
+        found = np.empty((max(stop - start, 0), self.shape[1]), jax.numpy.dtype(self._dtype))
+        for number, (first, end) in enumerate(itertools.pairwise(self._starts.tolist())):
+            low, high = max(start, first), min(stop, end)
+            if low < high:  # In one line: a name would keep the file open.
+                found[low - start : high - start] = self._open(number)[low - first : high - first]
+        return found
+
+    def _open(self, number: int) -> np.ndarray:
+        file = self._folder / shard_name(number)
+        with parsing(f"{file} cannot be read", "; remove the folder and build it anew"):
+            try:
+                return open_shard(file, self._dtype)
+            except FileNotFoundError:
+                raise
+            except OSError as error:  # no damage: no right to read it, too many open files
+                raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
 
 
 def shard_name(number: int) -> str:

@@ -192,8 +192,10 @@ class LinkedIndex:
         query_QD = self._encoder.encode(list(questions), "query")
         near_QK, score_QK = self._units.nearest(query_QD, _NEAR, allowed)
         words_QK, word_score_QK = self._words.search_scored(questions, _UNRANKED, allowed)
+        # What shares no word with the question is no place to begin at.
+        seeds_QK = np.where(word_score_QK > 0, words_QK, -1)
         walk_NQ = self._walk.probabilities(
-            questions, (words_QK.tolist(), near_QK.tolist()), allowed
+            questions, (seeds_QK.tolist(), near_QK.tolist()), allowed
         )
         return [
             _Search(

@@ -27,7 +27,8 @@ class TitleIndex:
     """Finds the passages that a text names.
 
     A title is known with and without what stands in parentheses at its end ("Tuos (film)"). Words
-    are compared without case, but one of them must begin with a capital in the text. Where titles
+    are compared without case, but one of them must begin with a capital in the text, or with a
+    letter of a script that has none. A title of one word has at least 4 letters. Where titles
     overlap the longer is meant.
 
     Args:
@@ -72,7 +73,7 @@ def _folded(text: str) -> tuple[str, ...]:
 
 def _is_name(words: Sequence[str]) -> bool:
     long_enough = len(words) > 1 or len(words[0]) >= _LEAST_LETTERS
-    return long_enough and any(word[0].isupper() for word in words)
+    return long_enough and any(word[0].isalpha() and not word[0].islower() for word in words)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

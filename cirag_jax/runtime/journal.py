@@ -14,7 +14,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from cirag_jax import sqlite
 from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
 from cirag_jax.llm.types import Usage
-from cirag_jax.models.io.fingerprint import check_same
+from cirag_jax.models.io.fingerprint import check_same, differences
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved
 from cirag_jax.types import Passage
@@ -127,14 +127,17 @@ class Totals:
 class Journal(Closing):
     """An open journal; a context manager. One process writes it at a time."""
 
-    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Mapping[str, Any], *, replace: bool = False
+    ):
         """Opens or begins the journal of a run.
 
-        ``settings`` are everything that decides what a program gets to see, as JSON.
+        ``settings`` are everything that decides what a program gets to see, as JSON. With
+        ``replace``, what was recorded under others is forgotten (see `forget`).
 
         Raises:
-          UserError: it was begun with other settings, another process writes it, or it cannot be
-            read or written.
+          UserError: it was begun with other settings and not ``replace``, another process writes
+            it, or it cannot be read or written.
         """
         self.path = Path(path)
         self._passages: dict[str, Passage] = {}
@@ -144,7 +147,7 @@ class Journal(Closing):
         with contextlib.ExitStack() as stack, self._named_errors():
             self._db = sqlite.connect(self.path)
             stack.enter_context(contextlib.closing(self._db))  # what is refused: others may use it
-            self._begin(settings)
+            self._begin(settings, replace)
             stack.pop_all()
 
     def close(self) -> None:
@@ -153,7 +156,7 @@ class Journal(Closing):
             self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
 
-    def _begin(self, settings: Mapping[str, Any]) -> None:
+    def _begin(self, settings: Mapping[str, Any], replace: bool) -> None:
         # Held until the process ends: two runs on one workdir would each repeat the other's work.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -162,11 +165,15 @@ class Journal(Closing):
             rows = [("format", str(FORMAT)), ("settings", codec.dump(settings))]
             sqlite.create(self._db, _SCHEMA, rows)
         meta = _read_meta(self._db, self.path)
-        if not self._db.execute("SELECT 1 FROM responses").fetchone():
-            self._set("settings", codec.dump(settings))  # nothing recorded binds nobody
+        if not _binds(self._db):
+            self._set("settings", codec.dump(settings))
             return
         with self._reading():
             old = _settings(meta)
+        if replace and differences(old, settings):
+            self.forget([name for (name,) in self._db.execute("SELECT id FROM programs")])
+            self._set("settings", codec.dump(settings))
+            return
         check_same(self.path, old, settings)
 
     def _set(self, key: str, value: str) -> None:
@@ -175,13 +182,14 @@ class Journal(Closing):
     # ---------------------------------------------------------------------------------- programs
 
     def open_program(self, program: str, place: int, input: Any) -> None:
-        """Notes a program before its first request; what failed in it before is forgotten.
+        """Notes a program before its first request; what failed in it before is forgotten, be it
+        that the program ended with it or that the run was stopped before.
 
         Raises:
           UserError: it is known with another input.
         """
         text = codec.dump(input)
-        row = self._one("SELECT input, error FROM programs WHERE id = ?", (program,))
+        row = self._one("SELECT input, error, outcome FROM programs WHERE id = ?", (program,))
         if row is None:
             self._write(
                 "INSERT INTO programs (id, place, input) VALUES (?, ?, ?)", (program, place, text)
@@ -199,6 +207,12 @@ class Journal(Closing):
                 "responses WHERE program = ? AND json_extract(response, '$.error') IS NOT NULL)",
                 (program, program),
             )
+        elif row[2] is None:  # it survived those before its last request
+            self._write(
+                "DELETE FROM responses WHERE program = ? AND ordinal = (SELECT MAX(ordinal) FROM "
+                "responses WHERE program = ?) AND json_extract(response, '$.error') IS NOT NULL",
+                (program, program),
+            )
 
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
@@ -214,16 +228,19 @@ class Journal(Closing):
             (text, error, seconds, program),
         )
 
-    def outcomes(self) -> dict[str, Any]:
-        """Results of the programs that have one, by id."""
+    def outcomes(self, programs: Iterable[str] | None = None) -> dict[str, Any]:
+        """Results of the programs that have one, by id; of ``programs``, None: of all."""
+        chosen, values = _chosen(programs)
         with self._reading():
-            rows = self._db.execute("SELECT id, outcome FROM programs WHERE outcome IS NOT NULL")
+            rows = self._db.execute(
+                f"SELECT id, outcome FROM programs WHERE outcome IS NOT NULL{chosen}", values
+            )
             return {name: _outcome(self.path, name, outcome) for name, outcome in rows}
 
-    def records(self) -> Iterator[Record]:
-        """What is known of every program, in the order of their places."""
+    def records(self, programs: Iterable[str] | None = None) -> Iterator[Record]:
+        """What is known of ``programs``, None: of all, in the order of their places."""
         with self._reading():
-            yield from _records(self._db, self.path)
+            yield from _records(self._db, self.path, programs)
 
     def usage(self) -> Mapping[str, Usage]:
         """Tokens of all responses, by the role that gave them; see `totals`."""
@@ -233,6 +250,11 @@ class Journal(Closing):
         """What all programs took so far, those that were forgotten included."""
         with self._reading():
             return _forgotten(self._db) + _totals(self._db)
+
+    def add(self, totals: Totals) -> None:
+        """Counts in `totals` what another journal recorded, which is to be dropped."""
+        with self._reading(), sqlite.transaction(self._db):
+            self._set("forgotten", codec.dump(dataclasses.asdict(_forgotten(self._db) + totals)))
 
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
@@ -346,10 +368,17 @@ def share(folder: Path, index: int, count: int) -> Path:
     return folder / (FILE if count == 1 else f"{stem}.{index + 1}-of-{count}.{suffix}")
 
 
+_ENDED_LATER = (
+    "SELECT id FROM part.programs AS new JOIN main.programs AS old USING (id) "
+    "WHERE old.outcome IS NULL AND (new.outcome IS NOT NULL OR new.error IS NOT NULL)"
+)
+
+
 def merge(parts: Sequence[Path], target: Path) -> None:
     """Writes one journal, ``target``, with what every process of a run recorded in its own.
 
-    The journals are closed; programs were dealt out to them in turn.
+    The journals are closed. Where several know a program, which was dealt otherwise before, the
+    first that came to its end is taken.
 
     Raises:
       UserError: a journal cannot be read, or the disk is full.
@@ -357,16 +386,16 @@ def merge(parts: Sequence[Path], target: Path) -> None:
     with sqlite.named_errors(target), replacing(target) as aside:
         shutil.copyfile(parts[0], aside)
         with contextlib.closing(sqlite.connect(aside)) as db:
-            db.execute("UPDATE programs SET place = place * ?", (len(parts),))
-            for index, part in enumerate(parts[1:], start=1):
+            for part in parts[1:]:
                 db.execute("ATTACH ? AS part", (str(part),))
                 db.execute("INSERT OR IGNORE INTO passages SELECT * FROM part.passages")
-                db.execute("INSERT INTO responses SELECT * FROM part.responses")
+                db.execute(f"DELETE FROM main.responses WHERE program IN ({_ENDED_LATER})")
+                db.execute(f"DELETE FROM main.programs WHERE id IN ({_ENDED_LATER})")
                 db.execute(
-                    "INSERT INTO programs SELECT id, place * ? + ?, input, outcome, error, seconds "
-                    "FROM part.programs",
-                    (len(parts), index),
+                    "INSERT INTO responses SELECT * FROM part.responses "
+                    "WHERE program NOT IN (SELECT id FROM main.programs)"
                 )
+                db.execute("INSERT OR IGNORE INTO programs SELECT * FROM part.programs")
                 db.execute(
                     "UPDATE meta SET value = (SELECT value FROM part.meta WHERE key = 'seconds') "
                     "WHERE key = 'seconds' AND CAST(value AS REAL) < "
@@ -453,10 +482,16 @@ def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) ->
     if not Path(path).is_file():
         return
     with _reading(Path(path)) as db:
-        begun = db.execute("SELECT 1 FROM responses").fetchone()
+        binds = _binds(db)
         old = _settings(_read_meta(db, Path(path)))
-    if begun:
+    if binds:
         check_same(path, old, settings)
+
+
+def _binds(db: sqlite3.Connection) -> bool:
+    """Whether anything is recorded that a run with other settings must not use."""
+    results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # rules ask for no response
+    return db.execute(f"SELECT 1 FROM responses UNION ALL {results} LIMIT 1").fetchone() is not None
 
 
 @contextlib.contextmanager
@@ -543,11 +578,23 @@ def _read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
     return meta
 
 
-def _records(db: sqlite3.Connection, path: Path) -> Iterator[Record]:
-    programs = db.execute(
-        "SELECT id, input, outcome, error, seconds FROM programs ORDER BY place, id"
+def _chosen(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tuple[str, ...]]:
+    """A further condition of a WHERE that is there, and its value; none where all are meant."""
+    if programs is None:
+        return "", ()
+    return f" AND {column} IN (SELECT value FROM json_each(?))", (codec.dump(list(programs)),)
+
+
+def _records(
+    db: sqlite3.Connection, path: Path, programs: Iterable[str] | None = None
+) -> Iterator[Record]:
+    chosen, values = _chosen(programs)
+    found = db.execute(
+        f"SELECT id, input, outcome, error, seconds FROM programs WHERE TRUE{chosen} "
+        "ORDER BY place, id",
+        values,
     )
-    for program, given, outcome, error, seconds in programs:
+    for program, given, outcome, error, seconds in found:
         roles, calls = {}, dict.fromkeys(codec.KINDS.values(), 0)
         result = None if outcome is None else _outcome(path, program, outcome)
         rows = db.execute(
@@ -566,16 +613,15 @@ def _records(db: sqlite3.Connection, path: Path) -> Iterator[Record]:
 
 def _totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> Totals:
     """Of ``programs``, None: of all that stand in the journal."""
-    chosen = "" if programs is None else " AND {} IN (SELECT value FROM json_each(?))"
-    values = () if programs is None else (codec.dump(programs),)
+    chosen, values = _chosen(programs)
     ended = db.execute(
-        "SELECT COUNT(*) FROM programs WHERE (outcome IS NOT NULL OR error IS NOT NULL)"
-        + chosen.format("id"),
+        "SELECT COUNT(*) FROM programs WHERE (outcome IS NOT NULL OR error IS NOT NULL)" + chosen,
         values,
     )
+    chosen, values = _chosen(programs, "program")
     rows = db.execute(
         "SELECT json_extract(request, '$.role'), response FROM responses "
-        "WHERE json_extract(request, '$.kind') IN ('generate', 'score')" + chosen.format("program"),
+        "WHERE json_extract(request, '$.kind') IN ('generate', 'score')" + chosen,
         values,
     )
     calls, usage = 0, collections.defaultdict[str, Usage](Usage)

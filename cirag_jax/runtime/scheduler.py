@@ -64,11 +64,19 @@ class Handler(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A program to run: ``start()`` begins it, ``input`` (JSON) says in the journal what it is."""
+    """A program to run.
+
+    Attributes:
+      id: of the program.
+      input: what it is, as the journal says it; JSON.
+      start: begins it.
+      place: among the programs of the journal; None: its place among the jobs that are run.
+    """
 
     id: str
     input: Any
     start: Callable[[], Program[Any]]
+    place: int | None = None
 
 
 @dataclasses.dataclass
@@ -139,7 +147,7 @@ class Scheduler:
           UserError: the journal belongs to another run, or a handler cannot work at all.
         """
         jobs = list(jobs)
-        known = self._journal.outcomes()
+        known = self._journal.outcomes(job.id for job in jobs)
         todo = collections.deque((p, job) for p, job in enumerate(jobs) if job.id not in known)
         self.progress = Progress(total=len(jobs), done=len(jobs) - len(todo))
         self._running, self._waiting = {}, {}
@@ -155,8 +163,8 @@ class Scheduler:
         """`run`, and the record of every job by its id; None where not all have ended."""
         if not self.run(jobs, deadline=deadline):
             return None
-        wanted = {job.id for job in jobs}
-        return {record.id: record for record in self._journal.records() if record.id in wanted}
+        records = self._journal.records(job.id for job in jobs)
+        return {record.id: record for record in records}
 
     def _run(self, todo: collections.deque[tuple[int, Job]], deadline: float | None) -> bool:
         while todo or self._running:
@@ -217,6 +225,7 @@ class Scheduler:
     def _begin(self, place: int, job: Job) -> None:
         if job.id in self._running:
             raise ValueError(f"two jobs have the id {job.id!r}")
+        place = place if job.place is None else job.place
         self._journal.open_program(job.id, place, job.input)
         running = _Running(job, job.start(), time.monotonic())
         self._running[job.id] = running

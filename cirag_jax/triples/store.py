@@ -96,7 +96,7 @@ class TripleStore(Closing):
         Raises:
             UserError: There is no store, it is of an earlier version, or it is damaged.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         path = folder / FILE if folder.is_dir() else folder
         refuse_earlier(folder)
         if not path.is_file():

@@ -1,15 +1,18 @@
-"""Jobs under a real Slurm, of one node that is this machine: ``make test-cluster``.
+"""A real Slurm and a real Ray, each of one node that is this machine: ``make test-cluster``.
 
-    python -m tests.cluster [--folder T]
+    python -m tests.cluster [--folder T] [--only slurm|ray]
 
-Debian's packages slurm-wlm and munge are installed where they are missing; that, and the daemons,
-need root. Keys, settings, state and logs of the daemons lie in a folder of their own (T), the
-system's Slurm, if it has one, is left alone.
+Slurm: Debian's packages slurm-wlm and munge are installed where they are missing; that, and the
+daemons, need root. Keys, settings, state and logs of the daemons lie in a folder of their own (T),
+the system's Slurm, if it has one, is left alone.
 
 A tiny aligner is trained by launch/slurm/job.sh in two tasks: once undisturbed, and once stopped by
 a signal and requeued by the script, then stopped and requeued by its user. Both must end with the
-same parameters, bit by bit. A job array then carries out a sweep. Exits with 1, and keeps the
-folder, where something is not so.
+same parameters, bit by bit. A job array then carries out a sweep.
+
+Ray (`tests.cluster.on_ray`): an extraction and an index by two workers, one of which is killed.
+
+Exits with 1, and keeps the folder, where something is not so.
 """
 
 import argparse
@@ -30,6 +33,7 @@ import numpy as np
 
 from cirag_jax.models.io.workdir import open_encoder
 from tests import tiny
+from tests.cluster import on_ray
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PATIENCE = 900.0  # Seconds that a job may take on a machine that is busy otherwise.
@@ -223,17 +227,22 @@ def check_sweep(folder: pathlib.Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=pathlib.Path)
-    folder = parser.parse_args().folder or pathlib.Path(tempfile.mkdtemp(prefix="cirag-slurm-"))
+    parser.add_argument("--only", choices=("slurm", "ray"))
+    given = parser.parse_args()
+    folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="cirag-cluster-"))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1",
         "CIRAG_JAX_CACHE": str(folder / "cache"), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
     print(f"Everything is in {folder}", flush=True)
-    install()
-    with slurm(folder):
-        check_training(folder)
-        check_sweep(folder)
+    if given.only != "slurm":
+        on_ray.check(folder / "ray")
+    if given.only != "ray":
+        install()
+        with slurm(folder):
+            check_training(folder)
+            check_sweep(folder)
     shutil.rmtree(folder, ignore_errors=True)  # Daemons that end remove theirs meanwhile.
 
 

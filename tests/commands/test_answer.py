@@ -222,7 +222,7 @@ def fails(capsys, argv) -> str:
         ("question=   ", "config.question is empty"),
         ("stop_after_minutes=-1", "config.stop_after_minutes=-1.0 must not be negative"),
         ("in_flight=0", "in_flight=0 must be at least 1"),
-        ("reader.max_tokens=0", "config.reader.max_tokens must be at least 1"),
+        ("reader.max_tokens=-1", "config.reader.max_tokens must be at least 1"),
         ("reader.backend=cloud", "backend='cloud' must be one of jax, openai"),
         ("retriever.kind=psychic", "psychic"),
         (

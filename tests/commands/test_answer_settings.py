@@ -3,16 +3,19 @@
 import dataclasses
 import pathlib
 
+import jax
 import pytest
 
-from cirag_jax.commands import opening, task
+from cirag_jax.commands import distill, opening, task
+from cirag_jax.commands.answer import Plan, warn_of_seen
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import extraction
 from cirag_jax.methods.registry import find_method
+from cirag_jax.models.io import workdir
 from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash
-from cirag_jax.types import Dataset, Passage, Triple
+from cirag_jax.types import Dataset, Passage, Question, Triple
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 LUND = Passage("a", "Lund", "Lund is in Skane.")
@@ -53,6 +56,19 @@ def test_triples_of_the_dataset_that_were_edited_are_another_run(triples):
     assert settings("native_rag") == settings("native_rag", triples=triples)
 
 
+@pytest.mark.parametrize("backend", ["jax", "transformers"])
+def test_a_dtype_that_is_left_open_is_what_it_becomes(monkeypatch, backend):
+    chosen = f"--config.reader.backend={backend}"
+    old = settings("direct", chosen)
+    assert old["reader.dtype"] == "float32"
+    assert old == settings("direct", chosen, "--config.reader.dtype=float32")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    new = settings("direct", chosen)
+    assert different(old, new) == {"reader.dtype"}
+    assert new["reader.dtype"] == {"jax": "bfloat16", "transformers": "auto"}[backend]
+
+
 def test_a_store_that_was_changed_is_another_run(tmp_path):
     def commit(passage, triples):
         with TripleStore.create(tmp_path / FILE) as store:
@@ -76,3 +92,38 @@ def test_another_parser_is_another_run_of_online_extraction(monkeypatch):
     monkeypatch.setattr(extraction, "PARSER", extraction.PARSER + 1)
     new = settings("cirag", "--config.triples=online")
     assert different(old, new) == {"extractor.parser"}
+
+
+def planned(method, questions):
+    config = task.method_config(method, "small")
+    needs = find_method(method).config(**task.plain(config[method])).needs
+    asked = opening.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
+    return Plan(config, asked, (), {})
+
+
+def test_questions_that_a_model_was_trained_on_are_counted(capsys):
+    names = sorted(workdir.trained_on("shipped:aligner"))[:2]
+    extra = sorted(workdir.trained_on("shipped:reader") - workdir.trained_on("shipped:aligner"))
+    questions = tuple(Question(name, "who?", ()) for name in (*names, extra[0], "new"))
+    warn_of_seen([planned("cirag", questions), planned("kirag", questions)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("WARNING: ")
+    assert line.count("shipped:aligner was trained on 2 of these 4 questions") == 1
+    assert line.count("shipped:reader was trained on 3 of these 4 questions") == 1
+    warn_of_seen([planned("cirag", questions[3:]), planned("direct", questions[3:])])
+    assert capsys.readouterr().err == ""
+
+
+def test_who_collects_trajectories_is_told_of_sentences():
+    config = load_config(str(_ROOT / "configs/trajectories.py"))
+    needs, ready = distill._prepared(config, distill._check(config))
+    asked = opening.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)
+    with pytest.raises(UserError, match="launch/extract.py") as refused:
+        opening.check_task(ready, asked)
+    (_, _, advice) = str(refused.value).partition("or take ")
+    flags = advice.removesuffix(", which needs none.").split()
+    other = load_config(str(_ROOT / "configs/trajectories.py"), flags)
+    needs, ready = distill._prepared(other, distill._check(other))
+    opening.check(ready, needs)
+    opening.check_task(ready, asked._replace(needs=needs))
+    assert other.encoder.model == "shipped:aligner"

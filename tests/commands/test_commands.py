@@ -1,10 +1,14 @@
 """The commands, end to end, on the tiny dataset: train, evaluate, export, and bad input."""
 
 import json
+import pathlib
+import runpy
 
 import numpy as np
 import pytest
 
+from cirag_jax.config_files import load_config
+from cirag_jax.training import aligner
 from tests import tiny
 
 
@@ -190,3 +194,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == "" and not (tmp_path / "w" / "result.json").exists()
+
+
+def test_a_quickstart_that_is_stopped_ends_and_says_how_to_go_on(tmp_path, monkeypatch):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    main = runpy.run_path(str(root / "launch/quickstart.py"))["main"]
+    monkeypatch.setattr(aligner, "train_and_evaluate", lambda *_: {"complete": False, "step": 3})
+    config = load_config(str(root / "configs/quickstart.py"))
+    assert main(config, tmp_path) == {"training": {"complete": False, "step": 3}, "complete": False}
+    assert [path.name for path in tmp_path.iterdir()] == ["aligner"]

@@ -251,6 +251,9 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
     ("fields", "words"),
     [
         ({"methods": None}, "config.methods is required"),
+        ({"methods": 5}, "method='5' is unknown"),
+        ({"methods": 0}, "method='0' is unknown"),
+        ({"set": 5}, "config.set: '5' must be KEY=VALUE"),
         ({"methods": "direct,direct"}, "config.methods has 'direct' twice"),
         ({"methods": "direct,../x"}, "'../x' is no method; write METHOD"),
         (

@@ -8,6 +8,7 @@ from cirag_jax.commands import comparison as command
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.journal import FILE
 from configs import comparison
+from tests.reports import made_up
 from tests.reports.made_up import PREDICTION, many, write_journal
 
 
@@ -114,6 +115,70 @@ def test_one_run_and_questions_without_annotations(tmp_path):
     result = compare(tmp_path, workdir(tmp_path, "a", pairs))
     assert result["systems"]["a"]["em"]["value"] == 1 and result["num_annotated"] == 1
     assert result["differences"] == {}
+
+
+# ----------------------------------------------------------------------------------------- repeats
+
+
+def repeated(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
+    """A run with further seeds that answered alike, each with extractions of its own."""
+    folder = workdir(tmp_path, "a", pairs)
+    for number in range(2, count + 1):
+        workdir(tmp_path / "a", f"repeat-{number}", pairs, passages=passages)
+    for path in ("", *(f"repeat-{number}" for number in range(2, count + 1))):
+        write_journal(tmp_path / "a" / path / "extractions.sqlite", pairs)
+    return folder
+
+
+def test_repeats_without_a_score_of_answers_are_counted_alone(tmp_path):
+    pairs = many(2)
+    unanswered = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
+    folder = repeated(tmp_path, unanswered)
+    for metrics in (("recall",), ("answers", "recall")):
+        result = compare(tmp_path, folder, metrics=metrics)
+        assert result["systems"]["a"]["repeats"] == {
+            "count": 2,
+            "std": {
+                name: 0.0 for name in result["scores"] if name.startswith(("rec", "sen", "tr"))
+            },
+        }
+        table = (tmp_path / "c" / "table.md").read_text("utf-8")
+        assert "means over repeats with other seeds: a over 2\n" in table
+        assert "nan" not in table
+
+
+def test_every_seed_is_scored_by_the_passages_that_it_found(tmp_path):
+    pairs = [
+        (dataclasses.replace(q, answers=("Ilse Varga",), supporting=None), p) for q, p in many(1)
+    ]
+    only = {"p-lantern": made_up.PASSAGES["p-lantern"]}
+    folder = workdir(tmp_path, "a", pairs, passages=only)
+    workdir(tmp_path / "a", "repeat-2", pairs)
+    assert compare(tmp_path, folder)["systems"]["a"]["hit@3"]["value"] == 0.5
+
+
+def test_the_cost_of_every_seed_is_counted_and_no_stale_seed_is(tmp_path):
+    folder = repeated(tmp_path, many(2), count=3)
+    assert compare(tmp_path, folder)["systems"]["a"]["roles"]["reader"]["calls"] == 2
+    config = comparison.get_config()
+    config.bootstrap_samples = 20
+    for repeats in (1, 2):
+        result = command.compare_runs(
+            config.lock(), [("a", tmp_path / "a")], tmp_path / "c", True, repeats
+        )
+        assert result["systems"]["a"]["repeats"]["count"] == repeats
+        assert result["systems"]["a"]["roles"]["reader"]["calls"] == 2
+
+
+def test_trajectories_without_answers_are_no_run_to_compare(tmp_path):
+    bare = answered(many(1), lambda i, p: dataclasses.replace(p, attempts=()))
+    taught = {"teacher.kind": "annotations"}
+    folder = workdir(tmp_path, "a", bare, **taught)
+    with pytest.raises(UserError, match=r"a is a run of launch/distill.py that answered nothing"):
+        compare(tmp_path, folder)
+    # A method of one's own need not say how it was answered.
+    assert compare(tmp_path, workdir(tmp_path, "b", bare))["num_questions"] == 1
+    assert compare(tmp_path, workdir(tmp_path, "d", many(1), **taught))["num_questions"] == 1
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,40 @@ def test_gold_passages_count_as_retrieved_among_the_first(tmp_path):
         assert (split["retriever"]["errors"], split["reader"]["errors"]) == (missing, 4 - missing)
 
 
+def test_a_gold_sentence_counts_as_found_in_every_chunk_that_has_it(tmp_path):
+    """Chunks of one article that share their third sentence."""
+    parts = [
+        Passage("a@1", "A", "One. Two. cos 0.5", ("One.", "Two.", "cos 0.5")),
+        Passage("a@2", "A", "cos 0.5 Four.", ("cos 0.5", "Four.")),
+    ]
+    made = [
+        (
+            parts,
+            Question(
+                f"q{i}", "?", ("right",), hops=2, supporting=("a@1",),
+                supporting_sentences=(("a@1", place),) if place is not None else None,
+            ),
+        )
+        for i, place in enumerate((2, 1, None, 2))
+    ]  # fmt: skip
+    dataset(tmp_path, *made)
+    rows = [{**prediction(one, right=False), "passages": ["a@2"]} for _, one in made]
+    rows[3]["passages"] = ["other", "a@2"]
+    result = evaluate(tmp_path, run(tmp_path, "a", rows), retrieved_at=1)
+    lines = answering.lines(tmp_path / "w" / "difficulty.jsonl")
+    whose = {line["id"]: line["whose"]["a"] for line in lines}
+    assert whose == {"q0": "reader", "q1": "retriever", "q2": "retriever", "q3": "retriever"}
+    assert result["systems"]["a"]["failures"]["reader"]["errors"] == 1
+
+
+def test_a_prediction_that_failed_is_wrong_whatever_it_left(tmp_path):
+    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
+    dataset(tmp_path, *made)
+    rows = [prediction(one, right=True, error="lost") for _, one in made]
+    system = evaluate(tmp_path, run(tmp_path, "a", rows))["systems"]["a"]
+    assert system["error"]["value"] == 1 and system["failures"]["unanswered"]["errors"] == 4
+
+
 @pytest.mark.parametrize("score", ["em", "f1", "acc"])
 def test_the_score_is_chosen(tmp_path, score):
     """ "it is right" for "right": contained, one word of three, not the same."""
@@ -285,6 +319,32 @@ def test_the_score_is_chosen(tmp_path, score):
     result = evaluate(tmp_path, run(tmp_path, "a", rows), score=score)
     wanted = {"em": 1.0, "f1": 0.5, "acc": 0.0}[score]
     assert result["systems"]["a"]["error"]["value"] == pytest.approx(wanted)
+
+
+def test_a_judge_says_what_is_right(tmp_path):
+    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(5)]
+    dataset(tmp_path, *made)
+    rows = [prediction(one, right=i > 1) for i, (_, one) in enumerate(made)]
+    rows[3]["error"] = "lost"
+    name = run(tmp_path, "a", rows)
+    (tmp_path / "j").mkdir()
+    verdicts = [True, True, None, True]  # of the last nothing
+    told = [{"id": f"q{i}", "system": "a", "judge": v} for i, v in enumerate(verdicts)]
+    told.append({"id": "q4", "system": "b", "judge": True})
+    file = tmp_path / "j" / "judgements.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in told))
+    result = evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
+    system = result["systems"]["a"]
+    assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
+    assert system["left_out"] == {"no verdict": 2}
+    assert "a: error (by the judge) in per cent" in (tmp_path / "w" / "table.md").read_text()
+    with pytest.raises(UserError, match=r"judgements.jsonl judges no run c; .*as it does: a, b\."):
+        evaluate(tmp_path, run(tmp_path, "c", rows), judgements=str(tmp_path / "j"))
+    with pytest.raises(UserError, match=r"w is no workdir of configs/judge.py: it has no judgem"):
+        evaluate(tmp_path, name, judgements=str(tmp_path / "w"))
+    file.write_text('{"id": "q0", "system": "a", "judge": 3}\n')
+    with pytest.raises(UserError, match=r"judgements.jsonl:1: field 'judge' must be"):
+        evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
 
 
 def test_the_aggregate_makes_the_columns(tmp_path):

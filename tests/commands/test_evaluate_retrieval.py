@@ -7,10 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
+from cirag_jax.commands import evaluate_retrieval
 from cirag_jax.commands.evaluate_retrieval import evaluate, iterate
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
 from cirag_jax.methods.kirag import KiragConfig
 from cirag_jax.retrieval.encoders import RememberingEncoder
@@ -143,6 +145,43 @@ def test_links_stay_within_the_context_of_a_question(linked, tmp_path):
     evaluate(linked, tmp_path)
     ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
     assert ranked["links"] == ["film", "decoy"]
+
+
+def test_no_walk_begins_where_no_word_is_shared(linked, tmp_path):
+    file = tmp_path / "data" / "questions.jsonl"
+    file.write_text(file.read_text().replace("Where was the director of Grey Harbour born?", "Zzz"))
+    evaluate(linked, tmp_path)
+    ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
+    assert ranked == {"bm25": ["decoy", "film", "berg"], "links": []}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bootstrap_samples", 0),
+        ("steps", 0),
+        ("k", 0),
+        ("query_max_length", -1),
+        ("unit_max_length", 0),
+        ("passage_max_length", 0),
+        ("ranking", "foo"),
+        ("links.restart", 2),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_first(
+    linked, tmp_path, monkeypatch, field, value
+):
+    monkeypatch.setattr(evaluate_retrieval, "_Aligners", None)  # nothing is opened before
+    linked.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=rf"config\.{field}="):
+        evaluate(linked, tmp_path)
+
+
+def test_rankings_are_kept_where_figures_fail(linked, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate_retrieval, "_differences", None)
+    with pytest.raises(TypeError):
+        evaluate(linked, tmp_path)
+    assert len((tmp_path / "rankings.jsonl").read_text().splitlines()) == 1
 
 
 def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(

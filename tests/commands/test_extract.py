@@ -441,6 +441,42 @@ def test_a_deadline_ends_cleanly_and_a_budget_too(server, tmp_path):
     assert len(rest) == len(set(rest)) and refused
 
 
+def test_a_clean_end_stores_what_has_an_outcome(server, tmp_path):
+    folder = corpus(tmp_path / "c", TEXTS)
+    fields = {"in_flight": 1, "extractor.max_concurrency": 1}
+    stopped = run(server, folder, tmp_path / "w", **fields, **{"extractor.budget_tokens": 1150})
+    stored = stopped["extracted"]
+    assert 0 < stored < 6 and stopped["left"] == 6 - stored and not stopped["complete"]
+    names = list(TEXTS)
+    found, status = triples(tmp_path / "w", names)
+    assert all(status[name] for name in names[:stored])
+    assert not any(status[name] for name in names[stored:])
+    assert found["p0"] and found["p0"][0].head == "Ule"
+    calls, asked = stopped["calls"], len(server.asked)
+    assert calls == asked  # what left the journal still counts
+    finished = run(server, folder, tmp_path / "w")
+    assert finished["complete"] and (finished["reused"], finished["left"]) == (stored, 0)
+    again = [text for _, text in server.asked if "refused" not in text]
+    assert len(again) == len(set(again))
+    run(server, folder, tmp_path / "whole")
+    assert content(tmp_path / "w") == content(tmp_path / "whole")
+
+
+def test_what_an_aborted_run_left_is_replaced_with_a_word(server, tmp_path):
+    folder = corpus(tmp_path / "c", {f"p{i}": "Osk prose here." for i in range(3)})
+    with pytest.raises(UserError, match="use a better model .with --config.replace=true."):
+        run(server, folder, tmp_path / "w", max_empty_share=0.5, min_passages=3)
+    asked = len(server.asked)
+    with pytest.raises(UserError, match='was started with model="m", not "n"'):
+        run(server, folder, tmp_path / "w", **{"extractor.model": "n"})
+    result = run(server, folder, tmp_path / "w", replace=True, **{"extractor.model": "n"})
+    assert (result["extracted"], result["complete"]) == (3, True)
+    assert result["calls"] == len(server.asked) == 2 * asked  # of both models
+    with TripleStore.open(tmp_path / "w") as held:
+        entries = [held.entry(f"p{i}") for i in range(3)]
+        assert {entry and entry.extractor["model"] for entry in entries} == {"n"}
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("owner", "name", "call"),

@@ -33,6 +33,7 @@ def folder(tmp_path):
     folder = tiny.dataset_folder(tmp_path / "data")
     rows = [json.loads(line) for line in (folder / "openie.jsonl").read_text().splitlines()]
     del rows[3]["triple_sentences"], rows[5]
+    rows[2]["triple_sentences"][0] = 99
     rows[4]["triples"].append(["only", "two"])
     rows[4]["triple_sentences"].append(None)
     rows[6] |= {"triples": [], "triple_sentences": []}
@@ -52,6 +53,7 @@ def test_it_reads_what_the_dataset_reads(folder, tmp_path):
         store.check_corpus(dataset.corpus.values())
     assert result["passages"] == result["imported"] == len(dataset.triples) == 22
     assert (result["empty"], result["malformed"], result["failed"]) == (1, 1, 0)
+    assert result["out_of_range"] == 1
     again = run(folder, tmp_path / "w", folder / "openie.jsonl", block=5)
     assert (again["imported"], again["reused"]) == (0, 22)
 

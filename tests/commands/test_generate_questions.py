@@ -7,11 +7,10 @@ import runpy
 
 import pytest
 
-from cirag_jax import cli
-from cirag_jax.commands import backends
+from cirag_jax import cli, errors
+from cirag_jax.commands import backends, question_files
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.grade import records
 from cirag_jax.runtime import journal
 from cirag_jax.runtime.journal import Journal
 from tests import answering, tiny, tiny_decoder
@@ -150,6 +149,32 @@ def test_the_folder_is_a_dataset_of_this_project(whole):
     (group,) = answering.lines(workdir / "review.jsonl")
     assert group["names"] == ["Osk", "Oskton"] and group["judgement"] is None
     assert group["claims"] == ["Tarn governs Osk.", "Oskton borders Fenn."]
+
+
+def test_what_is_left_to_ask_is_estimated(model, folders, tmp_path, capsys):
+    def told(*more):
+        _, err = execute(capsys, arguments(folders, tmp_path, *more))
+        lines = re.findall(r"(\w+): at most (\d+) requests, about ([\d,]+) prompt tokens", err)
+        return {step: (int(count), int(tokens.replace(",", ""))) for step, count, tokens in lines}
+
+    first = told()
+    # Nine sentences, each for three roles; ten paths, each to ask about and to check.
+    counts = {step: count for step, (count, _) in first.items()}
+    assert counts == {"claims": 27, "triples": 1, "equivalence": 1, "questions": 20}
+    assert all(tokens > 30 * count for count, tokens in first.values())
+    assert told() == {}
+    again = told("questions.validation=model")
+    assert again.keys() == {"questions"} and again["questions"][0] >= 20
+
+
+def test_a_question_that_needs_links_of_both_kinds_counts_once():
+    def row(links, name="q"):
+        return {"question_id": name, "hops": 3, "links": links}
+
+    rows = [row(["exact", "context"]), row(["context", "stated"]), row(["stated", "stated"]),
+            row(["exact", "exact"]), row(["context", "context"], name=None)]  # fmt: skip
+    wanted = {"exact": 50.0, "context": 25.0, "either": 75.0}
+    assert question_files._needs_link(rows) == {"3": wanted}
 
 
 def test_the_same_question_twice_is_one(model, folders, tmp_path, capsys):
@@ -314,7 +339,7 @@ def test_a_random_decoder_from_end_to_end_and_its_questions_are_answered(folders
     assert answered["num_questions"] == 2 and "f1" in answered
 
 
-# ----------------------------------------------------------------------------------------- bad inpu
+# ---------------------------------------------------------------------------------------- bad input
 
 
 def test_documents_without_a_fact(model, folders, tmp_path, capsys):
@@ -354,7 +379,14 @@ def test_rules_need_triples(folders, tmp_path, capsys):
 
 def test_other_settings_of_the_model_need_another_workdir(whole, folders, capsys):
     argv = arguments(folders, whole[0], "llm.dtype=bfloat16")
-    assert 'was started with llm.dtype=null, not "bfloat16"' in fails(capsys, argv)
+    assert 'was started with llm.dtype="float32", not "bfloat16"' in fails(capsys, argv)
+
+
+def test_rules_are_bound_to_their_encoder(folders, tmp_path, capsys):
+    argv = arguments(folders, tmp_path, preset="rules", documents="films")
+    execute(capsys, argv)
+    message = fails(capsys, [*argv, "--config.encoder.passage_max_length=7"])
+    assert "was started with encoder.passage_max_length=" in message and "not 7" in message
 
 
 @pytest.mark.parametrize("field", ["chunks.least=0", "paths.kind=long", "review=-1", "in_flight=0"])
@@ -366,7 +398,7 @@ def test_a_library_that_is_missing_is_named(whole, folders, tmp_path, capsys, mo
     def gone(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(records.importlib, "import_module", gone)
+    monkeypatch.setattr(errors.importlib, "import_module", gone)
     message = fails(capsys, arguments(folders, tmp_path / "w"))
     assert message.endswith(
         "install requirements-grade.txt (pip install -r requirements-grade.txt)."

@@ -4,9 +4,13 @@ import json
 import pathlib
 import runpy
 
+import jax
 import pytest
+from ml_collections import ConfigDict
 
-from cirag_jax import cli
+from cirag_jax import cli, processes
+from cirag_jax.commands import task
+from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.store import TripleStore
 from tests import tiny
 from tests.answering import VOLATILE, arguments, journalled, lines, tiny_folders
@@ -24,6 +28,55 @@ def alone(name, argv, capsys):
     return end.value.code, json.loads(out) if out else None, err
 
 
+class Turns:
+    """The processes of a run, one after the other in this one."""
+
+    def __init__(self, monkeypatch, workdir):
+        self.workdir, self.asked, self.here = workdir, [], 0
+        monkeypatch.setattr(jax, "process_count", lambda: 3)
+        monkeypatch.setattr(jax, "process_index", lambda: self.here)
+        monkeypatch.setattr(processes, "together", lambda work: work())
+
+    def job(self, name):
+        def program():
+            self.asked.append(name)
+            return name
+            yield
+
+        return Job(name, {"id": name}, program)
+
+    def run(self, names, stopped=()):
+        """The first process, which merges, comes last."""
+        config, jobs = ConfigDict({"in_flight": 4}), [self.job(name) for name in names]
+        for self.here in (2, 1, 0):
+            until = 0.0 if self.here in stopped else None
+            found = task.run(config, lambda *_: {}, jobs, self.workdir, {}, 0.0, until)
+            assert (found is None) == (self.here > 0)
+        assert found is not None
+        return found
+
+
+NAMES = [f"question {index}" for index in range(40)]
+
+
+def test_another_selection_leaves_every_question_with_its_process(tmp_path, monkeypatch):
+    turns = Turns(monkeypatch, tmp_path)
+    for chosen in (NAMES[:30], NAMES[4:]):
+        found = turns.run(chosen)
+        assert found.complete and set(found.records) == set(chosen)
+    assert sorted(turns.asked) == sorted(NAMES)  # each once
+    assert len(task.journal.read_records(tmp_path / "journal.sqlite")) == len(NAMES)
+
+
+def test_a_run_is_complete_once_all_processes_are(tmp_path, monkeypatch):
+    turns = Turns(monkeypatch, tmp_path)
+    found = turns.run(NAMES, stopped=(1,))
+    assert not found.complete and 0 < len(found.records) < len(NAMES)
+    assert turns.run(NAMES).complete
+    order = [record.id for record in task.journal.read_records(tmp_path / "journal.sqlite")]
+    assert order == NAMES
+
+
 @pytest.mark.slow
 def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
@@ -34,7 +87,8 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     assert [done.returncode for done in said] == [0, 0] and said[1].stdout == "", said
     shares = [journalled(two, f"journal.{number}-of-2.sqlite") for number in (1, 2)]
     asked = [{program for program, _, _ in share} for share in shares]
-    assert asked == [{f"q{i}" for i in range(8) if i % 2 == odd} for odd in (0, 1)]
+    assert asked[0] | asked[1] == {f"q{i}" for i in range(8)} and not asked[0] & asked[1]
+    assert asked[0] and asked[1]
     name = "predictions.jsonl"
     assert (two / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert len(lines(two / name)) == 8

@@ -2,7 +2,14 @@
 
 import pytest
 
-from cirag_jax.datasets.documents import LENGTH, from_texts, read_documents, split_document
+from cirag_jax.datasets.documents import (
+    LENGTH,
+    _words,
+    from_texts,
+    read_documents,
+    read_files,
+    split_document,
+)
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from tests import tiny
@@ -42,8 +49,61 @@ def test_passages_are_whole_sentences_of_about_a_hundred_words():
     assert [len(p.sentences or ()) for p in found] == [3, 3, 5, 2]  # paragraphs stay together
     assert all(len(p.text.split()) <= LENGTH for p in found)
     assert " ".join(p.text for p in found).split() == text.split()
-    (long,) = split_document("d", "word " * 300, "t")  # a sentence is never cut
-    assert len(long.text.split()) == 300
+    (long,) = split_document("d", "word " * 200, "t")  # a long sentence is kept whole
+    assert len(long.text.split()) == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("word " * 250, [100, 100, 50]),  # no full stop
+        ("\n".join(["- ten words of an item of a list these"] * 15), [100, 50]),
+        ("\n".join(["12) ten words of an item of a list these"] * 15), [100, 50]),
+        ("Cells:\n" + "\n".join(["| a | b |"] * 30), [96, 55]),
+        ("漢字仮名" * 60, [100, 100, 40]),  # words are not set apart
+        ("x" * 50 * 210, [100, 100, 10]),  # what is no word
+    ],
+)
+def test_what_has_no_full_stop_is_cut(text, sizes):
+    found = split_document("d", text, "t")
+    assert [_words(passage.sentences or ()) for passage in found] == sizes
+    assert "".join("".join(p.text.split()) for p in found) == "".join(text.split())
+
+
+def test_line_ends_of_windows_are_those_of_all(tmp_path):
+    text = "# Ada  \n\nShe wrote notes\nin London.\n\n## Life\n\nShe left.\n"
+    for name, end in (("a.md", "\n"), ("b.md", "\r\n"), ("c.md", "\r")):
+        (tmp_path / name).write_bytes(text.replace("\n", end).encode())
+    found = [(p.title, p.sentences) for p in read_documents(tmp_path).corpus.values()]
+    assert found == 3 * [("Ada", ("She wrote notes in London.",)), ("Ada: Life", ("She left.",))]
+    assert {(title, body) for _, title, body in read_files(tmp_path)} == {
+        ("Ada", "\n\n\nShe wrote notes\nin London.\n\n\n\nShe left.\n")
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [("## C#", "C#"), ("# Ada ##", "Ada"), ("# C# #", "C#"), ("# Ada\t#  ", "Ada"), ("## ##", "t")],
+)
+def test_only_marks_that_stand_apart_close_a_heading(line, title):
+    (passage,) = split_document("d", f"{line}\n\nText.", "t")
+    assert passage.title == title and passage.text == "Text."
+
+
+@pytest.mark.parametrize(
+    ("fence", "end"),
+    [("```", "```"), ("~~~ sh", "~~~~"), ("  ````python", "`````  "), ("```", "``` no\n```")],
+)
+def test_a_comment_between_fences_is_no_heading(fence, end):
+    text = f"# Ada\n\n{fence}\n# a comment\nrun\n{end}\n\n# Life\n\nShe left."
+    code, life = split_document("d", text, "t")
+    assert code.title == "Ada" and "# a comment run" in code.text
+    assert (life.title, life.text) == ("Ada: Life", "She left.")
+
+
+def test_code_within_a_line_is_no_fence():
+    found = split_document("d", "```x``` is code.\n\n# Life\n\nShe left.", "t")
+    assert [passage.title for passage in found] == ["t", "Life"]
 
 
 def test_texts_have_their_first_words_for_a_title():

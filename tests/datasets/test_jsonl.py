@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from cirag_jax.datasets.jsonl import read_dataset, write_dataset
+from cirag_jax.datasets.jsonl import read_corpus, read_dataset, write_dataset
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
 
@@ -92,6 +92,22 @@ def test_malformed_triples_are_dropped_and_counted(folder, caplog):
         triples = read_dataset(folder).triples["p1"]
     assert [(t.head, t.relation, t.tail) for t in triples] == [tuple(good)]
     assert "dropped 4 triples" in caplog.text
+
+
+def test_sentences_of_triples_out_of_range_are_found_anew_and_counted(folder, caplog):
+    triples = [["It", "is", "long"], ["Ule", "is", "a"], ["It", "is", "long"]]
+    row = {"passage_id": "p1", "triples": triples, "triple_sentences": [2, 1, 99]}
+    write_rows(folder / "openie.jsonl", [row])
+    with caplog.at_level(logging.WARNING):
+        found = read_dataset(folder).triples["p1"]
+    assert [triple.sentence for triple in found] == [1, 1, 1]
+    assert "2 triple_sentences are out of range" in caplog.text
+
+
+def test_a_tilde_is_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert read_dataset(f"~/{folder.name}") == read_dataset(folder)
+    assert read_corpus(f"~/{folder.name}") == read_corpus(folder)
 
 
 def test_lines_of_one_passage_are_merged(folder):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from cirag_jax.datasets import corpus, prepare
+from cirag_jax.datasets.benchmarks import BENCHMARKS
 from cirag_jax.datasets.jsonl import read_dataset
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -101,6 +102,27 @@ def test_bad_input_exits_with_2_and_one_sentence(tmp_path, capsys):
     )
     assert (code, stdout) == (2, "")
     assert stderr == f"prepare: manual_dir {tmp_path / 'none'} is not a folder.\n"
+
+
+def test_a_limit_below_0_is_refused(tmp_path, capsys):
+    code, _, stderr = run(capsys, "--benchmark=musique", f"--out={tmp_path}", "--limit=-1")
+    assert (code, stderr) == (2, "prepare: --limit=-1 must not be negative.\n")
+
+
+def test_what_cannot_be_written_is_named(tmp_path, capsys, monkeypatch):
+    flags = ["--benchmark=musique", "--config=ans", f"--manual_dir={FIXTURES / 'musique'}"]
+    (tmp_path / "file").write_text("")
+    code, _, stderr = run(capsys, *flags, f"--out={tmp_path / 'file'}")
+    assert code == 2
+    told = f"prepare: {tmp_path / 'file' / 'tfds'} cannot be written (Not a directory)."
+    assert stderr.splitlines()[-1] == told
+
+    def full(self, **_):
+        raise RuntimeError("write() failed: No space left on device;\nwriting x")
+
+    monkeypatch.setattr(BENCHMARKS["musique"], "download_and_prepare", full)
+    code, _, stderr = run(capsys, *flags, f"--out={tmp_path / 'full'}")
+    assert code == 2 and stderr.endswith("(write() failed: No space left on device; writing x).\n")
 
 
 def test_the_module_is_a_command(tmp_path):

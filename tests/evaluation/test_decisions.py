@@ -201,6 +201,10 @@ def test_failures_and_missing_questions_earn_nothing():
     mute = Decided("", (D,), None, has_question=False, parse_errors=("no_question",))
     got = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
     assert got["teacher/f1"] == pytest.approx((0 + 1 + 0) / 3)  # nothing decided is not "nothing"
+    assert got["teacher/precision"] == got["teacher/recall"] == pytest.approx(1 / 3)
+    # The last step's teacher keeps nothing: it is none that has something to be found.
+    assert got["teacher/nonempty_f1"] == pytest.approx((0 + 1) / 2)
+    assert got["teacher/micro_recall"] == pytest.approx(1 / 3)
     assert got["stop_accuracy"] == 0 and got["query_f1"] == 0 and got["parse_rate"] == 0
     assert decisions.parse_errors([[failed, mute]]) == {"failed": 1, "no_question": 1}
 

@@ -151,14 +151,16 @@ def test_a_passage_belongs_to_one_fold_alone(data):
         select_references(block(data, "tune"))
 
 
-def test_entities_are_those_of_the_file(data):
+def test_entities_are_those_of_the_file(data, monkeypatch):
     lines = (data / "openie.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:
         row["entities"] = ["Zed", "U0", "Zed"] if row["passage_id"] == "p0" else []
     rows.append({**rows[0], "entities": ["W", "Zed"]})  # of p0 once more
     (data / "openie.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert select_references(block(data, "train"))[0][0].entities == ("Zed", "U0", "W")
+    monkeypatch.setenv("HOME", str(data.parent))
+    for folder in (data, "~/data"):
+        assert select_references(block(folder, "train"))[0][0].entities == ("Zed", "U0", "W")
     # None listed: heads and tails.
     test = {r.passage.id: r.entities for r in select_references(block(data, "test"))[0]}
     assert test["p5"] == ("T5", "U5")

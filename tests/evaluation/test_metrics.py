@@ -7,7 +7,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import metrics
 from cirag_jax.evaluation.evidence import endpoints
-from cirag_jax.evaluation.metrics import hits, raw_or_short
+from cirag_jax.evaluation.metrics import hits, raw_or_short, recall
 from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Triple
 
@@ -116,9 +116,51 @@ def test_a_hit_is_an_answer_in_a_passage_where_no_gold_passage_is_known():
     assert measured([(BARE, None)], ["hits"], recall_at=(1,))["hit@1"] == (0.0, 1)
 
 
-def test_accents_are_one_whether_composed_or_not():
-    assert hits.holds(Passage("p", "", "in São Paulo."), "SÃO PAULO")
-    assert not hits.holds(Passage("p", "", "in Sao Paulo."), "São Paulo")
+@pytest.mark.parametrize(
+    ("text", "answer", "hit"),
+    [
+        ("in São Paulo.", "SA\u0303O PAULO", 1.0),
+        ("in Sao Paulo.", "São Paulo", 0.0),
+        ("Thomas Müller", "Mu", 0.0),  # a mark is a part of its word
+        ("हिन्दी", "ह", 0.0),
+        ("snake_case", "snake", 1.0),  # a line is a sign, as in DPR
+        ("one\x00two", "one two", 1.0),
+    ],
+)
+def test_an_answer_is_whole_words_with_their_accents(text, answer, hit):
+    question = dataclasses.replace(BARE, answers=(answer,))
+    texts = {"p9": Passage("p9", "", text)}
+    pairs = [(question, FOUND)]
+    assert measured(pairs, ["hits"], passages=lambda: texts)["hit@3"] == (hit, 1)
+
+
+def test_a_passage_is_read_once_and_only_among_the_first(monkeypatch):
+    read = []
+    tokens = hits._tokens
+    monkeypatch.setattr(hits, "_tokens", lambda text: read.append(text) or tokens(text))
+    texts = {name: Passage(name, "", f"text of {name}") for name in FOUND.passages}
+    question = dataclasses.replace(BARE, answers=("no such", "nor this"))
+    measured([(question, FOUND)] * 3, ["hits"], passages=lambda: texts, recall_at=(1, 2))
+    told = [text.rpartition(" ")[2] for text in read if "text of" in text]
+    assert sorted(told) == ["p8", "p9"]
+    assert len(read) == len(told) + 3 * 2
+
+
+def test_recall_looks_once_through_what_a_run_ranks(monkeypatch):
+    """Whether anything is ranked is one question of a run, not one of every question."""
+    asked = 0
+
+    class Ranked(list):
+        def __bool__(self):
+            nonlocal asked
+            asked += 1
+            return False
+
+    kinds = {"passage": (lambda found: (), lambda question: question.supporting)}
+    monkeypatch.setattr(recall, "GRANULARITIES", kinds)
+    monkeypatch.setattr(recall, "list", Ranked, raising=False)
+    measured([(QUESTION, FOUND)] * 50, ["recall"], recall_at=(5,))
+    assert asked == 50
 
 
 def test_the_larger_of_raw_and_short():

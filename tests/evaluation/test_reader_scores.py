@@ -70,6 +70,13 @@ def test_calibration_by_hand():
         {"answered": 0.2, "right": 1.0},
         {"answered": 0.1, "right": 1.0},
     ]
+    equal = calibration([0.7, 0.2, 0.7, 0.2, 0.7], [True, True, False, False, False], 5)
+    assert equal["coverage"] == [
+        {"answered": 1.0, "right": pytest.approx(2 / 5)},
+        {"answered": 0.6, "right": pytest.approx(1 / 3)},  # no threshold parts the equally sure
+    ]
+    many = calibration([i / 100 for i in range(100)], [True] * 100, 100)
+    assert len(many["coverage"]) == 20 and many["coverage"][0]["answered"] == 1.0
     assert calibration([], [], 4) == {"bins": [], "error": None, "coverage": []}
 
 
@@ -98,6 +105,28 @@ class Canned:
             done(index, Generated(f"Answer: {answer}", "stop", Usage(5, 0, 2), None, tokens))
 
 
+@pytest.mark.parametrize(
+    ("text", "pieces", "expected"),
+    [
+        ("Answer: x", ("Answer:", " x"), 0.25),
+        ("ANSWER **: x", ("ANSWER", " **:", " x"), 0.125),
+        ("Answer: no\nAnswer: x", ("Answer: no\n", "Answer:", " x"), 0.125),
+        ("in London", ("in", " London"), 0.125),  # without the mark all of it is the answer
+    ],
+)
+def test_the_confidence_is_that_of_what_is_read_as_the_answer(data, text, pieces, expected):
+    tokens, offset = [], 0
+    for number, piece in enumerate(pieces, start=1):
+        tokens.append(token(piece, offset, 0.5**number))
+        offset += len(piece)
+    (made, *_) = evaluate_reader._readings(config_of(data))
+    program = evaluate_reader.job(made, "thought", True).start()
+    next(program)
+    with pytest.raises(StopIteration) as end:
+        program.send(Generated(text, "stop", Usage(), None, tuple(tokens)))
+    assert end.value.value["confidence"] == pytest.approx(expected)
+
+
 @pytest.fixture
 def data(tmp_path):
     corpus = {
@@ -112,11 +141,15 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def evaluate(data, workdir, **fields):
+def config_of(data, **fields):
     config = reader_eval.get_config()
     config.update_from_flattened_dict({"folders": str(data), "bootstrap_samples": 50, **fields})
+    return config.lock()
+
+
+def evaluate(data, workdir, **fields):
     workdir.mkdir(exist_ok=True)
-    return evaluate_reader.evaluate(config.lock(), workdir)
+    return evaluate_reader.evaluate(config_of(data, **fields), workdir)
 
 
 def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from cirag_jax import errors
 from cirag_jax.errors import UserError
 from cirag_jax.grade import paths, records
 from cirag_jax.grade.paths import PathSettings
@@ -106,6 +107,6 @@ def test_a_library_that_is_missing_is_one_sentence(monkeypatch):
     def gone(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(records.importlib, "import_module", gone)
+    monkeypatch.setattr(errors.importlib, "import_module", gone)
     with pytest.raises(UserError, match="needs sklearn, .* install requirements-grade.txt"):
         records.extra("sklearn.mixture")

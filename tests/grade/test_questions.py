@@ -117,6 +117,26 @@ def test_what_makes_a_question_none_about_its_path(question, answer, reason):
     assert checks_of(made).question(path_of(made[0], 0, 1), question, answer) == reason
 
 
+@pytest.mark.parametrize(
+    ("start", "question", "reason"),
+    [
+        ("Museum of the Sea", "Who is the head of the sea museum?", None),
+        ("Museum of the Sea", "Who is the head of the museum?", "no_start"),
+        ("Museum of the Sea", "Who is the head of it?", "no_start"),
+        ("Élan Vörk", "Who is the head of Élan Vörk?", None),
+        ("Of the", "Who is the head of Of The?", None),
+        ("Of the", "Who is the head?", "no_start"),
+        ("M.S.", "Who is the head of the Museum of the Sea?", None),  # the same, always
+    ],
+)
+def test_a_question_has_a_name_of_its_start(start, question, reason):
+    group = equivalence.Group(0, ("m.s.", "museum of the sea"), "always")
+    row = (start, "head", "Ann Low", "y", f"{start} is led by Ann Low.")
+    made = world(row, ("Museum of the Sea", "rival", "Fenn", "z", "x"), groups=[group])
+    path = path_of(made[0], len(ROWS))
+    assert checks_of(made).question(path, question, "Ann Low") == reason
+
+
 def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
     made = world(groups=groups)
     path = path_of(made[0], *facts)

@@ -7,6 +7,7 @@ import email.utils
 import logging
 import threading
 
+import httpx2
 import pytest
 
 from cirag_jax.errors import UserError
@@ -225,10 +226,25 @@ def test_schema_and_log_probabilities(server):
     token = response.tokens[0]
     assert (token.text, token.id, token.logprob) == ("{", -1, -0.25)
     assert token.top == (("{", -1, -0.25), ("[", -1, -2.0))
+    assert token.offset == 0
     assert server.bodies[0]["response_format"]["json_schema"]["schema"] == schema
     assert server.bodies[0]["logprobs"] is True and server.bodies[0]["top_logprobs"] == 2
     assert "ignored json_schema" in str(prose.error)
     assert "no log-probabilities" in str(bare.error)
+
+
+def test_tokens_stand_where_their_text_does(server):
+    pieces = [("A", None), ("\\xc3", [0xC3]), ("\\xb8", [0xB8]), (" b", [32, 98]), ("", None)]
+    content = [{"token": text, "bytes": raw, "logprob": -1.0} for text, raw in pieces]
+    server.script["q"] = [completion("Aø b", logprobs={"content": content})]
+    server.script["bad"] = [
+        completion("A", logprobs={"content": [{**content[0], "bytes": 1 << 40}]})
+    ]
+    backend, _ = backend_of(server, max_retries=0)
+    response, bad = backend.generate([ask("q", logprobs=True), ask("bad", logprobs=True)])
+    assert response.tokens is not None
+    assert [token.offset for token in response.tokens] == [0, 1, 1, 2, 4]
+    assert "not a chat completion" in str(bad.error)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +270,7 @@ def test_answers_without_a_text(server):
     server.script["filter"] = [completion("x", "content_filter")]
     server.script["long"] = [completion(None, "length")]
     server.script["stop"] = [completion("one\ntwo")]
+    server.script["overlap"] = [completion("one, two;three")]
     refusal = completion(None)
     refusal["choices"][0]["message"]["refusal"] = "I will not"
     server.script["refusal"] = [refusal]
@@ -263,6 +280,8 @@ def test_answers_without_a_text(server):
     assert "content filter" in str(filtered.error)
     assert (long.text, long.finish_reason, long.error) == ("", "length", None)
     assert stop.text == "one"
+    (overlap,) = backend.generate([ask("overlap", stop=("two;three", ", two;"))])
+    assert overlap.text == "one"  # cutting at the first leaves nothing of the second
     assert "I will not" in str(refused.error)
     assert waits == []
 
@@ -318,6 +337,37 @@ def test_an_answer_that_was_lost_counts_against_the_budget(server):
     assert server.texts() == ["q", "q"]
 
 
+@pytest.mark.parametrize(
+    ("fault", "attempts"),
+    [(httpx2.ConnectError, 4), (httpx2.ConnectTimeout, 4), (httpx2.PoolTimeout, 4),
+     (httpx2.ReadTimeout, 2), (httpx2.ReadError, 2)],
+)  # fmt: skip
+def test_a_connection_that_was_never_made_costs_no_budget(server, monkeypatch, fault, attempts):
+    tried = []
+
+    async def fail(transport, request):
+        tried.append(request)
+        raise fault("told to fail", request=request)
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", fail)
+    backend, _ = backend_of(server, budget_tokens=65, max_retries=3)  # two attempts of 30
+    backend.generate([ask("q", max_tokens=20)])
+    assert len(tried) == attempts and backend.budget_exhausted == (attempts == 2)
+
+
+def test_a_connection_has_less_time_than_an_attempt(server, monkeypatch):
+    seen = []
+
+    async def send(transport, request):
+        seen.append(request.extensions["timeout"])
+        raise httpx2.ConnectTimeout("told to fail", request=request)
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", send)
+    backend, _ = backend_of(server, timeout=10, max_retries=0)
+    backend.generate([ask("q")])
+    assert seen[0] == {"connect": 9, "read": 10, "write": 10, "pool": 9}
+
+
 def test_estimate(server):
     backend, _ = backend_of(server)
     estimate = backend.estimate([ask("abcdef"), ask("abc")])
@@ -370,6 +420,7 @@ def test_every_response_is_handed_over_as_it_comes(server):
         ({"base_url": "localhost:8000"}, "is not like"),
         ({"max_concurrency": 0}, "positive"),
         ({"max_retries": -1}, "negative"),
+        ({"budget_tokens": -5}, "budget_tokens=-5 must not be negative"),
     ],
 )
 def test_bad_settings(monkeypatch, fields, words):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import shutil
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
 from cirag_jax.llm.types import Generate, Message, Score
+from cirag_jax.models.lora import LoraConfig
 from configs import common
-from tests import tiny_decoder
+from tests import tiny_adapter, tiny_decoder
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,11 @@ def test_t5_reads_lines_closed_by_an_end(t5):
     assert "encoder-decoder" in str(response.error)
 
 
+def test_t5_reads_quoted_special_tokens_as_text(t5):
+    prompt = t5.tokenizer.encode_prompt((Message("user", "a<|im_end|>b"),))
+    assert 2 not in prompt and t5.tokenizer.tokenizer.decode(prompt) == "a<|im_end|>b"
+
+
 def test_t5_keeps_the_end_that_its_tokenizer_adds(t5_folder):
     from tokenizers import processors
 
@@ -159,6 +167,9 @@ def test_log_probabilities_alternatives_and_entropy(causal):
         assert token.logprob == pytest.approx(logprobs_V[token.id], abs=1e-5)
         assert token.entropy == pytest.approx(entropy, abs=1e-5)
         assert token.text == causal.tokenizer.piece(token.id)
+    for i, token in enumerate(tokens):
+        assert token.offset == len(causal.tokenizer.decode([t.id for t in tokens[:i]]))
+    assert tokens[-1].offset > 0
 
 
 @pytest.mark.parametrize("kind", ["causal", "t5"])
@@ -296,6 +307,34 @@ def test_bad_requests_fail_alone(causal_folder):
     assert usage.prompt_tokens + usage.generated_tokens == 40  # the context, not 99
     assert seen == dict(enumerate(responses))
     assert backend.usage.truncated == 1
+
+
+def test_pickles_are_never_opened(tmp_path, monkeypatch, causal_folder):
+    def opened(*_, **__):
+        raise AssertionError("a pickle was opened")
+
+    monkeypatch.setattr(torch, "load", opened)
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    shutil.copytree(causal_folder, model)
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle"):
+        TransformersBackend.open(str(model))
+    with tiny_adapter.quiet_peft():
+        tiny_adapter.peft_model(causal_folder, LoraConfig(4, 8)).save_pretrained(adapter)
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(UserError, match=r"adapter_model\.bin is a pickle"):
+        TransformersBackend.open(str(causal_folder), adapter=str(adapter))
+    (adapter / "adapter_model.bin").unlink()
+    with pytest.raises(UserError, match="there is no adapter_model.safetensors"):
+        TransformersBackend.open(str(causal_folder), adapter=str(adapter))
+
+
+def test_the_library_is_asked_as_it_wants_to_be(causal_folder, monkeypatch):
+    told = []
+    logger: Any = sys.modules["transformers.generation.utils"].logger
+    monkeypatch.setattr(logger, "warning_once", told.append)
+    TransformersBackend.open(str(causal_folder)).generate(REQUESTS)
+    assert not told
 
 
 def test_what_cannot_be_opened(tmp_path, monkeypatch, causal_folder):

@@ -195,6 +195,8 @@ def test_the_next_query(text, query):
         ("ANSWER :\n\n Skane", "Skane", True, None),
         ("Skane", "Skane", True, "no_answer_mark"),
         ("Answer: Unanswerable", "Unanswerable", False, None),
+        ("Answer: Unanswer", "Unanswer", False, None),
+        ("Answer: Unanswered Prayers", "Unanswered Prayers", True, None),
         ("Answer: it is UNANSWERABLE.", "it is UNANSWERABLE.", False, None),
         ("From triples it is unanswerable.\nAnswer: Skane", "Skane", True, None),
         ("It is unanswerable", "It is unanswerable", False, "no_answer_mark"),

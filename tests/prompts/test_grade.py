@@ -7,11 +7,23 @@ import pytest
 from cirag_jax.prompts import grade as prompts
 
 
-def test_a_verdict_is_the_first_of_two_words():
+def test_a_verdict_is_the_first_of_the_words():
     assert prompts.parse_verdict("Yes.", "yes", "no") is True
     assert prompts.parse_verdict("**No**, yes would be wrong", "yes", "no") is False
     assert prompts.parse_verdict("<think>yes, yes</think> no", "yes", "no") is False
     assert prompts.parse_verdict("nothing yesterday", "yes", "no") is None
+    for prose in ("This is not a fact.", "Fact or opinion?", "Fact/Opinion", "Fact-based, but"):
+        assert prompts.parse_verdict(prose, "fact", "opinion") is None
+    for said in (
+        "Fact",
+        '"fact".',
+        "**Fact**\nIt can be checked.",
+        "Answer: Fact",
+        "Fact (a date)",
+    ):
+        assert prompts.parse_verdict(said, "fact", "opinion") is True
+    assert prompts.parse_verdict("<think>Fact. Or is it", "fact", "opinion") is None
+    assert prompts.parse_claim("<think>Claim: The mill opened.") == ("", "no_claim")
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,24 @@ def test_every_answer_leads_to_its_question_in_its_run_s_trace(page, shown):
     assert page.text(".ask") == asked and page.text(".answer") == "Ferry County"
 
 
+def test_a_run_of_which_no_answer_is_scored_has_no_share(page, tmp_path):
+    pairs = made_up.many(2)
+    bare = [(q, dataclasses.replace(p, attempts=())) for q, p in pairs]
+    for name, own in (("bare", bare), ("full", pairs)):
+        workdir(tmp_path, name, own)
+    report(tmp_path / "out", run=str(tmp_path))
+    page.open(tmp_path / "out" / "index.html")
+    assert page.evaluate(TEXTS.format("#answers .share")) == ["", "100.0 % right"]
+
+
+def test_a_folder_says_how_many_seeds_count(tmp_path):
+    for name in ("a", "a/repeat-2", "a/repeat-3"):
+        workdir(tmp_path, name, made_up.many(2))
+    write_json(tmp_path / "config.json", {"methods": "a=cirag", "repeats": 2})
+    result = report(tmp_path / "out", run=str(tmp_path))
+    assert result["systems"]["a"]["repeats"]["count"] == 2
+
+
 def pictures_of(page):
     """Addresses of pictures that stand in the page itself."""
     return [url for url in page.requests() if url.startswith("data:image/svg+xml;base64,")]

@@ -2,7 +2,26 @@
 
 import pytest
 
-from cirag_jax.reports.tables import NAMES, table_of
+from cirag_jax.reports.tables import NAMES, table_of, write_report
+
+
+def result_of(ks, main, leading="trained", data="x"):
+    recalls = {f"recall@{k}": k / 20 for k in ks}
+    lead = {f"recall@{main}": {"difference": 0.1, "low": 0.05, "high": 0.15}}
+    return {
+        **{name: recalls for name in NAMES if name in (leading, "trained", "bm25")},
+        "differences": {f"{leading}-bm25": lead},
+        "per_fold": {},
+        "num_questions": 7,
+        "num_passages": 9,
+        "settings": {"data": data, "units": "triple", "steps": 4, "k": 10},
+    }
+
+
+def test_the_figure_is_a_picture_of_both_kinds_and_a_name_no_mathematics(tmp_path):
+    write_report(result_of((2, 5), 5, data="a$\\frac$\x00"), tmp_path)
+    assert (tmp_path / "recall.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<!-- a$\\frac$\\x00, 7 questions -->" in (tmp_path / "recall.svg").read_text()
 
 
 @pytest.mark.parametrize("leading", ["trained", "linked"])
@@ -10,17 +29,7 @@ from cirag_jax.reports.tables import NAMES, table_of
     ("ks", "main"), [((2, 3, 5, 10), 5), ((4, 1), 4)], ids=["the papers", "others"]
 )
 def test_the_columns_are_the_k_of_the_config(ks, main, leading):
-    recalls = {f"recall@{k}": k / 20 for k in ks}
-    lead = {f"recall@{main}": {"difference": 0.1, "low": 0.05, "high": 0.15}}
-    result = {
-        **{name: recalls for name in NAMES if name in (leading, "trained", "bm25")},
-        "differences": {f"{leading}-bm25": lead},
-        "per_fold": {},
-        "num_questions": 7,
-        "num_passages": 9,
-        "settings": {"data": "x", "units": "triple", "steps": 4, "k": 10},
-    }
-    header, _, first, *_ = table_of(result).split("\n\n")[1].splitlines()
+    header, _, first, *_ = table_of(result_of(ks, main, leading)).split("\n\n")[1].splitlines()
     cells = [cell.strip() for cell in header.split("|")[1:-1]]
     wanted = [f"R@{k}" for k in sorted(ks)]
     assert cells == ["passages found by", *wanted, f"{leading} leads R@{main} by"]

@@ -301,6 +301,16 @@ def test_keys_lead_through_questions_and_facts(page, made_up_page):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
+def test_trajectories_without_answers_have_no_scores(page, tmp_path):
+    bare = dataclasses.replace(made_up.PREDICTION, attempts=())
+    lost = record(dataclasses.replace(made_up.QUESTION, id="lost"), None, "the server is away")
+    records = [record(made_up.QUESTION, bare), lost]
+    page.open(write(tmp_path / "trace.html", records)[0])
+    assert page.text("#summary") == "2 questions"
+    page.open(write(tmp_path / "trace.html", [*records, record(*made_up.many(1)[0])])[0])
+    assert page.text("#summary") == "3 questions · EM 50.0 · F1 50.0"  # what failed earns 0
+
+
 def test_search_and_filters(page, made_up_page):
     def shown():
         return page.evaluate("[...document.querySelectorAll('.item')].map(n => n.hash)")

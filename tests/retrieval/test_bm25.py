@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from cirag_jax.retrieval.bm25 import BM25
 
@@ -16,5 +17,15 @@ def test_respects_what_a_question_may_find():
 
 
 def test_a_query_of_stop_words_or_unknown_words_is_answered():
-    rows = BM25(TEXTS).search(["the of a", "zzz"], 2)
-    assert rows.shape == (2, 2)
+    rows, scores = BM25(TEXTS).search_scored(["the of a", "zzz", ""], 2)
+    assert rows.tolist() == [[0, 1]] * 3 and not scores.any()
+
+
+@pytest.mark.parametrize("texts", [["the of", "a"], ["", "  "], ["?!"]])
+def test_texts_without_a_word_to_index(tmp_path, texts):
+    index = BM25(texts)
+    index.save(tmp_path / "i")
+    for found in (index, BM25.load(tmp_path / "i", len(texts))):
+        rows, scores = found.search_scored(["sailors", "the", ""], 2)
+        assert rows.tolist() == [list(range(len(texts)))] * 3 and not scores.any()
+        assert found.search(["sailors"], 1, [np.array([len(texts) - 1])]) == [[len(texts) - 1]]

@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import json
+import os
+import weakref
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval import search
 from cirag_jax.retrieval.encoders import open_encoder_for
-from cirag_jax.retrieval.faiss_index import IndexOptions
+from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.index import KINDS, PassageIndex, open_retriever
 from cirag_jax.types import Feedback, Passage
 from configs import retrievers
@@ -87,6 +89,18 @@ def test_faiss_finds_what_exact_search_finds(encoder, kind):
     np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", FAISS_KINDS)
+def test_faiss_scores_all_rows_that_a_question_may_find(kind):
+    rng = np.random.default_rng(0)
+    vector_ND, query_QD = (rng.normal(size=(n, 16)).astype(np.float32) for n in (2000, 3))
+    allowed = [np.array([1999, 3, 3, 1]), rng.permutation(2000)[:20], np.array([], int)]
+    found = FaissIndex.build(vector_ND, kind, IndexOptions()).search(query_QD, 24, allowed)
+    expected = search.ExactIndex(vector_ND).search(query_QD, 24, allowed)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+    assert [rows.dtype for rows in found] == [np.int32, np.float32]
+
+
 @pytest.mark.parametrize("kind", ["exact", "bfloat16", "faiss_flat", "faiss_ivf", "faiss_hnsw"])
 def test_passages_move_a_query(encoder, kind):
     half, kind = kind == "bfloat16", "exact" if kind == "bfloat16" else kind
@@ -134,6 +148,30 @@ def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
     encoder.passages = []
     command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
     assert not encoder.passages  # It is finished.
+
+
+def test_what_a_kill_left_is_removed(encoder, tmp_path):
+    def kill(*_):
+        (tmp_path / "i" / ".bm25.0123.part").mkdir()
+        (tmp_path / "i" / ".vectors-00001.npy.0123.part").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5, progress=kill)
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)
+    assert not list((tmp_path / "i").glob(".*"))
+
+
+def test_words_have_no_dtype(tmp_path):
+    half = IndexOptions(dtype="bfloat16")
+    command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
+    file = tmp_path / "i" / index_lib.MANIFEST
+    manifest = json.loads(file.read_text())
+    assert "dtype" not in manifest
+    for old in ({}, {"dtype": "float32"}):  # the latter as earlier versions wrote it
+        file.write_text(json.dumps(manifest | old))
+        counts = command.build_index(_PASSAGES, None, tmp_path / "i", "bm25", options=half)
+        assert counts["resumed"] == len(_PASSAGES)
 
 
 def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
@@ -227,6 +265,39 @@ def test_a_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
         PassageIndex.open(tmp_path / "i", encoder)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_many_shards_one_is_open_at_a_time(encoder, tmp_path, monkeypatch, dtype):
+    options, opened = IndexOptions(dtype=dtype), []
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", options=options, shard_rows=5)
+    whole = PassageIndex.in_memory(_PASSAGES, encoder, options=options).search(_QUERIES, 24)
+    open_shard = index_lib.open_shard
+
+    def counted(*arguments):
+        assert not any(shard() is not None for shard in opened)
+        opened.append(weakref.ref(array := open_shard(*arguments)))
+        return array
+
+    monkeypatch.setattr(index_lib, "open_shard", counted)
+    index = PassageIndex.open(tmp_path / "i", encoder, options=options)
+    for ours, theirs in zip(index.search(_QUERIES, 24), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert len(opened) == 10
+    shards = index_lib.Shards(tmp_path / "i", index_lib.read_manifest(tmp_path / "i"))
+    assert shards[4:11].shape == (7, 32) and shards[3:3].shape == (0, 32)
+    np.testing.assert_array_equal(shards[4:11], shards[0:24][4:11])
+
+
+def test_too_many_open_files_are_no_damage(encoder, tmp_path, monkeypatch):
+    command.build_index(_PASSAGES, encoder, tmp_path / "i")
+
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(np, "load", refuse)
+    with pytest.raises(UserError, match=r"00000\.npy cannot be read: Too many open files\.$"):
+        PassageIndex.open(tmp_path / "i", encoder)
+
+
 def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
     half = IndexOptions(dtype="bfloat16")
     command.build_index(_PASSAGES, encoder, tmp_path / "i", options=half, shard_rows=100)
@@ -289,7 +360,9 @@ def test_equal_texts_and_odd_ones_are_found(encoder):
         assert list(rows[0]).index(2) < list(rows[0]).index(3) or kind.startswith("faiss")
 
 
-def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path, one_device):
+def test_the_command_builds_what_a_config_describes(
+    tiny_encoder, tmp_path, one_device, monkeypatch, capsys
+):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "questions.jsonl").unlink()  # An index needs none.
     arguments = [
@@ -300,13 +373,22 @@ def test_the_command_builds_what_a_config_describes(tiny_encoder, tmp_path, one_
     config = load_config("configs/index.py", arguments)
     first = command.index_dataset(config, tmp_path)
     assert first["num_passages"] == 24 and first["resumed"] == 0 and first["bytes"] > 24 * 32 * 4
-    assert command.index_dataset(config, tmp_path)["resumed"] == 24
-    index = PassageIndex.open(tmp_path / "index", tiny_encoder)
+    assert capsys.readouterr().err.splitlines() == ["indexing: 24 passages"]
+    (tmp_path / "index" / ".nfs0001").write_bytes(b"x" * 999)
+    again = command.index_dataset(config, tmp_path)
+    assert (again["resumed"], again["bytes"]) == (24, first["bytes"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    index = PassageIndex.open("~/index", tiny_encoder)
     index.check_corpus(_PASSAGES)
     config = load_config("configs/index.py", [*arguments, "--config.retriever.kind=bm25"])
     with pytest.raises(UserError, match="was started with kind="):
         command.index_dataset(config, tmp_path)
     json.dumps(first)
+
+
+def test_units_are_not_for_a_folder():
+    with pytest.raises(UserError, match="units"):
+        load_config("configs/index.py", ["--config.retriever.units=sentence"])
 
 
 def test_a_broken_corpus_line_is_named(tmp_path):

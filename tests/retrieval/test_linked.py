@@ -17,6 +17,7 @@ from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
 from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.linked import FEATURES, GROUPS, LinkedIndex
+from cirag_jax.retrieval.links import LinkWalk
 from cirag_jax.training.link_head import Task, by_aligner, check_settings, train_link_head
 from cirag_jax.types import Dataset, Feedback, Passage, Question
 from configs import aligner, retrievers
@@ -136,6 +137,19 @@ def test_all_questions_are_found_as_each_alone_and_blank_passages_never():
     assert ROW["blank"] not in rows
     named, _ = index.search(["Is Blank near Grey Harbour?"], len(PASSAGES))
     assert ROW["blank"] not in named  # It has no unit.
+
+
+def test_no_walk_begins_where_no_word_is_shared(monkeypatch):
+    seeds = []
+
+    def watched(self, questions, rankings, allowed=None):
+        seeds.extend(rankings[0])
+        return np.zeros((len(PASSAGES), len(questions)), np.float32)
+
+    monkeypatch.setattr(LinkWalk, "probabilities", watched)
+    _index(_head()).search(["xyzzy", "Grey"], 3)
+    assert set(seeds[0]) == {-1}
+    assert seeds[1][0] == ROW["Grey Harbour"] and set(seeds[1][1:]) == {-1}
 
 
 def test_no_vector_can_be_moved():

@@ -31,11 +31,14 @@ def corpus(**texts):
         ("a roderick cabrido in small letters", ()),
         ("He went on a Run with It.", ()),  # too short for names of one word
         ("Ünlü was born in 1950", (4,)),
+        ("ولد في القاهرة سنة", (5,)),  # a script without capitals
+        ("1950 was the year", ()),
         ("", ()),
     ],
 )
 def test_titles_are_found_in_the_order_of_the_text(text, rows):
-    found = index("Roderick Cabrido", "Tuos (film)", "Roderick Cabrido Santos", "Run", "Ünlü")
+    names = "Roderick Cabrido", "Tuos (film)", "Roderick Cabrido Santos", "Run", "Ünlü", "القاهرة"
+    found = index(*names, "1950")
     assert found.named(text) == rows
 
 

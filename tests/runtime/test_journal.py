@@ -195,11 +195,34 @@ def test_another_setting_is_refused_by_name(path, changes, words):
 
 
 def test_settings_bind_nobody_before_the_first_response(path):
-    with begin(path):
-        pass
+    with begin(path) as book:
+        book.open_program("a", 0, {})
+    journal.check_settings(path, {**SETTINGS, "seed": 7})
     with begin(path, seed=7):
         pass
     assert journal.read_settings(path)["seed"] == 7
+
+
+def test_what_was_recorded_with_other_settings_may_be_replaced(path):
+    write_one(path)
+    with Journal(path, SETTINGS, replace=True) as book:
+        assert [record.id for record in book.records()] == ["a"]
+        totals = book.totals()
+    with Journal(path, {**SETTINGS, "seed": 7}, replace=True) as book:
+        assert not list(book.records()) and book.totals() == totals
+    assert journal.read_settings(path)["seed"] == 7
+    with begin(path, seed=8):  # nothing is recorded
+        pass
+
+
+def test_a_result_without_a_response_binds(path):
+    with begin(path) as book:
+        book.open_program("a", 0, {})
+        book.close_program("a", ["by rule"], None)
+    with pytest.raises(UserError, match="with seed=0, not 7;"):
+        journal.check_settings(path, {**SETTINGS, "seed": 7})
+    with pytest.raises(UserError, match="with seed=0, not 7;"):
+        begin(path, seed=7)
 
 
 def test_a_changed_method_is_refused(path):
@@ -399,8 +422,8 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
     assert [path.name for path in parts] == ["journal.1-of-2.sqlite", "journal.2-of-2.sqlite"]
     for index, path in enumerate(parts):
         with begin(path) as book:
-            for place, name in enumerate(["ac", "bd"][index]):
-                book.open_program(name, place, {"id": name})
+            for name in ["ac", "bd"][index]:
+                book.open_program(name, "abcd".index(name), {"id": name})
                 book.record(Key(name, 0), FIRST, response_to(FIRST))
                 book.close_program(name, {"answer": name}, None, 1.0)
             book.add_seconds(3.0 - index)
@@ -416,6 +439,26 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "journal.1-of-2.sqlite", "journal.2-of-2.sqlite", "journal.sqlite",
     ]  # fmt: skip
+
+
+def test_a_program_of_two_journals_is_taken_once_and_whole(tmp_path):
+    """As after another version dealt the programs otherwise."""
+    parts = [journal.share(tmp_path, index, 2) for index in range(2)]
+    for path, ended in zip(parts, ("a", "abc"), strict=True):
+        write_one(path, "a")
+        write_one(path, "b")
+        with begin(path) as book:
+            for name in ended:
+                book.open_program(name, "abc".index(name), {"question": "where?"})
+                book.close_program(name, {"answer": path.name}, None)
+    with begin(parts[0]) as book:
+        book.open_program("c", 2, {"question": "where?"})
+        book.close_program("c", None, "busy")
+    journal.merge(parts, tmp_path / journal.FILE)
+    merged = {r.id: (r.outcome, r.error) for r in journal.read_records(tmp_path / journal.FILE)}
+    answers = {name: ({"answer": path.name}, None) for name, path in zip("ab", parts, strict=True)}
+    assert merged == {**answers, "c": answers["b"]}
+    assert journal.read_totals(tmp_path / journal.FILE)[0].calls == 2
 
 
 def test_a_run_keeps_its_number_of_processes(tmp_path):

@@ -1,5 +1,7 @@
 """The scheduler: batches across programs, isolation of failures, budgets, deadlines, replay."""
 
+import contextlib
+
 import pytest
 
 from cirag_jax.errors import UserError
@@ -405,14 +407,38 @@ def test_a_program_that_raised_is_run_again_over_its_responses(tmp_path):
         assert book.outcomes() == {"a": "a0"} and not search.batches
 
 
-def test_a_failure_that_was_recorded_just_before_the_end_is_thrown_again(tmp_path):
-    """Killed between the response's error and the program's end: the cause is not lost."""
+def survivor(name):
+    """Goes on without what it could not find."""
+    with contextlib.suppress(RequestError):
+        yield Retrieve(name, 1)
+    yield say("one")
+    said = yield [say("two"), say("three")]
+    return [one.text for one in said]
+
+
+def test_a_failure_that_was_recorded_just_before_a_stop_is_asked_again(tmp_path):
+    """What the method went on after, and what was answered beside it, stays."""
     with Journal(tmp_path / "j", SETTINGS) as book:
         book.open_program("a", 0, {"name": "a"})
         book.record(Key("a", 0), Retrieve("a", 1), RequestError("no index"))
+        book.record(Key("a", 1), say("one"), response_to(say("one")))
+        book.record(Key("a", 2, 0), say("two"), response_to(say("two")))
+        book.record(Key("a", 2, 1), say("three"), RequestError("no connection"))
+    search, model = Recording(), Recording(is_slow=True)
     with Journal(tmp_path / "j", SETTINGS) as book:
-        scheduler(book, Recording(), Recording()).run([job("a")])
-        assert next(book.records()).error == "no index"
+        assert scheduler(book, search, model).run([job("a", survivor)])
+        assert book.outcomes() == {"a": ["reader: two", "reader: three"]}
+    assert not search.batches and model.requests == [say("three")]
+
+
+def test_what_others_did_is_not_read_again(book):
+    """So that the thousandth question of a session takes no longer than the first."""
+    run = scheduler(book, Recording(), Recording())
+    assert run.run([job("a")])
+    book._db.execute("UPDATE programs SET outcome = '{' WHERE id = 'a'")  # whoever reads it fails
+    assert list(run.records_of([job("b")]) or ()) == ["b"]
+    with pytest.raises(UserError, match="'a'"):
+        book.outcomes(["a"])
 
 
 def test_a_response_is_recorded_before_its_program_sees_it(book):

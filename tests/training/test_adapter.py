@@ -426,7 +426,8 @@ def test_the_export_command(trained, tmp_path):
     overrides = [f"--config.checkpoint={trained[0]}"]
     result = command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
     files = {path.name for path in (tmp_path / "model").iterdir()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors", "training.json"}
+    own = {"README.md", "training.json"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", *own}
     assert result["rank"] == 4 and result["folder"] == str(tmp_path / "model")
     json.dumps(result)
 

@@ -236,6 +236,12 @@ def test_a_store_of_arrow_segments_is_refused(tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
+def test_a_tilde_is_the_home_folder(path, monkeypatch):
+    monkeypatch.setenv("HOME", str(path.parent))
+    with TripleStore.open("~") as store, TripleStore.open(f"~/{path.name}") as same:
+        assert len(store) == len(same) > 0
+
+
 def test_no_store(tmp_path):
     with pytest.raises(UserError, match="holds no triple store"):
         TripleStore.open(tmp_path)

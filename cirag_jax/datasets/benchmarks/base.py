@@ -15,6 +15,7 @@ from absl import logging
 from cirag_jax.datasets import records
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_files
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line
 from cirag_jax.types import Dataset, Passage, Question
 
 ARTICLES = "articles"  # The split that holds the passages, where a file of their own has them.
@@ -122,23 +123,29 @@ def prepare_builder(
     official files placed by hand lie in ``manual``, if ``manual_dir`` is None.
 
     Raises:
-        UserError: The config is unknown, the files are neither placed nor to be downloaded, or a
-            record is malformed.
+        UserError: The config is unknown, the files are neither placed nor to be downloaded, a
+            record is malformed, or ``data_dir`` cannot be written.
     """
     if config not in builder_class.FILES:
         known = ", ".join(builder_class.FILES)
         raise UserError(f"{builder_class.name} has no config {config!r}; known: {known}.")
     if manual_dir is not None and not Path(manual_dir).is_dir():
         raise UserError(f"manual_dir {manual_dir} is not a folder.")
-    builder = builder_class(config=config, data_dir=data_dir, file_format="array_record")
     download_config = tfds.download.DownloadConfig(
         manual_dir=manual_dir and Path(manual_dir).resolve(),
         # What was built from other files placed by hand would otherwise be taken for these.
         download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS,
         try_download_gcs=False,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-        builder.download_and_prepare(download_config=download_config)
+    try:
+        builder = builder_class(config=config, data_dir=data_dir, file_format="array_record")
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+            builder.download_and_prepare(download_config=download_config)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or one_line(str(error))
+        if not isinstance(error, OSError) and "write() failed" not in reason:
+            raise  # else ArrayRecord's writer found the disk full
+        raise UserError(f"{data_dir} cannot be written ({reason}).") from error
     return builder
 
 

@@ -23,7 +23,8 @@ def measure(answered: Sequence[Answered], scoring: Scoring) -> Mapping[str, Rati
     scores: dict[str, Ratio] = {}
     for granularity, (found_of, gold_of) in GRANULARITIES.items():
         ranked = [list(found_of(found)) if found else [] for _, found in answered]
-        golds = [gold_of(question) if any(ranked) else None for question, _ in answered]
+        ranks_any = any(ranked)
+        golds = [gold_of(question) if ranks_any else None for question, _ in answered]
         for k in scoring.recall_at:
             scores[f"{SCORES[granularity]}@{k}"] = over(
                 [

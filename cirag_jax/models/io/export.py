@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from cirag_jax.datasets import chains
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import cross_encoder
@@ -13,19 +14,20 @@ from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
 from cirag_jax.models.io.pretrained import MARKER, TextEncoder
 from cirag_jax.models.io.tensor_files import copy_companions, save_tensors
+from cirag_jax.types import Passage, Triple
 
 _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 
 
 def export_sentence_transformers(
-    encoder: TextEncoder, params: Any, folder: str | os.PathLike
+    encoder: TextEncoder, params: Any, folder: str | os.PathLike, units: str | None = None
 ) -> Path:
     """Writes ``folder``; embeddings of sentence-transformers equal ours within 1e-5. Returns the
     folder.
 
     Everything is written aside and renamed at the end. An earlier export in ``folder`` is replaced.
     In a run of several processes all must call it, and process 0 writes. ``params`` None means
-    ``encoder.state``.
+    ``encoder.state``. ``units``, which an aligner was trained to rank, are for the card.
 
     Raises:
       UserError: ``folder`` holds something that is not such an export, or the tokenizer's files
@@ -41,7 +43,7 @@ def export_sentence_transformers(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as aside:
         aside.mkdir()
-        _write(encoder, tensors, aside)
+        _write(encoder, tensors, aside, units)
     return folder
 
 
@@ -72,7 +74,7 @@ def _check_target(folder: Path) -> None:
         raise UserError(f"{folder}: exists and is not a folder.")
 
 
-def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path) -> None:
+def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: str | None) -> None:
     config = {key: value for key, value in encoder.hf_config.items() if key != "torch_dtype"}
     write_json(folder / "config.json", config | {"dtype": "float32"})
     save_tensors(tensors, folder / "model.safetensors")
@@ -104,7 +106,23 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path) -> None:
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
     write_json(folder / MARKER, encoder.manifest() | {"max_length": encoder.max_length})
-    _write_card("aligner_card.md", folder, encoder=encoder)
+    _write_card("aligner_card.md", folder, encoder=encoder, texts=_texts(units))
+
+
+def _texts(units: Any) -> str:
+    """How an aligner of such units wants its texts, for its card."""
+    examples = {
+        "triple": chains.triple_text(Triple("HEAD", "RELATION", "TAIL")),
+        "sentence": chains.sentence_text(Passage("", "TITLE", "", ("SENTENCE",)), 0),
+        "passage": chains.passage_text(Passage("", "TITLE", "TEXT")),
+    }
+    if units not in examples:
+        return ""
+    query = chains.query_text("QUESTION", [examples[units]] * 2, units)
+    return (
+        f"\nIt ranks {units}s, each written `{examples[units]}`. The query is the bare question in "
+        f"the first round, later the question and the {units}s found:\n\n```\n{query}\n```\n"
+    )
 
 
 def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Path) -> None:

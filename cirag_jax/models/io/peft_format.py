@@ -18,7 +18,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_object, replacing, write_json
+from cirag_jax.io import read_object, replacing, write_json, write_text
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
 from cirag_jax.models.io.tensor_files import fetch, save_tensors
@@ -108,13 +108,14 @@ def save_adapter(
     *,
     dtype: str = "float32",
     training: Mapping[str, Any] | None = None,
+    card: str | None = None,
 ) -> Path:
     """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it. Returns the folder.
 
     Everything is written aside and renamed at the end; an earlier adapter in ``folder`` is
     replaced. In a run of several processes all must call it, and process 0 writes. Tensors are of
     ``dtype``, ``float32`` or ``bfloat16``. ``training`` is what is to be known of its training, for
-    `read_training`; PEFT ignores it.
+    `read_training`; PEFT ignores it. ``card`` becomes its README.md.
 
     Raises:
       UserError: ``folder`` holds something else than an adapter.
@@ -128,7 +129,7 @@ def save_adapter(
         described = config_json(
             base_model_name, config.rank, config.alpha, targets, "CAUSAL_LM", **more
         )
-        write_adapter(folder, tensors, described, training)
+        write_adapter(folder, tensors, described, training, card)
     return folder
 
 
@@ -137,6 +138,7 @@ def write_adapter(
     tensors: Mapping[str, np.ndarray],
     described: Mapping[str, Any],
     training: Mapping[str, Any] | None,
+    card: str | None = None,
 ) -> None:
     """Writes an adapter's files aside, then renames them; see `save_adapter`."""
     _check_target(folder)
@@ -146,6 +148,8 @@ def write_adapter(
         save_tensors(tensors, aside / TENSOR_FILE)
         if training is not None:
             write_json(aside / TRAINING_FILE, training)
+        if card is not None:
+            write_text(aside / "README.md", [card])
         write_json(aside / CONFIG_FILE, described)
 
 
@@ -190,6 +194,21 @@ def load_adapter(
             value = sharding.place(array, sharding.variable_sharding(variable, mesh))
         filled.append((path, variable.replace(value)))
     return nnx.from_flat_state(filled), lora_config
+
+
+def tensor_file(folder: Path) -> Path:
+    """The file with an adapter's tensors.
+
+    Raises:
+      UserError: there is none, or only a pickle.
+    """
+    file = folder / TENSOR_FILE
+    if not file.is_file():
+        pickle = folder / "adapter_model.bin"
+        if pickle.exists():
+            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it.")
+        raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
+    return file
 
 
 def read_training(folder: Path) -> dict[str, Any]:
@@ -286,12 +305,7 @@ def _read_tensors(
     folder: Path, config: DecoderConfig, lora_config: LoraConfig
 ) -> dict[str, dict[str, np.ndarray]]:
     """Target -> side -> stacked host array."""
-    file = folder / TENSOR_FILE
-    if not file.is_file():
-        pickle = folder / "adapter_model.bin"
-        if pickle.exists():
-            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it.")
-        raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
+    file = tensor_file(folder)
     places = _places(config, lora_config)
     shapes = decoder.layer_parameters(config)
     widest = max(max(shapes[name][0]) for name in lora_config.names)

