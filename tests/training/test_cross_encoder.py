@@ -185,7 +185,7 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
     for setting in ("dtype=bfloat16", "share=0.5", "merge=true"):
         given = [f"--config.checkpoint={tmp_path / 'w'}", f"--config.{setting}"]
         field = setting.partition("=")[0]
-        with pytest.raises(UserError, match=rf"config\.{field} needs an adapter, which .* has not"):
+        with pytest.raises(UserError, match=rf"config\.{field} needs an adapter; .* is not one"):
             export(load_config(str(_ROOT / "configs/export.py"), given), tmp_path / "e")
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
     done = command(
