@@ -71,6 +71,14 @@ def check_at_least(least: float, config: Any, *fields: str, prefix: str = "confi
             raise UserError(f"{prefix}{field}={value} must {wanted}.")
 
 
+def check_positive(config: Any, *fields: str) -> None:
+    """Raises `UserError` where a number of ``config`` is not above 0; see `check_at_least`."""
+    for field in fields:
+        value = functools.reduce(getattr, field.split("."), config)
+        if not value > 0:
+            raise UserError(f"config.{field}={value} must be above 0.")
+
+
 def check_choice(field: str, value: Any, options: Iterable[Any]) -> None:
     """Raises `UserError` where the value of ``field`` is none of the options."""
     options = tuple(options)

@@ -3,6 +3,7 @@
 import glob
 import itertools
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -108,13 +109,22 @@ def _slurm_gpus(count: int) -> list[int] | None:
     SLURM shows each task its own alone.
     """
     env = os.environ
-    tasks = int((env.get("SLURM_STEP_TASKS_PER_NODE") or "1").split("(")[0].split(",")[0])
     if not count or "SLURM_LOCALID" not in env:
         return None
+    tasks = _slurm_tasks(env.get("SLURM_STEP_TASKS_PER_NODE") or "1")
     if "SLURM_GPUS_PER_TASK" in env or count < tasks:
         return list(range(count))  # its own
     share, place = count // tasks, int(env["SLURM_LOCALID"])
     return list(range(place * share, (place + 1) * share))
+
+
+def _slurm_tasks(per_node: str) -> int:
+    """Tasks of this node: ``4(x2),3`` are 4 on each of the first two nodes and 3 on the third."""
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):
+        counts += [int(tasks)] * int(times or 1)
+    node = int(os.environ.get("SLURM_NODEID") or 0)
+    return counts[min(node, len(counts) - 1)]
 
 
 def _int_or_env(value: int | None, name: str) -> int | None:

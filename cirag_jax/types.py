@@ -192,10 +192,12 @@ class Trajectory:
         teacher: Who decided: ``annotations``, or the name of a language model.
         steps: The rounds of retrieval, each with the teacher's decision.
         end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, ``repeat`` (it
-            asked again what it had asked before, and that ends a run), or ``no_decision`` (its last
+            asked again what it had asked before, and that ends a run), ``in_vain`` (its second
+            round that kept nothing, and those after it, are left out), or ``no_decision`` (its last
             response said neither what to ask nor that it had enough).
-        solved: Whether core facts support every fact that the question needs (annotations), or
-            the answer read from them is right (a language model); None where nobody looked.
+        solved: Whether core facts of its steps support every fact that the question needs
+            (annotations), or the answer read from them is right (a language model); None where
+            nobody looked.
         parse_errors: Malformed output of each kind -> how often it was met.
     """
 
@@ -203,7 +205,7 @@ class Trajectory:
     question: Filled
     teacher: str
     steps: tuple[Step[Triple | Sentence], ...]
-    end: Literal["stopped", "max_steps", "repeat", "no_decision"]
+    end: Literal["stopped", "max_steps", "repeat", "in_vain", "no_decision"]
     solved: bool | None = None
     parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -31,10 +31,12 @@ two cores of an AMD EPYC beside other work, commits 7ffffe9 and 4d7cf88), with -
   --config.lora.start=shipped:reader --config.num_steps=200, T = 494 trajectories: stopped at step
 119; the checkpoint of step 100 has dev loss 0.241, core F1 80.6, query F1 75.0, stops 91.7 on 12
 dev steps; 20 min. Then from that one, --config.num_steps=70 and T = the 291 of two rounds and more:
-dev loss 0.244 -> 0.132; 14 min: cirag_jax/shipped/integrator. What they are worth:
-experiments/RESULTS.md.
+dev loss 0.244 -> 0.132; 14 min: cirag_jax/shipped/integrator. Its dev questions were held out anew:
+what it started from may have been trained on most of them, and 0.132 says little of others. What
+they are worth: experiments/RESULTS.md.
   Over triples, --config.trajectories=T --config.prompt_format=compact --config.num_steps=45, from
-the first of these, T = MuSiQue's 60: dev loss 1.67 -> 1.21, the best at step 20; 7 min.
+the first of these, T = MuSiQue's 60: dev loss 1.67 -> 1.21 (as before: that one may have been
+trained on the dev questions), the best at step 20; 7 min.
 From the second, 24 steps: labels, weights, format and teacher, each by itself; no student is ahead
 of the three best candidates (experiments/RESULTS.md).
 """

@@ -12,7 +12,7 @@ from cirag_jax.errors import UserError
 
 def main(config, workdir):
     """Writes ``workdir/model``, a folder that sentence-transformers (aligner, cross-encoder), PEFT
-    or, merged, transformers (integrator, extractor) load unchanged.
+    or, merged, transformers (integrator, extractor, reader) load unchanged.
     """
     from cirag_jax.models.io.workdir import ADAPTED, component_of
 
@@ -27,6 +27,8 @@ def main(config, workdir):
             raise UserError(f"config.rank needs an aligner; {config.checkpoint} is none")
         for field, asked in (
             ("average_with", config.average_with is not None),
+            ("share", config.share is not None),
+            ("dtype", config.dtype is not None),
             ("merge", config.merge),
         ):
             if asked:

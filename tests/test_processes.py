@@ -17,6 +17,11 @@ from cirag_jax.errors import InUse, UserError
         ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "visible": "0,1,2,3"}, [0, 1, 2, 3]),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "visible": "0,1,2,3"}, [2]),
         ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0,1,2,3,4,5,6,7"}, [4, 5]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8,4", "SLURM_NODEID": "1", "visible": "0,1,2,3"}, [2]),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2", "visible": "0,1,2,3"},
+            [2],
+        ),
         ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0"}, [0]),  # bound to its own
         (
             {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_GPUS_PER_TASK": "4", "visible": "0,1,2,3"},
@@ -30,7 +35,8 @@ def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given: told.append(given))
     for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("SLURM_GPUS_PER_TASK", raising=False)
+    for name in ("SLURM_GPUS_PER_TASK", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
     alone = env["SLURM_STEP_TASKS_PER_NODE"].startswith("1")
     monkeypatch.setenv("SLURM_LOCALID", "0" if alone else "2")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")

@@ -282,14 +282,16 @@ def _trajectory(
     steps, solved = prediction.steps, None
     if teacher == "annotations":
         assert gold is not None
-        solved = gold.is_solved([fact for step in steps for fact in step.kept])
         steps = trajectories.marked(trajectories.without_vain_rounds(steps), gold)
+        solved = gold.is_solved([fact for step in steps for fact in step.kept])
     elif config.answer and question.answers:
         right = answers.exact_match(prediction.answer, question.answers, config.profile)
         solved = bool(right)
     asked, last = {step.query for step in steps}, steps[-1].next_query
     end = "stopped"
-    if last is not None:
+    if len(steps) < len(prediction.steps):
+        end = "in_vain"
+    elif last is not None:
         end = "repeat" if config.cirag.on_repeat == "stop" and last in asked else "max_steps"
     elif prediction.parse_errors.get("no_decision"):
         end = "no_decision"

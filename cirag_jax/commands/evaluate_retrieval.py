@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax import sharding
+from cirag_jax.commands import side_by_side
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
@@ -24,7 +25,7 @@ from cirag_jax.methods.evidence import Evidence
 from cirag_jax.methods.kirag import RANKINGS, KiragConfig, kirag
 from cirag_jax.models.io.encoder_adapter import base_of
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.models.io.workdir import open_encoder, trained_units
+from cirag_jax.models.io.workdir import open_encoder, trained_units, training_of
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -69,7 +70,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Passage recall of ``config.systems``, next-unit ranking, differences with their intervals.
 
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
-    and ``recall.png`` (as SVG, too) in ``workdir``.
+    and ``recall.png`` (as SVG, too) in ``workdir``. ``num_trained_on`` counts the questions that
+    were trained on, of which a warning tells; None: the checkpoint does not say.
 
     Raises:
       UserError: the checkpoint, the data or a setting cannot be used.
@@ -79,6 +81,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     aligners = _Aligners(config, _systems(config))
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     task = _make_task(config, config.data.units or trained or "triple")
+    num_trained_on = _count_seen(config, task) if config.checkpoint else 0
     systems = _possible(config, aligners, task)
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
@@ -101,6 +104,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "next_unit": _next_unit(task, embeds, ks),
         "settings": _settings(config, task, aligners),
         "num_questions": len(task.questions),
+        "num_trained_on": num_trained_on,
         "num_passages": len(task.texts),
     }
     result["seconds"] = round(time.monotonic() - start, 1)
@@ -158,6 +162,14 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
         "fold": config.data.fold,
         "setting": config.data.setting,
     }
+
+
+def _count_seen(config: Config, task: _Task) -> int | None:
+    """How many of the questions the aligner was trained on, see `side_by_side.count_seen`."""
+    ids = training_of(config.checkpoint).get("trained_on")
+    model = side_by_side.Model(config, {}, None if ids is None else frozenset(ids))
+    names = [question.id for question in task.questions]
+    return side_by_side.count_seen({side_by_side.STUDENT: model}, names, "questions")
 
 
 def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:

@@ -43,9 +43,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``complete``, ``step``, ``total_steps``, ``best_step``, the best checkpoint's ``dev/...``,
-      ``num_examples``, ``num_dev_examples`` and the counts of `conversations.Data`; ``tokens``
-      and ``supervised_tokens`` seen so far, ``epochs``, ``packing_efficiency`` of the whole plan,
-      ``seconds`` of this process.
+      ``num_examples``, ``num_dev_examples``, ``num_dev_trained_on`` (dev questions that
+      ``config.lora.start`` was trained on; None: it does not say) and the counts of
+      `conversations.Data`; ``tokens`` and ``supervised_tokens`` seen so far, ``epochs``,
+      ``packing_efficiency`` of the whole plan, ``seconds`` of this process.
 
     Raises:
       UserError: the data or the config cannot be used, or a value became non-finite.
@@ -90,6 +91,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Adapter and optimiser ------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     fresh, before = make_adapter(config, model_config, lora_config, mesh)
+    num_seen = count_seen(config, before, data)
     state = state_lib.make_state(fresh, tx, config.seed, mesh)
     train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
@@ -101,7 +103,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "length": layout.length,
         "prompt": data.described,
         "prompt_digest": data.prompt_digest,
-        "trained_on": sorted({*data.trained_on, *before}),
+        "trained_on": sorted({*data.trained_on, *(before or ())}),
         "num_candidates": data.num_candidates,
         "run": {**state_lib.fingerprint(config, _FREE), state_lib.EXAMPLES: data.digest()},
     }
@@ -159,6 +161,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         **best,
         "num_examples": len(data.train),
         "num_dev_examples": len(data.dev),
+        "num_dev_trained_on": num_seen,
         **data.counts,
         "tokens": sum(plan.tokens[:step]),
         "supervised_tokens": sum(plan.supervised[:step]),
@@ -177,12 +180,12 @@ _FREE = ("trajectories", "dev", "rows_per_device", "decode")
 
 def check_config(config: Config) -> None:
     """Raises UserError where a setting cannot be."""
+    state_lib.check_training(config)
     ones = ("length", "batch_size", "rows_per_device", "chunk", "decode.max_tokens")
     check_at_least(1, config, *ones)
-    numbers = ("num_epochs", "num_steps", "max_tokens", "num_dev", "num_trajectories")
-    check_at_least(0, config, "decode.num_trajectories", *(n for n in numbers if n in config))
-    if not config.num_steps and not config.num_epochs:
-        raise UserError("config.num_epochs and config.num_steps must not both be 0")
+    check_at_least(0, config, "max_tokens", "num_dev", "decode.num_trajectories")
+    own = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")  # not all have them
+    check_at_least(0, config, *(name for name in own if name in config))
     check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
@@ -192,10 +195,7 @@ def check_config(config: Config) -> None:
 def _check_metric(name: str, data: conversations.Data, decoded: Sequence[Trajectory]) -> None:
     measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
     measured += list(decision_quality.SCORES) if decoded else []
-    if measured and name not in measured:
-        raise UserError(
-            f"config.best_metric={name} is not measured here; there are {', '.join(measured)}"
-        )
+    state_lib.check_metric(name, measured)
 
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
@@ -226,9 +226,9 @@ def make_lora(config: Config) -> LoraConfig:
 
 def make_adapter(
     config: Config, model_config: DecoderConfig, lora_config: LoraConfig, mesh: jax.sharding.Mesh
-) -> tuple[nnx.State, Sequence[str]]:
+) -> tuple[nnx.State, Sequence[str] | None]:
     """Where training starts: a fresh adapter, or ``config.lora.start``; and what that was trained
-    on. Another component's will do: a reader knows what passages say.
+    on, None where it does not say. Another component's will do: a reader knows what passages say.
 
     Raises:
       UserError: that one cannot be read, or has another rank, scale or other targets.
@@ -238,7 +238,27 @@ def make_adapter(
         return lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh), ()
     meta = workdir_lib.check_role(spec, "start")
     found = workdir_lib.load_like(spec, "config.lora.start", model_config, lora_config, mesh)
-    return found, meta.get("trained_on", ())
+    return found, meta.get("trained_on")
+
+
+def count_seen(
+    config: Config, before: Sequence[str] | None, data: conversations.Data
+) -> int | None:
+    """How many dev questions (extractor: passages) ``config.lora.start`` was trained on.
+
+    ``before`` is what `make_adapter` says; a warning says what the dev losses are worth.
+    """
+    start, dev = f"config.lora.start={config.lora.get('start')}", data.measured_on
+    if before is None and dev:
+        state_lib.announce(f"{start} does not say what it was trained on, dev examples or not")
+        return None
+    seen = len(set(before or ()) & set(dev))
+    if seen:
+        state_lib.announce(
+            f"WARNING: {start} was trained on {seen} of the {len(dev)} that dev examples are of; "
+            "dev losses say little about others"
+        )
+    return seen
 
 
 def lora_description(config: LoraConfig) -> dict[str, Any]:
@@ -357,7 +377,8 @@ def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Any:
 
     def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:
         tokens = sum(piece.tokens for piece in pieces)
-        supervised = values.pop("tokens")
+        supervised = sum(int(np.count_nonzero(piece.batch.mask_BT)) for piece in pieces)
+        del values["tokens"]  # the sum of their weights
         values["supervised_tokens"] = supervised
         values["tokens_per_second"] = tokens / seconds
         values["packing_efficiency"] = tokens / sum(p.batch.tokens_BT.size for p in pieces)
@@ -367,7 +388,7 @@ def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Any:
                 lora_config.rank,
                 lora_config.names,
                 tokens=tokens,
-                supervised=int(supervised),
+                supervised=supervised,
                 attended=sum(piece.attended for piece in pieces),
             )
             values["mfu"] = flops / seconds / (peak * jax.device_count())

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, check_choice, check_positive
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.workdir import open_encoder
@@ -45,12 +45,16 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
+    check_config(config)
 
     # ---- Data -----------------------------------------------------------------------------------
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
     chains, pools = training_chains(sets, config)
     num_dev = sum(len(one.dev) for one in sets)
+    dev_chains, dev_pools = dev_data(sets, kind)
+    problems = next_unit.next_units(dev_chains, dev_pools, kind)
+    state_lib.check_metric(config.best_metric, list(_metrics(problems, _no_embedding)))
     if config.head.rounds:
         link_head.check_settings(config.head, [q for one in sets for q in one.train])
 
@@ -73,11 +77,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
     state_lib.announce(
         f"{len(chains):,} chains, {num_dev:,} dev questions, {total_steps:,} steps of "
-        f"{config.batch_size} queries, mesh {dict(mesh.shape)}, "
+        f"{questions_per_step(config)} chains with up to {config.prefixes_per_question} queries "
+        f"each, mesh {dict(mesh.shape)}, "
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
     )
 
     # ---- Restore --------------------------------------------------------------------------------
+    examples = state_lib.digest(chains, pools, dev_chains, dev_pools)
     meta = {
         "component": "aligner",
         "model": state_lib.absolute(config.model.spec),
@@ -89,13 +95,16 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
-        "run": state_lib.fingerprint(config, ("keep_activations", "activations_gib")),
+        "run": {
+            **state_lib.fingerprint(config, ("keep_activations", "activations_gib")),
+            state_lib.EXAMPLES: examples,
+        },
     }
     checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps, batches)
 
     # ---- Train ----------------------------------------------------------------------------------
-    evaluate = make_evaluate(config, sets, encoder, mesh)
+    evaluate = make_evaluate(config, problems, encoder, mesh)
     complete = True
     with (
         checkpoints,
@@ -259,6 +268,18 @@ def training_chains(
     return chains, pools
 
 
+def dev_data(
+    sets: Sequence[Questions], kind: chains_lib.UnitKind
+) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
+    """As `training_chains`, of all dev questions."""
+    chains, pools = [], []
+    for dataset, _, dev in sets:
+        found = pools_lib.chains_and_pools(dataset, dev, kind) if dev else ([], [])
+        chains += found[0]
+        pools += found[1]
+    return chains, pools
+
+
 def num_steps(config: Config, chains: int) -> int:
     """Steps of a run over so many chains."""
     steps_per_epoch = max(chains // questions_per_step(config), 1)
@@ -274,15 +295,10 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
     """The sizes of every batch, as the config and the mesh say.
 
     Raises:
-      UserError: they do not fit each other.
+      UserError: one cannot be, or they do not fit each other.
     """
+    check_config(config)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.accumulation not in ("cached", "official"):
-        raise UserError(
-            f"config.accumulation is {config.accumulation!r}; it must be cached or official"
-        )
-    if config.activations_gib is not None:
-        check_at_least(0, config, "activations_gib")
     negative_sets = config.prefixes_per_question if config.chain_negatives else 1
     per_question = config.prefixes_per_question + negative_sets * config.num_negatives
     questions = questions_per_step(config)
@@ -361,25 +377,50 @@ def train_head(config: Config, workdir: pathlib.Path, sets: Sequence[Questions])
 
 
 def make_evaluate(
-    config: Config, sets: Sequence[Questions], encoder: TextEncoder, mesh: jax.sharding.Mesh
-) -> Any:
+    config: Config,
+    problems: Sequence[next_unit.NextUnit],
+    encoder: TextEncoder,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[nnx.State], dict[str, float]]:
     """A function from parameters to ``dev/...`` metrics over each question's own candidates."""
-    kind = config.data.units
-    problems = [
-        problem
-        for dataset, _, dev in sets
-        if dev
-        for problem in next_unit.next_units(*pools_lib.chains_and_pools(dataset, dev, kind), kind)
-    ]
-    if not problems:
-        return lambda params: {}
 
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):
             limit = config.query_max_length if role == "query" else config.unit_max_length
             return encode_lib.encode(encoder, params, texts, kind=role, max_length=limit, mesh=mesh)
 
-        metrics = next_unit.evaluate_next_unit(problems, embed)
-        return {f"dev/{name}": value for name, value in metrics.items()}
+        return _metrics(problems, embed)
 
     return evaluate
+
+
+def _metrics(problems: Sequence[next_unit.NextUnit], embed: next_unit.Embed) -> dict[str, float]:
+    if not problems:
+        return {}
+    metrics = next_unit.evaluate_next_unit(problems, embed)
+    return {f"dev/{name}": value for name, value in metrics.items()}
+
+
+def _no_embedding(texts: Sequence[str], role: str) -> np.ndarray:
+    """What shows which metrics there will be."""
+    del role
+    return np.zeros((len(texts), 1))
+
+
+# ------------------------------------------------------------------------------------ bookkeeping
+
+
+def check_config(config: Config) -> None:
+    """Raises UserError where a setting cannot be."""
+    state_lib.check_training(config)
+    ones = ("batch_size", "prefixes_per_question", "micro_batches", "chunk_tokens")
+    check_at_least(1, config, *ones)
+    check_at_least(1 if config.negatives == "own" else 0, config, "num_negatives")
+    check_at_least(3, config, "query_max_length", "unit_max_length")  # two tokens frame a text
+    check_at_least(0, config, "dev.questions", "head.rounds")
+    check_positive(config, "temperature")
+    check_choice("config.accumulation", config.accumulation, ("cached", "official"))
+    check_choice("config.negatives", config.negatives, pools_lib.NEGATIVES)
+    check_choice("config.order", config.order, pools_lib.ORDERS)
+    if config.activations_gib is not None:
+        check_at_least(0, config, "activations_gib")

@@ -27,8 +27,7 @@ def contrastive_loss(
       candidate_CD: float32 candidate embeddings, each distinct text once.
       positive_B: int32 index of each query's positive in ``candidate_CD``.
       count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked,
-        and
-        the positive counts at least once.
+        and the positive counts at least once.
       weight_B: float32, 1 for a query, 0 for a padding row.
       temperature: tau.
 

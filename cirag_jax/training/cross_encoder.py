@@ -6,7 +6,7 @@ import operator
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from cirag_jax.evaluation import reranking
 from cirag_jax.io import bar
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import PairTokens, score_groups, tokenize_pairs
@@ -49,9 +50,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
     train_questions, dev_questions = state_lib.hold_out(questions, config)
+    unmined = unmined_targets(config, dataset, train_questions)
+    problems = reranking.passage_problems(dataset, dev_questions, None, 0)
+    measured = [f"dev/{name}" for name in reranking.metrics([], [])] if problems else []
+    state_lib.check_metric(config.best_metric, measured)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     bi_encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
-    targets = make_targets(config, dataset, train_questions, bi_encoder)
+    targets = mine_targets(config, unmined, bi_encoder)
     sampling = data_lib.Sampling(
         config.targets_per_step,
         config.negatives.own,
@@ -80,12 +85,20 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     )
 
     # ---- Restore --------------------------------------------------------------------------------
+    # Not of what was mined: in the last bits, another mesh finds other texts near.
+    texts = (records for part in unmined for records in (part.targets, part.everything))
+    examples = state_lib.digest(*texts, problems)
     meta = {
         "component": "cross_encoder",
         "model": state_lib.absolute(config.model.spec),
         "max_length": model.max_length,
         "triple_text": None,
-        "run": state_lib.fingerprint(config, ("evaluate", "component")),
+        "trained_on": sorted(question.id for question in train_questions),
+        "run": {
+            **state_lib.fingerprint(config, ("evaluate", "component")),
+            "encoder.weights": of_model(config.encoder.model),
+            state_lib.EXAMPLES: examples,
+        },
     }
     if "triple" in config.kinds:
         meta["triple_text"] = dataclasses.asdict(TripleText("tuple", config.normalization))
@@ -93,7 +106,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
-    evaluate = make_evaluate(config, dataset, dev_questions, model, mesh)
+    evaluate = make_evaluate(config, problems, model, mesh)
     complete = True
     with (
         checkpoints,
@@ -218,32 +231,49 @@ def num_steps(config: Config, targets: int) -> int:
     return min(steps, config.max_steps) if config.max_steps and not config.num_steps else steps
 
 
-def make_targets(
-    config: Config, dataset: Dataset, questions: Sequence[Question], bi_encoder: Encoder
-) -> list[data_lib.Target]:
-    """All positives with their mined negatives, in a fixed order.
+class Unmined(NamedTuple):
+    """Positives of one kind, and all texts of that kind that their negatives are mined from."""
+
+    kind: data_lib.Kind
+    targets: list[data_lib.Target]
+    everything: list[str]
+
+
+def unmined_targets(
+    config: Config, dataset: Dataset, questions: Sequence[Question]
+) -> list[Unmined]:
+    """All positives with the texts of their own pools, in a fixed order.
 
     Raises:
       UserError: the data give none.
     """
-    depth = config.negatives.depth
-    found: list[data_lib.Target] = []
+    found: list[Unmined] = []
     if "passage" in config.kinds:
         targets = data_lib.passage_targets(dataset, questions)
         ids = dict.fromkeys(
             pid for q in questions for pid in (*(q.context or ()), *(q.supporting or ()))
         )
         everything = list(dict.fromkeys(passage_text(dataset.corpus[pid]) for pid in ids))
-        with bar("mining passages", len(everything)) as shown:
-            found += data_lib.mine(targets, everything, bi_encoder, depth, shown.update)
+        found.append(Unmined("passage", targets, everything))
     if "triple" in config.kinds:
         usable = [q for q in questions if data_lib.may_train_triples(dataset, q)]
         targets = data_lib.triple_targets(dataset, usable, config.normalization)
         everything = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
-        with bar("mining triples", len(everything)) as shown:
-            found += data_lib.mine(targets, everything, bi_encoder, depth, shown.update)
-    if not found:
+        found.append(Unmined("triple", targets, everything))
+    if not any(part.targets for part in found):
         raise UserError(f"{dataset.name} gives no pair of config.kinds={tuple(config.kinds)}")
+    return found
+
+
+def mine_targets(
+    config: Config, unmined: Sequence[Unmined], bi_encoder: Encoder
+) -> list[data_lib.Target]:
+    """All positives with their mined negatives, in their order."""
+    found: list[data_lib.Target] = []
+    for kind, targets, everything in unmined:
+        with bar(f"mining {kind}s", len(everything)) as shown:
+            depth = config.negatives.depth
+            found += data_lib.mine(targets, everything, bi_encoder, depth, shown.update)
     return found
 
 
@@ -284,13 +314,11 @@ def pack(
 
 def make_evaluate(
     config: Config,
-    dataset: Dataset,
-    questions: Sequence[Question],
+    problems: Sequence[reranking.Reranking],
     model: PairEncoder,
     mesh: jax.sharding.Mesh,
 ) -> Callable[[Any], dict[str, float]]:
     """A function from parameters to ``dev/...``: gold passages among each question's own."""
-    problems = reranking.passage_problems(dataset, questions, None, 0)
     if not problems:
         return lambda params: {}
 
@@ -378,7 +406,10 @@ def _scorer(
 
 def check_config(config: Config) -> None:
     """Raises UserError where a setting cannot be."""
+    state_lib.check_training(config)
     check_at_least(1, config, "targets_per_step", "max_length", "chunk_rows")
+    drawn = ("own", "mined", "easy", "depth")
+    check_at_least(0, config, "dev.questions", "max_steps", *(f"negatives.{n}" for n in drawn))
     unknown = set(config.kinds) - {"passage", "triple"}
     if unknown or not config.kinds:
         raise UserError(f"config.kinds={tuple(config.kinds)} must name passage, triple or both")

@@ -5,17 +5,31 @@ from typing import Any
 import jax
 import optax
 
-from cirag_jax.errors import check_choice
+from cirag_jax.errors import UserError, check_at_least, check_choice, check_positive
 from cirag_jax.types import Config
+
+SCHEDULES = ("linear", "cosine", "constant")
+
+
+def check_settings(config: Config) -> None:
+    """Raises UserError where a number or the schedule of ``config.optimizer`` cannot be.
+
+    Args:
+      config: of the whole training.
+    """
+    check_positive(config, "optimizer.learning_rate")
+    check_at_least(0, config, "optimizer.weight_decay", "optimizer.clip_norm")
+    ratio = config.optimizer.warmup_ratio
+    if not 0.0 <= ratio <= 1.0:
+        raise UserError(f"config.optimizer.warmup_ratio={ratio} must be in [0, 1].")
+    check_choice("config.optimizer.schedule", config.optimizer.schedule, SCHEDULES)
 
 
 def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
     """Learning rate by step: linear warm-up over ``warmup_ratio`` of the steps, then ``schedule``.
 
-    ``linear`` and ``cosine`` decay to zero at ``total_steps``; ``constant`` stays.
-
-    Raises:
-      UserError: unknown schedule.
+    ``linear`` and ``cosine`` decay to zero at ``total_steps``; ``constant`` stays. It must be one
+    of `SCHEDULES`, see `check_settings`.
     """
     warmup = int(round(config.warmup_ratio * total_steps))
     peak = config.learning_rate
@@ -25,7 +39,6 @@ def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
         "cosine": optax.cosine_decay_schedule(peak, rest),
         "constant": optax.constant_schedule(peak),
     }
-    check_choice("config.optimizer.schedule", config.schedule, decays)
     if warmup == 0:
         return decays[config.schedule]
     return optax.join_schedules(

@@ -37,14 +37,15 @@ class PreemptionGuard:
     The former handlers are back once the block is left. Outside the main thread, where Python
     allows no handlers, only setting ``signal_name`` raises the flag.
 
-    Time is up, too, ``minutes`` (0: never) after ``start`` (`time.monotonic`).
+    Time is up, too, ``minutes`` (0: never) after ``start`` (`time.monotonic`). Of several processes
+    the first whose time is up sends itself a SIGTERM, so that all agree on a step.
     """
 
     def __init__(self, start: float = 0.0, minutes: float = 0.0) -> None:
         self.signal_name: str | None = None
         self._time = start, minutes
         self._former: dict[signal.Signals, Any] = {}
-        self._distributed = False
+        self._distributed = self._announced = False
 
     def __enter__(self) -> PreemptionGuard:
         self._distributed = jax.process_count() > 1
@@ -61,9 +62,15 @@ class PreemptionGuard:
 
     def should_stop(self, step: int) -> bool:
         """Whether to save and leave now that ``step`` steps are done; call it once a step."""
-        if self._distributed and multihost_utils.reached_preemption_sync_point(step):
-            self.signal_name = "SIGTERM"
-        return self.signal_name is not None or out_of_time(*self._time)
+        time_is_up = out_of_time(*self._time)
+        if self._distributed:
+            if time_is_up and not self._announced:
+                self._announced = True
+                signal.raise_signal(signal.SIGTERM)
+            if multihost_utils.reached_preemption_sync_point(step):
+                self.signal_name = "SIGTERM"
+            time_is_up = False  # The clocks differ: only the step they agree on ends it.
+        return self.signal_name is not None or time_is_up
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

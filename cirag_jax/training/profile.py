@@ -31,7 +31,7 @@ class StepProfile(Closing):
 
     def __init__(self, steps: str | None, workdir: pathlib.Path):
         self._folder = workdir / FOLDER
-        self._first, self._last = (0, 0) if steps is None else _range(steps)
+        self._first, self._last = (0, 0) if steps is None else parse_steps(steps)
         self._tracing = False
 
     def sent(self, step: int) -> None:
@@ -54,7 +54,8 @@ class StepProfile(Closing):
                 io.say(f"a profile is in {self._folder}")
 
 
-def _range(steps: str) -> tuple[int, int]:
+def parse_steps(steps: str) -> tuple[int, int]:
+    """The first and the last step of ``FIRST:LAST``; `UserError`: see `StepProfile`."""
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", steps)
     if match is None or not 2 <= int(match[1]) <= int(match[2]):
         raise UserError(

@@ -1,8 +1,9 @@
 """What every trainer shares: its state, the run that it resumes, the metrics of its steps."""
 
 import functools
+import hashlib
 import pathlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +13,13 @@ import optax
 from flax import nnx
 
 from cirag_jax import io, sharding
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.fingerprint import check_same, of_model, of_packages
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
+from cirag_jax.training import optimizers
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
-from cirag_jax.training.profile import StepProfile
+from cirag_jax.training.profile import StepProfile, parse_steps
 from cirag_jax.types import Config, Question
 
 EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
@@ -131,6 +133,26 @@ def component_of(config: Config) -> str:
     return component
 
 
+def check_training(config: Config) -> None:
+    """Raises UserError where a setting that every trainer has cannot be."""
+    check_at_least(1, config, "keep_checkpoints")
+    zeros = ("num_epochs", "num_steps", "eval_every", "save_every", "stop_after_minutes")
+    check_at_least(0, config, *zeros)
+    if not config.num_steps and not config.num_epochs:
+        raise UserError("config.num_epochs and config.num_steps must not both be 0")
+    optimizers.check_settings(config)
+    if config.get("profile_steps") is not None:
+        parse_steps(config.profile_steps)
+
+
+def check_metric(name: str, measured: Collection[str]) -> None:
+    """Raises UserError where dev examples are ``measured``, but not by the metric that chooses."""
+    if measured and name not in measured:
+        raise UserError(
+            f"config.best_metric={name} is not measured here; there are {', '.join(measured)}"
+        )
+
+
 # ---------------------------------------------------------------------------------------- resuming
 
 
@@ -171,6 +193,16 @@ def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:
     fields = {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
     base = of_model(config.model.spec or DEFAULT_DECODER)
     return {**fields, "base": base, "packages": of_packages("tokenizers")}
+
+
+def digest(*parts: Iterable[Any]) -> str:
+    """SHA-256 of what is trained on and measured, records of texts: what `EXAMPLES` holds."""
+    found = hashlib.sha256()
+    for part in parts:
+        for record in part:
+            found.update(repr(record).encode() + b"\n")
+        found.update(b"\n")
+    return found.hexdigest()
 
 
 def restore(

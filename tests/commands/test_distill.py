@@ -9,13 +9,15 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import backends
+from cirag_jax.commands import backends, distill
+from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories
+from cirag_jax.distill.oracle import gold_of
 from cirag_jax.llm.types import Generated, Message, Usage, failed
 from cirag_jax.prompts import cirag as prompts
 from cirag_jax.reports import trace
 from cirag_jax.runtime.journal import Journal
-from cirag_jax.types import Step
+from cirag_jax.types import Prediction, Step
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -129,6 +131,28 @@ def test_a_trajectory_is_what_the_loop_asked_and_was_told(whole):
         said = [Message(**m).text for m in request["messages"]]
         assert said == [message.text for message in messages]
         assert response["text"] == step.response == prompts.render_decision(step, "ascii")
+
+
+def test_what_is_cut_off_solves_nothing_and_is_said():
+    """The second fact was found after the second round that kept nothing."""
+    data = tiny.dataset()
+    question, config = data.questions[0], load_config("configs/trajectories.py", [])
+    gold = gold_of(question, data.corpus, data.triples, "ascii")
+    born, patron = data.triples["p0"][0], data.triples["t0"][0]
+    rounds = ((born,), "one"), ((), "two"), ((), "three"), ((patron,), None)
+    steps = [
+        Step("a query", candidates=(born, patron), scores=(1.0, 0.5), kept=kept, next_query=asked)
+        for kept, asked in rounds
+    ]
+
+    def made(*steps):
+        prediction = Prediction("", "default", steps=steps)
+        return distill._trajectory(prediction, question, "annotations", gold, config)
+
+    cut = made(*steps)
+    assert (len(cut.steps), cut.end, cut.solved) == (2, "in_vain", False)
+    whole = made(steps[0], steps[1], steps[3])
+    assert (len(whole.steps), whole.end, whole.solved) == (3, "stopped", True)
 
 
 def test_the_viewer_takes_no_answer_for_a_wrong_one(whole, tmp_path):

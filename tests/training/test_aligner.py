@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import signal
 
 import jax
@@ -246,6 +247,68 @@ def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
     text = {"angle": "<ÅS; IS; ost>", "tuple": "('s', 'is', 'ost')"}[form]
     (scores,) = open_ranker(config, "triples").score(["q"], [[Triple("ÅS", "IS", "ost"), text]])
     assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": -0.05}, r"config\.temperature=-0\.05 must be above 0"),
+        ({"prefixes_per_question": 0}, r"config\.prefixes_per_question=0 must be at least 1"),
+        ({"batch_size": -5}, r"config\.batch_size=-5 must be at least 1"),
+        ({"chunk_tokens": 0}, r"config\.chunk_tokens=0 must be at least 1"),
+        ({"accumulation": "official", "micro_batches": 0}, r"config\.micro_batches=0"),
+        ({"accumulation": "some"}, r"config\.accumulation='some' must be one of cached, official"),
+        ({"num_negatives": -1}, r"config\.num_negatives=-1 must not be negative"),
+        ({"num_negatives": 0, "negatives": "own"}, r"config\.num_negatives=0 must be at least 1"),
+        ({"negatives": "all"}, r"config\.negatives='all' must be one of own, in_batch, cross_d"),
+        ({"order": "any"}, r"config\.order='any' must be one of dependency, printed, annotation"),
+        ({"query_max_length": 0}, r"config\.query_max_length=0 must be at least 3"),
+        ({"dev.questions": -1}, r"config\.dev\.questions=-1 must not be negative"),
+        ({"activations_gib": -1.0}, r"config\.activations_gib=-1\.0 must not be negative"),
+        # What every trainer has.
+        ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),
+        ({"eval_every": -1}, r"config\.eval_every=-1 must not be negative"),
+        ({"save_every": -1}, r"config\.save_every=-1 must not be negative"),
+        ({"stop_after_minutes": -1.0}, r"config\.stop_after_minutes=-1\.0 must not be negative"),
+        ({"num_epochs": -1.0}, r"config\.num_epochs=-1\.0 must not be negative"),
+        ({"num_steps": 0, "num_epochs": 0.0}, "must not both be 0"),
+        ({"profile_steps": "9"}, r"config\.profile_steps='9' must be FIRST:LAST"),
+        (
+            {"optimizer.learning_rate": 0.0},
+            r"config\.optimizer\.learning_rate=0\.0 must be above 0",
+        ),
+        ({"optimizer.warmup_ratio": 2.0}, r"optimizer\.warmup_ratio=2\.0 must be in \[0, 1\]"),
+        ({"optimizer.weight_decay": -1.0}, r"optimizer\.weight_decay=-1\.0 must not be negative"),
+        ({"optimizer.schedule": "step"}, r"config\.optimizer\.schedule='step' must be one of lin"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_data_are_read(tmp_path, changes, message):
+    config = _config(("nowhere", "nowhere"), **changes)
+    with pytest.raises(UserError, match=message):
+        aligner.train_and_evaluate(config, tmp_path)
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_path):
+    wanted = r"best_metric=dev/ndcg is not measured here; there are dev/mrr, dev/recall@1, "
+    with pytest.raises(UserError, match=wanted):
+        aligner.train_and_evaluate(_config(folders, best_metric="dev/ndcg"), tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    # Nothing is measured: none is refused.
+    changes = {"best_metric": "dev/ndcg", "dev.split": "null", "dev.questions": 0, "num_steps": 1}
+    assert aligner.train_and_evaluate(_config(folders, **changes), tmp_path)["best_step"] is None
+
+
+@pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one
+def test_other_data_on_the_same_workdir_are_refused(folders, tmp_path, one_device, index):
+    data, made = tmp_path / "data", tiny.dataset()
+    config = _config((folders[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
+    aligner.train_and_evaluate(config, tmp_path / "w")
+    questions = list(made.questions)
+    questions[index] = dataclasses.replace(questions[index], question="another question")
+    shutil.rmtree(data)
+    jsonl.write_dataset(dataclasses.replace(made, questions=tuple(questions)), data)
+    with pytest.raises(UserError, match="was started with other training examples"):
+        aligner.train_and_evaluate(config, tmp_path / "w")
 
 
 def test_another_config_on_the_same_workdir_is_refused(folders, tmp_path, one_device):

@@ -1,7 +1,10 @@
 """Training of the cross-encoder: the step against torch, resumption, what is compared, export."""
 
+import dataclasses
 import json
 import pathlib
+import runpy
+import shutil
 import signal
 
 import jax
@@ -10,10 +13,11 @@ import pytest
 
 from cirag_jax import sharding
 from cirag_jax.config_files import load_config
-from cirag_jax.datasets import load
+from cirag_jax.datasets import jsonl, load
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import reranking
 from cirag_jax.models.cross_encoder import load_cross_encoder
+from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.export import export_cross_encoder
 from cirag_jax.models.io.workdir import component_of, open_cross_encoder, open_encoder
 from cirag_jax.retrieval.encoders import open_encoder_for
@@ -59,9 +63,8 @@ def _step(folders, mesh, repeats=1, **changes):
     config = _config(folders, **changes)
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
-    targets = cross_encoder.make_targets(
-        config, dataset, questions, open_encoder_for(config.encoder)
-    )
+    unmined = cross_encoder.unmined_targets(config, dataset, questions)
+    targets = cross_encoder.mine_targets(config, unmined, open_encoder_for(config.encoder))
     model = load_cross_encoder(config.model.spec, mesh=mesh, new_head=0, max_length=64)
     sampling = data_lib.Sampling(6, 2, 1, 2, 0)
     pairs = data_lib.pairs_of_step(targets, 0, sampling)
@@ -178,6 +181,12 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
     model, meta = open_cross_encoder(str(tmp_path / "w"))
     assert meta["max_length"] == model.max_length == 64
     assert meta["triple_text"] == {"form": "tuple", "normalization": "ascii"}
+    export = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    for setting in ("dtype=bfloat16", "share=0.5", "merge=true"):
+        given = [f"--config.checkpoint={tmp_path / 'w'}", f"--config.{setting}"]
+        field = setting.partition("=")[0]
+        with pytest.raises(UserError, match=rf"config\.{field} needs an adapter; .* is not one"):
+            export(load_config(str(_ROOT / "configs/export.py"), given), tmp_path / "e")
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
     done = command(
         "export.py", f"--workdir={tmp_path / 'e'}", f"--config.checkpoint={tmp_path / 'w'}"
@@ -209,6 +218,36 @@ def test_ranks_are_against_the_scorer_and_figures_per_question():
     assert values["recall@1"] == [0.5] and values["recall@2"] == [0.5] and values["recall@3"] == [1]
 
 
+def test_other_data_or_another_encoder_on_the_same_workdir_are_refused(
+    folders, tmp_path, one_device
+):
+    data, made = tmp_path / "data", tiny.dataset()
+    encoder = shutil.copytree(folders[0], tmp_path / "encoder")
+    changes = {"num_steps": 1, "eval_every": 0, "encoder.model": encoder}
+    config = _config((folders[0], tiny.dataset_folder(data)), **changes)
+    cross_encoder.train_and_evaluate(config, tmp_path / "w")
+    with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
+        learnt = checkpoints.meta()["trained_on"]
+    assert len(learnt) == 6
+    held_out = ({f"q{index}" for index in range(8)} - set(learnt)).pop()
+    for name in (learnt[0], held_out):
+        questions = tuple(
+            dataclasses.replace(q, question="another") if q.id == name else q
+            for q in made.questions
+        )
+        shutil.rmtree(data)
+        jsonl.write_dataset(dataclasses.replace(made, questions=questions), data)
+        with pytest.raises(UserError, match="was started with other training examples"):
+            cross_encoder.train_and_evaluate(config, tmp_path / "w")
+    shutil.rmtree(data)
+    tiny.dataset_folder(data)
+    cross_encoder.train_and_evaluate(config, tmp_path / "w")  # the same run again
+    shutil.rmtree(encoder)
+    shutil.copytree(tiny.model_folder(tmp_path / "other", d_model=16), encoder)
+    with pytest.raises(UserError, match=r"other content of encoder\.weights"):
+        cross_encoder.train_and_evaluate(config, tmp_path / "w")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -216,6 +255,9 @@ def test_ranks_are_against_the_scorer_and_figures_per_question():
         ({"buckets": "(64, 32)"}, r"config\.buckets=\(64, 32\)"),
         ({"dev.questions": 8}, "would leave none of the 8 questions"),
         ({"targets_per_step": 0}, r"config\.targets_per_step=0"),
+        ({"negatives.own": -1}, r"config\.negatives\.own=-1 must not be negative"),
+        ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),
+        ({"best_metric": "dev/map"}, r"best_metric=dev/map is not measured here; .* dev/mrr, dev/"),
         ({"optimizer.learning_rate": 1e38}, r"step \d+: .* not finite"),
     ],
 )

@@ -64,17 +64,20 @@ def test_time_is_up(minutes, stops):
 
 
 WORKER = """
-import os, signal, sys
+import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import jax
 jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
 from jax.experimental import multihost_utils
 from cirag_jax.training.preemption import PreemptionGuard
 
-with PreemptionGuard() as guard:
+by_signal, second = sys.argv[4] == "signal", jax.process_index() == 1
+# The time of the second is up at once, that of the first never.
+start = time.monotonic() - (120 if second else 0)
+with PreemptionGuard(start, 0 if by_signal else 1) as guard:
     for step in range(1, 2000):
         multihost_utils.process_allgather(jax.numpy.ones(1))  # a train step keeps them in step
-        if step == 3 and jax.process_index() == 1:
+        if step == 3 and second and by_signal:
             os.kill(os.getpid(), signal.SIGTERM)
         if guard.should_stop(step):
             print(step, guard.signal_name)
@@ -82,13 +85,14 @@ with PreemptionGuard() as guard:
 """
 
 
-def test_every_process_stops_after_the_same_step(repository):
+@pytest.mark.parametrize("why", ["signal", "time"])
+def test_every_process_stops_after_the_same_step(repository, why):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(repository), address, str(index)],
+            [sys.executable, "-c", WORKER, str(repository), address, str(index), why],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,4 +107,4 @@ def test_every_process_stops_after_the_same_step(repository):
     said = [out.splitlines()[-1] for out, _ in outputs]  # Gloo greets first
     assert said[0] == said[1], outputs
     step, name = said[0].split()
-    assert int(step) >= 3 and name == "SIGTERM"
+    assert int(step) >= (3 if why == "signal" else 1) and name == "SIGTERM"

@@ -6,13 +6,13 @@ import hashlib
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from flax import nnx
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
@@ -106,7 +106,7 @@ def trained_units(spec: str) -> str | None:
     Returns:
       None where it is no aligner, or does not say.
     """
-    meta = _training(spec)
+    meta = training_of(spec)
     return meta.get("units") if _component(meta) == "aligner" else None
 
 
@@ -114,10 +114,10 @@ def trained_on(spec: str) -> frozenset[str]:
     """Ids of the questions that a model was trained on, as far as it says; ``spec`` is as that of
     `trained_units`, or a language model's adapter.
     """
-    return frozenset(_training(spec).get("trained_on", ()))
+    return frozenset(training_of(spec).get("trained_on") or ())
 
 
-def _training(spec: str) -> dict[str, Any]:
+def training_of(spec: str) -> dict[str, Any]:
     """What a workdir's latest checkpoint, or an export, says of its training; empty for others."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
@@ -223,33 +223,38 @@ def export_adapter(
     folder: pathlib.Path,
     *,
     merge: bool = False,
-    dtype: str = "float32",
+    dtype: Literal["float32", "bfloat16"] | None = None,
     average_with: str | None = None,
-    share: float = 0.5,
+    share: float | None = None,
 ) -> dict[str, Any]:
     """Writes a workdir's best adapter for PEFT, or with ``merge`` its base with the adapter added
     to it.
 
-    An earlier adapter in ``folder`` is replaced; a merged model, in the precision of its base, must
-    find it empty.
+    An earlier adapter in ``folder`` is replaced; a merged model must find it empty.
 
     Args:
       spec: the workdir.
       folder: where to.
       merge: see above.
-      dtype: of the adapter's tensors.
+      dtype: of the tensors; None: an adapter's are float32, a merged model's are bfloat16 where
+        its base says so of its own, else float32.
       average_with: an adapter that this one's training went on from; the weighted mean of the two
         is written, which forgets less of what only the earlier one was trained on.
-      share: of this one in that mean.
+      share: of this one in that mean; None: 0.5.
 
     Returns:
       What the checkpoint says, see `open_adapter`.
 
     Raises:
-      UserError: the workdir or the folder cannot be used, or the two adapters do not fit.
+      UserError: an argument cannot be, the workdir or the folder cannot be used, or the two
+        adapters do not fit.
     """
+    check_choice("config.dtype", dtype, (None, "float32", "bfloat16"))
+    if average_with is None and share is not None:
+        raise UserError(f"config.share={share} needs config.average_with.")
     state, config, meta = open_adapter(spec)
     if average_with is not None:
+        share = 0.5 if share is None else share
         if not 0.0 < share < 1.0:
             raise UserError(f"config.share={share} must lie between 0 and 1.")
         before = check_role(average_with, str(meta["component"]))
@@ -260,13 +265,19 @@ def export_adapter(
         meta = {**meta, "trained_on": sorted(learnt)}
     if not merge:
         told = {name: meta.get(name) for name in _TOLD}
-        base, card = hub_id(meta["model"]), _adapter_card(meta)
-        save_adapter(state, config, folder, base, dtype=dtype, training=told, card=card)
+        base, card, how = hub_id(meta["model"]), _adapter_card(meta), dtype or "float32"
+        save_adapter(state, config, folder, base, dtype=how, training=told, card=card)
         return meta
-    base = load_decoder(meta["model"])
+    base = load_decoder(meta["model"], param_dtype=dtype or _stored_dtype(meta["model"]))
     params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
     save_decoder(base, params, folder)
     return meta
+
+
+def _stored_dtype(spec: str) -> Literal["float32", "bfloat16"]:
+    """What holds a decoder's stored weights without loss, as its ``config.json`` names them."""
+    _, told = read_decoder_config(resolve_decoder(spec))
+    return "bfloat16" if told.get("dtype", told.get("torch_dtype")) == "bfloat16" else "float32"
 
 
 def _adapter_card(meta: dict[str, Any]) -> str:

@@ -54,8 +54,12 @@ class Data(NamedTuple):
     @property
     def trained_on(self) -> tuple[str, ...]:
         """Ids of the questions (extractor: passages) of the training examples, sorted."""
-        sources = {example.source for example in self.train}
-        return tuple(sorted({one for source in sources for one in comparisons.sources(source)}))
+        return _sources(self.train)
+
+    @property
+    def measured_on(self) -> tuple[str, ...]:
+        """As `trained_on`, of the dev examples."""
+        return _sources(self.dev)
 
     @property
     def prompt_digest(self) -> str:
@@ -70,6 +74,11 @@ class Data(NamedTuple):
                 found.update(example.tokens_T.tobytes() + example.weight_T.tobytes() + b"|")
             found.update(b"||")
         return found.hexdigest()
+
+
+def _sources(examples: Iterable[Example]) -> tuple[str, ...]:
+    sources = {example.source for example in examples}
+    return tuple(sorted({one for source in sources for one in comparisons.sources(source)}))
 
 
 def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:

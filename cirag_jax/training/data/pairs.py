@@ -7,6 +7,7 @@ question's own pool and from all passages (or triples) that a bi-encoder finds n
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,8 @@ class Target:
     """A query, one text that is relevant to it, and texts that are not.
 
     ``own`` are texts of the question's own pool, ``mined`` of everything else, both nearest first
-    by the bi-encoder.
+    by the bi-encoder. ``gold`` are all positives of the question, its sub-questions' included: no
+    easy negatives.
     """
 
     kind: Kind
@@ -37,6 +39,7 @@ class Target:
     positive: str
     own: tuple[str, ...]
     mined: tuple[str, ...] = ()
+    gold: tuple[str, ...] = ()
 
 
 class Batch(NamedTuple):
@@ -92,20 +95,21 @@ def passage_targets(dataset: Dataset, questions: Sequence[Question]) -> list[Tar
 
     For a sub-question the passages of other hops are negatives too.
     """
-    targets = []
+    targets: list[Target] = []
     for question in questions:
-        gold = question.supporting or ()
+        gold, made = question.supporting or (), list[Target]()
         pool = dict.fromkeys(question.context or gold)
 
         def text_of(pid: str) -> str:
             return chains_lib.passage_text(dataset.corpus[pid])
 
         rest = tuple(text_of(pid) for pid in pool if pid not in gold)
-        targets += [Target("passage", question.question, text_of(pid), rest) for pid in gold]
+        made += [Target("passage", question.question, text_of(pid), rest) for pid in gold]
         for sub_question, step in _sub_questions(question):
             if step.supporting:
                 others = tuple(text_of(pid) for pid in pool if pid != step.supporting)
-                targets.append(Target("passage", sub_question, text_of(step.supporting), others))
+                made.append(Target("passage", sub_question, text_of(step.supporting), others))
+        targets += _with_gold(made)
     return targets
 
 
@@ -118,13 +122,13 @@ def triple_targets(
     states a fact several times. A data set without extracted triples (2WikiMultihopQA) gives its
     annotated evidences as positives and has no pool; one with some gives those alone.
     """
-    write, targets = TripleText("tuple", normalization), []
+    write, targets = TripleText("tuple", normalization), list[Target]()
     for question in questions:
         pool = _triple_pool(dataset, question)
         positives = gold_triples(dataset, question)
         answers = [*question.answers, *(s.answer for s in question.decomposition or ())]
         rest = _negatives(pool, positives, answers, set(question.supporting or ()), write)
-        targets += [Target("triple", question.question, write(t), rest) for t in positives]
+        made = [Target("triple", question.question, write(t), rest) for t in positives]
         for sub_question, step in _sub_questions(question):
             if not step.supporting:
                 continue
@@ -138,8 +142,15 @@ def triple_targets(
             )
             found = gold_triples(dataset, alone)
             rest = _negatives(pool, found, [step.answer], {step.supporting}, write)
-            targets += [Target("triple", sub_question, write(t), rest) for t in found]
+            made += [Target("triple", sub_question, write(t), rest) for t in found]
+        targets += _with_gold(made)
     return targets
+
+
+def _with_gold(targets: Sequence[Target]) -> list[Target]:
+    """The targets of one question, which know each other's positives."""
+    gold = tuple(dict.fromkeys(target.positive for target in targets))
+    return [dataclasses.replace(target, gold=gold) for target in targets]
 
 
 def gold_triples(dataset: Dataset, question: Question) -> tuple[Triple, ...]:
@@ -276,12 +287,18 @@ def pairs_of_step(
 def _target(targets: Sequence[Target], number: int, seed: int) -> Target:
     """The target in this place of the endless sequence of epochs."""
     epoch, place = divmod(number, len(targets))
-    return targets[np.random.default_rng((seed, epoch)).permutation(len(targets))[place]]
+    return targets[_order(seed, epoch, len(targets))[place]]
+
+
+@functools.lru_cache(maxsize=2)  # a step may begin in one epoch and end in the next
+def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order of an epoch's targets."""
+    return np.random.default_rng((seed, epoch)).permutation(count)
 
 
 def _easy(target: Target, drawn: Sequence[Target], taken: set[str]) -> list[str]:
     """Positives of other questions, of the same kind; a text of the own pool may be relevant."""
-    known = {target.positive, *target.own, *taken}
+    known = {target.positive, *target.gold, *target.own, *taken}
     same = {t.positive for t in drawn if t.query == target.query}
     texts = dict.fromkeys(t.positive for t in drawn if t.kind == target.kind)
     return [text for text in texts if text not in known and text not in same]

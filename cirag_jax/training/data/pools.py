@@ -24,12 +24,11 @@ from cirag_jax.datasets.chains import (
     silver_chains,
     units_of,
 )
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Question
 
-_EPOCHS = (
-    1 << 32
-)  # More than anyone waits for; without an end, batches of one overflow grain's count.
+# More than anyone waits for; without an end, batches of one overflow grain's count.
+_EPOCHS = 1 << 32
 
 NEGATIVES = ("own", "in_batch", "cross_device")
 ORDERS = ("dependency", "printed", "annotation")
@@ -51,12 +50,6 @@ class Sampling:
     num_negatives: int
     order: Literal["dependency", "printed", "annotation"] = "dependency"
     chain_negatives: bool = False
-
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise UserError(
-                f"config.order is {self.order!r}; it must be one of {', '.join(ORDERS)}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,10 +225,13 @@ class Layout:
     chunk_tokens: int
     bucket_lengths: tuple[int, ...]
 
+    @property
+    def groups(self) -> int:
+        """Parts of a batch: one for each device in each micro-batch."""
+        return self.micro_batches * self.device_groups
+
     def __post_init__(self) -> None:
-        check_choice("config.negatives", self.negatives, NEGATIVES)
-        groups = self.micro_batches * self.device_groups
-        if self.num_queries % groups:
+        if self.num_queries % self.groups:
             raise UserError(
                 f"the batch of {self.num_queries} queries does not divide into "
                 f"{self.micro_batches} micro-batches on {self.device_groups} devices; choose "
@@ -244,9 +240,19 @@ class Layout:
 
 
 def build_batch(
-    examples: Sequence[Example], layout: Layout, tokenize: Tokenize, pad_id: int
+    examples: Sequence[Example],
+    layout: Layout,
+    tokenize: Tokenize,
+    pad_id: int,
+    group_of: Sequence[int] | None = None,
 ) -> Batch:
-    """Lays examples out as one batch: distinct texts, who sees whom, and chunks by length."""
+    """Lays examples out as one batch: distinct texts, who sees whom, and chunks by length.
+
+    ``group_of`` says which of ``layout.groups`` each example is in; None: the rows of a full batch
+    are divided evenly.
+    """
+    if group_of is None:
+        group_of = [i * layout.groups // layout.num_queries for i in range(len(examples))]
     candidates: dict[str, int] = {}
     for example in examples:
         for text in (example.positives[0], *example.negatives):
@@ -260,18 +266,22 @@ def build_batch(
     return Batch(
         _chunks(tokens, rows, layout, pad_id),
         positive_B,
-        _counts(examples, candidates, layout),
+        _counts(examples, candidates, layout, group_of),
         weight_B,
         sum(map(len, tokens)),
     )
 
 
-def _counts(examples: Sequence[Example], candidates: dict[str, int], layout: Layout) -> np.ndarray:
+def _counts(
+    examples: Sequence[Example],
+    candidates: dict[str, int],
+    layout: Layout,
+    group_of: Sequence[int],
+) -> np.ndarray:
     """count_BC: how often each candidate stands in each query's denominator."""
-    per_group = layout.num_queries // (layout.micro_batches * layout.device_groups)
 
     def group(index: int) -> tuple[int, ...]:
-        micro, device = divmod(index // per_group, layout.device_groups)
+        micro, device = divmod(group_of[index], layout.device_groups)
         if layout.negatives == "own":
             return (index,)
         return (micro,) if layout.negatives == "cross_device" else (micro, device)
@@ -358,7 +368,8 @@ def batches(
 ) -> grain.DatasetIterator:
     """An endless iterator of ``Batch``, reshuffled every epoch, whose state is JSON-sized.
 
-    A batch holds ``layout.num_queries // sampling.prefixes_per_question`` questions.
+    A batch holds ``layout.num_queries // sampling.prefixes_per_question`` questions, divided
+    evenly over the layout's groups: chains may have fewer prefixes than asked for.
     """
     per_batch = layout.num_queries // sampling.prefixes_per_question
     if len(chains) < per_batch:
@@ -366,6 +377,12 @@ def batches(
             f"config.batch_size needs {per_batch} questions a batch, but only {len(chains)} have "
             "a chain"
         )
+
+    def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
+        examples = [example for made in questions for example in made]
+        groups = [i * layout.groups // per_batch for i, made in enumerate(questions) for _ in made]
+        return build_batch(examples, layout, tokenize, pad_id, groups)
+
     dataset = (
         grain.MapDataset.source(list(zip(chains, pools, strict=True)))
         .seed(seed)
@@ -373,8 +390,7 @@ def batches(
         .repeat(_EPOCHS)
         .random_map(_Sample(kind, sampling))
         .batch(per_batch, batch_fn=list)
-        .map(lambda groups: [example for group in groups for example in group])
-        .map(lambda examples: build_batch(examples, layout, tokenize, pad_id))
+        .map(lay_out)
     )
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(dataset.to_iter_dataset(options))

@@ -151,6 +151,45 @@ def test_a_steps_pairs_depend_on_its_number_alone_and_an_epoch_has_every_target_
         assert [relevant for _, _, relevant in pairs[start : start + 4]] == [True] + [False] * 3
 
 
+def test_an_order_is_drawn_once_an_epoch(monkeypatch):
+    targets, sampling = _targets(12), data_lib.Sampling(5, own=1, mined=0, easy=0, seed=77)
+    wanted = [
+        targets[place].query
+        for epoch in range(2)
+        for place in np.random.default_rng((77, epoch)).permutation(12)
+    ]
+    drawn, made = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: (drawn.append(seed), made(seed))[1])
+    steps = [data_lib.pairs_of_step(targets, step, sampling) for step in range(4)]
+    assert [q for step in steps for q, _, relevant in step if relevant] == wanted[:20]
+    assert [seed for seed in drawn if len(seed) == 2] == [(77, 0), (77, 1)]
+
+
+def test_no_gold_passage_of_a_question_is_an_easy_negative_of_it():
+    """Where it is another query's positive: a sub-question's, or another question's."""
+    dataset = _musique()
+    question = dataclasses.replace(dataset.questions[0], context=("a", "b"))
+    other = dataclasses.replace(
+        question, id="other", question="Who is the mayor of Xi?", supporting=("b", "x"),
+        context=("b", "x"), decomposition=None,
+    )  # fmt: skip
+    targets = data_lib.passage_targets(dataset, [question, other])
+    texts = {name: passage_text(passage) for name, passage in dataset.corpus.items()}
+
+    def easy(*drawn):
+        """Of the first, which asks the question and has a's text as its positive."""
+        sampling = data_lib.Sampling(len(drawn), own=0, mined=0, easy=3, seed=0)
+        pairs = data_lib.pairs_of_step(drawn, 0, sampling)
+        return {text for query, text, relevant in pairs if query == drawn[0].query and not relevant}
+
+    whole = next(t for t in targets if (t.query, t.positive) == (question.question, texts["a"]))
+    part = next(t for t in targets if t.query == "Who is the mayor of Bo?")
+    shared, apart = (t for t in targets if t.query == other.question)
+    assert (part.positive, shared.positive, apart.positive) == (texts["b"], texts["b"], texts["x"])
+    assert easy(whole, part) == easy(whole, shared) == set()
+    assert easy(whole, part, apart) == {texts["x"]}
+
+
 @pytest.mark.parametrize(
     ("own", "mined", "negatives"), [(0, 9, 3), (1, 9, 3), (9, 0, 3), (1, 1, 2)]
 )

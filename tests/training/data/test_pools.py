@@ -147,8 +147,6 @@ def test_printed_order_takes_the_first_units_of_any_chain():
     for chain in (BRIDGE, COMPARISON):
         found = {(e.query, e.positives) for e in _draws(chain, Sampling(3, 0, order="printed"))}
         assert found == expected
-    with pytest.raises(UserError, match="config.order is 'any'; it must be one of dependency"):
-        Sampling(1, 1, order="any")  # type: ignore[arg-type]
 
 
 def test_negatives_are_distinct_shared_and_never_gold():
@@ -224,6 +222,24 @@ def test_in_batch_groups_lie_inside_micro_batches():
     assert counts[0] == {"pos a": 1, "neg 1": 1}  # One query a group.
 
 
+def test_groups_are_of_questions_however_short_their_chains():
+    """Chains of two steps give two of four queries: no group stays empty, none has two chains."""
+    chains = [
+        Chain(f"q{i}", f"question {i}", (unit(f"a{i}"), unit(f"b{i}")), ((), (0,)), False)
+        for i in range(4)
+    ]
+    pools = [[*chain.steps, unit(f"n{i}")] for i, chain in enumerate(chains)]
+    layout = dataclasses.replace(LAYOUT, num_queries=16, num_candidates=40, micro_batches=4)
+    batch = next(batches(chains, pools, "triple", Sampling(4, 1), layout, tokenize, 0, 0))
+    count_BC = batch.count_BC[batch.weight_B > 0]
+    assert (count_BC.sum(axis=1) == 3).all()  # its own positives, a and b, and n
+    assert ((count_BC.sum(axis=0) == 2) | (count_BC.sum(axis=0) == 0)).all()
+    # One group has them all, as before there were groups.
+    whole = dataclasses.replace(layout, micro_batches=1)
+    batch = next(batches(chains, pools, "triple", Sampling(4, 1), whole, tokenize, 0, 0))
+    assert (batch.count_BC[batch.weight_B > 0].sum(axis=1) == 12).all()
+
+
 def test_every_text_goes_once_to_its_own_row():
     batch = build_batch(EXAMPLES, LAYOUT, tokenize, 0)
     rows = {}
@@ -251,11 +267,9 @@ def test_a_chunk_grows_with_the_devices_and_shrinks_with_the_texts():
     assert rows_per_chunk(64, 1, layout) == 8  # longer than what a device takes: one row each
 
 
-def test_indivisible_batch_and_unknown_negatives_are_refused():
+def test_an_indivisible_batch_is_refused():
     with pytest.raises(UserError, match="does not divide into 3 micro-batches"):
         dataclasses.replace(LAYOUT, micro_batches=3)
-    with pytest.raises(UserError, match="config.negatives='all' must be one of own"):
-        dataclasses.replace(LAYOUT, negatives="all")
 
 
 def _iterator(seed=0, prefixes=2):
