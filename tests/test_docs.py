@@ -1,0 +1,99 @@
+"""What the documentation promises: commands whose settings exist, links that lead somewhere."""
+
+import functools
+import pathlib
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cirag_jax import cli
+from cirag_jax.config_files import load_config
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "experiments/*.md", "cirag_jax/shipped/*/README.md")
+    for path in ROOT.glob(pattern)
+)
+_FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^ {4}\S.*\n)+", re.MULTILINE)
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def commands(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Name and arguments of every ``launch/NAME.py`` in a page's blocks of code."""
+    text = (ROOT / page).read_text("utf-8")
+    blocks = "\n".join([*_FENCED.findall(text), *_INDENTED.findall(_FENCED.sub("", text))])
+    for line in blocks.replace("\\\n", " ").splitlines():
+        found = re.search(r"launch/(\w+)\.py(.*)", line)
+        if found:
+            # Several may share a line of a job; "..." stands for what the reader knows.
+            own = re.split(r" && |; |'$", found[2])[0]
+            if '="' in line[: found.start()]:  # a variable that later lines use
+                own = own.removesuffix('"')
+            arguments = shlex.split(own, comments=True)
+            yield found[1], [a for a in arguments if a != "..." and not a.startswith("$")]
+
+
+COMMANDS = [(page, *command) for page in PAGES for command in commands(page)]
+
+
+@functools.cache
+def frame_of(name: str) -> tuple[str, Any]:
+    """The default config of a launch script, and what it adds to any."""
+    told: dict[str, Any] = {}
+
+    def run(main: Any, default_config: str, *_: Any, extend: Any = None, **options: Any) -> None:
+        told.update(default=default_config, extend=extend)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "run", run)
+        runpy.run_path(str(ROOT / "launch" / f"{name}.py"), run_name="__main__")
+    return told["default"], told["extend"]
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 100 and len({name for _, name, _ in COMMANDS}) > 8
+
+
+@pytest.mark.parametrize("page", sorted({page for page, *_ in COMMANDS}))
+def test_settings_of_the_commands_exist(page):
+    for _, name, arguments in (one for one in COMMANDS if one[0] == page):
+        default, extend = frame_of(name)
+        if name == "sweep":  # its values are lists
+            arguments = [re.sub(r"=\[.*\]$|=.*,.*$", "", argument) for argument in arguments]
+            arguments = [a for a in arguments if "=" in a]
+        files = [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
+        overrides = [argument for argument in arguments if argument.startswith("--config.")]
+        if "NAME" not in (files or [default])[0]:
+            load_config((files or [default])[0], overrides, extend)
+
+
+def anchors(path: pathlib.Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ +(.*)$", _FENCED.sub("", path.read_text("utf-8")), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    path = ROOT / page
+    for target, anchor in _LINK.findall(_FENCED.sub("", path.read_text("utf-8"))):
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{page}: {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor[1:] in anchors(file), f"{page}: {target}{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_have_no_gap(page):
+    """A blank line ends a table, and rows after it are shown as they are typed."""
+    lines = _FENCED.sub("", (ROOT / page).read_text("utf-8")).splitlines()
+    for number, line in enumerate(lines[:-1]):
+        begins = line.startswith("|") and not (number and lines[number - 1].startswith("|"))
+        assert not begins or re.match(r"\|[ :-]*-", lines[number + 1]), f"{page}: {line[:60]}"
