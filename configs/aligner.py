@@ -65,7 +65,7 @@ def base() -> Any:
     config.model.pooling = placeholder(str)  # null: what the model's own files say.
     config.model.query_prefix = placeholder(str)  # null: what the model's own files say.
     config.model.passage_prefix = placeholder(str)  # null: what the model's own files say.
-    config.model.dropout = 0.0
+    config.model.dropout = 0.0  # Everywhere in the encoder, in training.
     config.model.remat = False  # Compute each layer again in the backward pass: less memory.
 
     config.query_max_length = 256  # Tokens kept of the question and its chain.

@@ -37,8 +37,11 @@ def get_config() -> Any:
     config.data.split = placeholder(str)  # null: all; of the built-in dataset: test.
     config.data.corpus = "selected_questions"
     scored = comparison.get_config()
-    for field in ("profile", "metrics", "recall_at", "bootstrap_samples", "seed"):
-        config[field] = scored[field]
+    config.profile = scored.profile  # Scorer of answers: evaluation/answers.py lists them.
+    config.metrics = scored.metrics  # Families of cirag_jax/evaluation/metrics.
+    config.recall_at = scored.recall_at  # The K of recall@K and hit@K.
+    config.bootstrap_samples = scored.bootstrap_samples  # Resamples, and permutations of the tests.
+    config.seed = scored.seed  # Of what is drawn, and of the resamples.
 
     # Runs of every method that samples, each with the next seed; greedy ones run once.
     config.repeats = 1

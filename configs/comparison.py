@@ -44,7 +44,7 @@ from cirag_jax.evaluation.scoring import NAMES
 def get_config() -> Any:
     """Which runs, and how answers are scored."""
     config: Any = ConfigDict()
-    config.component = "answers"
+    config.component = "answers"  # What the command runs: leave it.
     config.runs = placeholder(object)  # A workdir of launch/answer.py, or a tuple of them.
     # Compare runs of other models, K, limits and so on, too; the table says what differs.
     config.allow_different = False

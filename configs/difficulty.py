@@ -31,7 +31,7 @@ from configs import retrievers
 def get_config() -> Any:
     """Which runs, and how difficulty and errors are measured."""
     config: Any = ConfigDict()
-    config.component = "difficulty"
+    config.component = "difficulty"  # What the command runs: leave it.
     config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
     config.data = ConfigDict()
     config.data.dir = placeholder(str)  # The runs' dataset; null: what their config.json names.
@@ -50,6 +50,6 @@ def get_config() -> Any:
     # A gold passage counts as retrieved among the first K of a run's; 0: wherever it stands.
     config.retrieved_at = 0
     config.encoder = retrievers.encoder()
-    config.bootstrap_samples = 10_000
+    config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.seed = 0  # Of what is drawn, and of the resamples.
     return config

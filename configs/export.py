@@ -13,7 +13,7 @@ from ml_collections.config_dict import placeholder
 def get_config() -> Any:
     """``config.checkpoint``: a training workdir; its best checkpoint is exported."""
     config: Any = ConfigDict()
-    config.checkpoint = placeholder(str)
+    config.checkpoint = placeholder(str)  # A training workdir, of which the best is exported.
     config.merge = False  # Add the adapter to its base: a model for plain transformers.
     # Of the tensors of an adapter or a merged model: float32 | bfloat16. null: an adapter's are
     # float32, a merged model's as its base's.

@@ -51,9 +51,8 @@ def get_config(preset: str = "") -> Any:
 
     config.retry = "errors"  # Failed passages tried again: never | errors (of requests) | all.
     config.replace = False  # Extract again what another model or prompt extracted.
-    # More passages than this without a triple, of at least so many, stop the run.
-    config.max_empty_share = 0.5
-    config.min_passages = 50
+    config.max_empty_share = 0.5  # More passages than this without a triple stop the run.
+    config.min_passages = 50  # Passages that must have been asked before that.
 
     config.block = 256  # Passages of a transaction of the store, and of a shard of engine=ray.
     config.in_flight = 256  # Passages under way at once.

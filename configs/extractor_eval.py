@@ -36,8 +36,9 @@ from configs import common
 def get_config() -> Any:
     """SmolLM2-135M-Instruct on the passages of the ``test`` fold."""
     config: Any = ConfigDict()
-    config.component = "extractor"
+    config.component = "extractor"  # What the command runs: leave it.
     config.seed = 0  # Of what is drawn, and of the resamples.
+    # A training workdir, a folder in PEFT's format, shipped:NAME.
     config.checkpoint = placeholder(str)
     config.data = common.data(split="")
     config.data.fold = "test"
@@ -53,7 +54,7 @@ def get_config() -> Any:
     config.base.run = True  # Also score the model without the checkpoint.
 
     config.normalization = "ascii"  # Normalisation before surfaces are compared: ascii | unicode.
-    config.bootstrap_samples = 10_000
+    config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.in_flight = 256  # Passages under way together.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.

@@ -60,7 +60,7 @@ def get_config(preset: str = "quick") -> Any:
 def trainer(component: str) -> Any:
     """What every adapter's trainer has, with the values of ``quick``."""
     config: Any = ConfigDict()
-    config.component = component
+    config.component = component  # What the command runs: leave it.
     config.seed = 0  # Of the order of the examples, of what is drawn, of dropout.
     # The last share of the questions (or passages) by a seeded permutation is not trained on and
     # chooses the checkpoint.
@@ -72,7 +72,7 @@ def trainer(component: str) -> Any:
     config.model.dtype = placeholder(str)  # float32 | bfloat16; null: bfloat16 but on a CPU.
     config.model.remat = "projections"  # off | projections | full: what is computed again.
     config.lora = ConfigDict()
-    config.lora.rank = 16
+    config.lora.rank = 16  # Of the pairs of matrices.
     config.lora.alpha = 32.0  # What is learned counts alpha / rank.
     config.lora.dropout = 0.05  # Of what goes into the adapter.
     config.lora.targets = ("all-linear",)  # Or names of linear layers: q_proj, down_proj, ...

@@ -57,10 +57,11 @@ from configs.methods import blocks
 def get_config() -> Any:
     """The student as it was trained, the base led through its sections with an example."""
     config: Any = ConfigDict()
-    config.component = "integrator"
+    config.component = "integrator"  # What the command runs: leave it.
     config.seed = 0  # Of what is drawn, and of the resamples.
+    # A training workdir, a folder in PEFT's format, shipped:NAME.
     config.checkpoint = placeholder(str)
-    config.trajectories = placeholder(str)
+    config.trajectories = placeholder(str)  # A workdir of launch/distill.py.
     config.keep = "all"  # all | parsed | correct_only: which of them, as in configs/integrator.py.
     config.limit = 0  # So many trajectories, drawn by the seed; 0: all.
     # Where the annotations of the questions are: config.data.dir. They are the gold at the steps of
@@ -75,14 +76,14 @@ def get_config() -> Any:
     config.few_shot = placeholder(bool)  # Whether the worked example stands in front.
     config.prefilled_headers = False  # Lead the student through the sections, too.
     config.keep_above = 0.0  # As in configs/methods/cirag.py; chosen on questions of dev_tune.
-    config.match_cutoff = 0.8
+    config.match_cutoff = 0.8  # As in configs/methods/cirag.py.
     # Of the aligner, as in configs/methods/cirag.py, chosen on questions of dev_tune. It is the
     # ranker of the trajectories: make them with --config.encoder.model=ALIGNER.
     config.stop_below = -1.0
     config.base = ConfigDict()
-    config.base.keep_above = 0.0
+    config.base.keep_above = 0.0  # The same of the model without the checkpoint.
     config.base.run = True  # Also score the model without the checkpoint.
-    config.base.prefilled_headers = True
+    config.base.prefilled_headers = True  # Lead it through the sections.
     config.base.few_shot = placeholder(bool)
     config.base.few_shot = True  # null: as the student.
 
@@ -92,7 +93,7 @@ def get_config() -> Any:
     config.query_recall = 5
     config.retriever = retrievers.retriever()
     config.encoder = retrievers.encoder()
-    config.bootstrap_samples = 10_000
+    config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.in_flight = 256  # Steps that decode together.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.

@@ -23,17 +23,17 @@ from configs import common
 def get_config() -> Any:
     """Which runs are judged, and by whom."""
     config: Any = ConfigDict()
-    config.component = "judge"
+    config.component = "judge"  # What the command runs: leave it.
     config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
     # answer: the short one | response: all of the text that it was read from (DualRAG).
     config.text = "answer"
     config.judge = _judge()
     config.second = _judge()
-    config.second.run = False
+    config.second.run = False  # Whether it judges, too; how far the two agree is told.
     config.max_tokens = 32  # Most new tokens of a verdict.
     config.retries = 1  # Further requests for a verdict that was not given.
     config.profile = "musique"  # Of EM and Acc beside it: evaluation/answers.py lists them.
-    config.bootstrap_samples = 10_000
+    config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.seed = 0  # Of what is drawn, and of the resamples.
     config.in_flight = 256  # Answers under way together.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.

@@ -82,7 +82,7 @@ def base() -> Any:
     config.dev = ConfigDict()
     # These choose the checkpoint; null: dev_fraction of the training questions.
     config.dev.split = "dev"
-    config.dev.fold = placeholder(str)
+    config.dev.fold = placeholder(str)  # A part of the split; null: all of it.
     config.evidence = evidence()
     config.num_dev = 100
     return config

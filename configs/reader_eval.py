@@ -26,8 +26,9 @@ from configs import common, reader
 def get_config() -> Any:
     """SmolLM2-135M-Instruct on the dev questions that are reported on."""
     config: Any = ConfigDict()
-    config.component = "reader"
+    config.component = "reader"  # What the command runs: leave it.
     config.seed = 0  # Of what is drawn, and of the resamples.
+    # A training workdir, a folder in PEFT's format, shipped:NAME.
     config.checkpoint = placeholder(str)
     config.folders = placeholder(object)  # A dataset folder, or a tuple of them; null: built-in.
     config.data = common.data(split="dev")
@@ -43,7 +44,7 @@ def get_config() -> Any:
     config.base = ConfigDict()
     config.base.run = True  # Also score the model without the checkpoint.
 
-    config.bootstrap_samples = 10_000
+    config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.in_flight = 256  # Readings under way together.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.

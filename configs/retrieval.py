@@ -28,9 +28,8 @@ def get_config() -> Any:
     """The default evaluation."""
     config: Any = ConfigDict()
     config.seed = 0  # Of what is drawn, and of the resamples.
-    config.checkpoint = placeholder(
-        str
-    )  # A training workdir, a model folder, package:NAME, a hub id.
+    # A training workdir, a model folder, package:NAME, a hub id.
+    config.checkpoint = placeholder(str)
     config.frozen = placeholder(str)  # null: what the checkpoint was trained from.
     config.data = common.data(split="test", units=None)  # units null: those it was trained on.
     # What is evaluated, of evaluate_retrieval.SYSTEMS; (): all. Without a checkpoint there are bm25

@@ -1,10 +1,15 @@
 import dataclasses
+import pathlib
 
+import pytest
 from ml_collections import ConfigDict
 
 from cirag_jax import config_words
 from cirag_jax.config_files import find_block, leaves, load_config
 from configs import common
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = [path for path in sorted(_FOLDER.rglob("*.py")) if "def get_config" in path.read_text()]
 
 _FILE = """
 from ml_collections import ConfigDict
@@ -53,6 +58,14 @@ def test_fields_are_described_by_the_comments_of_the_lines_that_set_them(tmp_pat
     assert ConfigDict.__setattr__ is plain
     with config_words.recorded() as words:
         assert words(data, "setting") == words(config, "behind") == ""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_field_of_every_config_is_described(path):
+    with config_words.recorded() as words:
+        config = load_config(str(path))
+        silent = [key for key, _ in leaves(config) if not words(*find_block(config, key))]
+    assert not silent
 
 
 @dataclasses.dataclass(frozen=True)
