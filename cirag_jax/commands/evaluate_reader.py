@@ -17,6 +17,7 @@ from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, ratio
 from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
+from cirag_jax.reports import figures
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime.journal import Record
 from cirag_jax.runtime.requests import Generate, Generated, Program
@@ -25,7 +26,7 @@ from cirag_jax.training.data import conversations
 from cirag_jax.training.data.reading_examples import Reading, messages_of
 from cirag_jax.types import Config
 
-FILE, FIGURE = "readings.jsonl", "calibration.png"
+FILE = "readings.jsonl"
 SCORES = ("em", "f1", "refuses_missing", "refuses_whole")
 
 
@@ -110,7 +111,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     write_lines(workdir / FILE, rows)
     write_table(table_of(result), workdir)
     if any(system["calibration"]["bins"] for system in systems.values()):
-        _draw(systems, workdir / FIGURE)
+        _draw(systems, workdir)
     return result
 
 
@@ -201,14 +202,11 @@ def _calibration(found: Sequence[Reading], said: Sequence[Read], profile: str) -
     return calibration([c for c, _ in given], [one for _, one in given], len(found))
 
 
-def _draw(systems: Mapping[str, Any], path: pathlib.Path) -> None:
+def _draw(systems: Mapping[str, Any], folder: pathlib.Path) -> None:
     """Confidence against accuracy, and accuracy against the share that is answered."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    drawn, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    drawn, (left, right) = figures.pyplot().subplots(
+        1, 2, figsize=(9, 4), layout="constrained", sharey=True
+    )
     left.plot([0, 100], [0, 100], color="0.7", linestyle="--")
     for name, system in systems.items():
         bins, coverage = (system["calibration"][field] for field in ("bins", "coverage"))
@@ -227,8 +225,7 @@ def _draw(systems: Mapping[str, Any], path: pathlib.Path) -> None:
         axes.set_ylim(0, 100)
         axes.grid(alpha=0.3)
         axes.legend()
-    drawn.savefig(path, dpi=150)
-    plt.close(drawn)
+    figures.save(drawn, folder, "calibration")
 
 
 def _row(name: str, made: Reading, said: Read, profile: str) -> dict[str, Any]:

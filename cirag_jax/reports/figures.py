@@ -4,7 +4,7 @@ import io
 import pathlib
 from typing import Any
 
-from cirag_jax.io import visible
+from cirag_jax.io import replacing, visible
 
 # Okabe and Ito (2008), without the yellow that vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -29,8 +29,9 @@ def plain(name: str) -> str:
 
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:
     """Writes ``NAME.png`` and ``NAME.svg``, and closes the figure."""
-    figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    for kind, told in (("png", "Software"), ("svg", "Date")):  # what differs from run to run
+        with replacing(folder / f"{name}.{kind}") as aside:
+            figure.savefig(aside, format=kind, dpi=150, metadata={told: None})
     pyplot().close(figure)
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cirag_jax.io import write_text
 from cirag_jax.reports import figures
 
 # Key in the result -> what people read.
@@ -100,7 +101,7 @@ def lead(difference: Mapping[str, float] | None) -> str:
 
 def write_table(table: str, workdir: pathlib.Path) -> None:
     """Writes ``table.md`` and prints it on standard error."""
-    (workdir / "table.md").write_text(table + "\n", encoding="utf-8")
+    write_text(workdir / "table.md", (table, "\n"))
     print(table, file=sys.stderr)
 
 
