@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from cirag_jax.datasets.jsonl import read_corpus, read_dataset, write_dataset
+from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
 
@@ -331,9 +332,11 @@ def datasets(draw):
         decomposition=st.none() | st.lists(step, max_size=2).map(tuple),
     )
     questions = draw(st.lists(question, min_size=1, max_size=3, unique_by=lambda q: q.id))
+    last = {pid: len(sentences_of(passage)) - 1 for pid, passage in corpus.items()}
+    known = {pid: st.integers(0, place) if place >= 0 else st.none() for pid, place in last.items()}
     triples = {
         pid: tuple(
-            Triple(draw(FILLED), draw(FILLED), draw(FILLED), pid, draw(st.integers(0, 5)))
+            Triple(draw(FILLED), draw(FILLED), draw(FILLED), pid, draw(known[pid]))
             for _ in range(draw(st.integers(0, 2)))
         )
         for pid in draw(st.lists(st.sampled_from(ids), unique=True))
