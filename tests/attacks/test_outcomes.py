@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 
 import pytest
+from hypothesis import example
 
 from cirag_jax.commands import (
     backends,
@@ -268,6 +269,7 @@ def test_a_damaged_row_of_a_run_that_is_read_again_is_named(tmp_path, read, colu
 
 # Another claim is another text to embed, which takes seconds.
 @pytest.mark.parametrize(("command", "step"), STEPS[1:])
+@example((False, [(54, ""), (103, "")]))  # parts of triples
 @attack(4, CHANGES)
 def test_other_values_end_in_one_sentence(whole, command, step, changes):
     def change(text):

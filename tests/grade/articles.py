@@ -72,7 +72,8 @@ class Model:
         return '[Osk|Oskton|"always"]' if both else "No identical entities found"
 
     def asker(self, shown):
-        triples = re.findall(r"Triple \d+: (\w+)\|(\w+)\|(\w+)", shown)
+        # An attack on a journal may have emptied a part.
+        triples = re.findall(r"Triple \d+: (\w*)\|(\w*)\|(\w*)", shown)
         if triples[-1][2] == "Vell":
             return "I would rather not."
         verbs = " what it ".join(verb for _, verb, _ in triples)
