@@ -94,7 +94,7 @@ def warn_of_seen(plans: Iterable[Plan]) -> None:
     for plan in plans:
         ids = {question.id for question in plan.task.questions}
         for spec in _students(plan):
-            seen = len(ids & workdir_lib.trained_on(spec))
+            seen = len(ids & (workdir_lib.trained_on(spec) or frozenset()))
             if seen:
                 counts[spec] = f"{spec} was trained on {seen} of these {len(ids)} questions"
     if counts:

@@ -62,7 +62,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     models = side_by_side.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     names = [reference.passage.id for reference in references]
-    num_trained_on = side_by_side.count_seen(models, names, "passages")
+    num_trained_on = side_by_side.count_seen(side_by_side.student_learnt(models), names, "passages")
 
     jobs = [job(reference.passage, settings) for reference in references]
     bound = {**settings.identity, **extraction.version()}

@@ -58,7 +58,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     units = trajectories_lib.units_of(found)
     _check_units(config, models, units)
     questions = {trajectory.question_id for trajectory in found}
-    num_trained_on = side_by_side.count_seen(models, questions, "questions")
+    num_trained_on = side_by_side.count_seen(
+        side_by_side.student_learnt(models), questions, "questions"
+    )
     normalization: Normalization = _prompt(config, described, {}, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
     gold = _gold(dataset, found, normalization, units)

@@ -72,9 +72,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     how = str(described.get("reader_format", config.evidence.reader_format))
     found = _readings(config)
     num_questions = len(found) // 2
-    num_trained_on = side_by_side.count_seen(
-        models, {made.question.id for made in found}, "questions"
-    )
+    names = {made.question.id for made in found}
+    learnt = side_by_side.student_learnt(models)
+    num_trained_on = side_by_side.count_seen(learnt, names, "questions")
 
     jobs = [job(made, how, config.calibration) for made in found]
     bound = {"prompts": reading.prompt_digest(how), "max": config.max_tokens}

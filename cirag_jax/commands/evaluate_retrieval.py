@@ -25,7 +25,7 @@ from cirag_jax.methods.evidence import Evidence
 from cirag_jax.methods.kirag import RANKINGS, KiragConfig, kirag
 from cirag_jax.models.io.encoder_adapter import base_of
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.models.io.workdir import open_encoder, trained_units, training_of
+from cirag_jax.models.io.workdir import open_encoder, trained_on, trained_units
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -81,7 +81,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     aligners = _Aligners(config, _systems(config))
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     task = _make_task(config, config.data.units or trained or "triple")
-    num_trained_on = _count_seen(config, task) if config.checkpoint else 0
+    num_trained_on = _count_seen(config, task)
     systems = _possible(config, aligners, task)
     rankings = _Rankings(config, task, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
@@ -166,10 +166,9 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
 
 def _count_seen(config: Config, task: _Task) -> int | None:
     """How many of the questions the aligner was trained on, see `side_by_side.count_seen`."""
-    ids = training_of(config.checkpoint).get("trained_on")
-    model = side_by_side.Model(config, {}, None if ids is None else frozenset(ids))
+    learnt = trained_on(config.checkpoint) if config.checkpoint else frozenset()
     names = [question.id for question in task.questions]
-    return side_by_side.count_seen({side_by_side.STUDENT: model}, names, "questions")
+    return side_by_side.count_seen(learnt, names, "questions")
 
 
 def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:

@@ -419,14 +419,13 @@ class _Run:
             while block := list(itertools.islice(passages, self._config.block)):
                 jobs = _jobs(block, self._settings)
                 names = {job.id for job in jobs}
-                outcomes = self._book.outcomes()  # of an earlier run
-                for name in names & outcomes.keys():
+                for name, outcome in self._book.outcomes(names).items():  # of an earlier run
                     kind = extraction.Outcome
-                    self._count(journal.typed(self._book.path, name, outcomes[name], kind))
+                    self._count(journal.typed(self._book.path, name, outcome, kind))
                 complete = scheduler.run(jobs, deadline=deadline)
                 self._before = _sum(self._before, scheduler.progress)
                 self._check(self._before.failed)
-                known = {r.id: r for r in self._book.records() if r.id in names}
+                known = {record.id: record for record in self._book.records(names)}
                 if not complete:
                     # What failed is left: it may be of an earlier run, and not asked again.
                     known = {name: r for name, r in known.items() if r.outcome is not None}

@@ -210,8 +210,8 @@ class _Run:
         waiting = self.waiting(jobs)
         if waiting:
             self._run(step, [job for job in jobs if job.id in waiting], asks)
-        wanted = {job.id for job in jobs}
-        found = {r.id: self._typed(r, kind) for r in self._book.records() if r.id in wanted}
+        records = self._book.records(job.id for job in jobs)
+        found = {record.id: self._typed(record, kind) for record in records}
         errors = collections.Counter(record.error for record in found.values() if record.error)
         if errors:
             error, count = errors.most_common(1)[0]

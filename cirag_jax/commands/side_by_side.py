@@ -69,7 +69,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
         if meta:
             check_prompts(spec, meta)
         described = meta.get("prompt") or {}
-        seen = frozenset(meta["trained_on"]) if "trained_on" in meta else None
+        seen = workdir.trained_on(spec)
         if is_training_workdir(spec):
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
@@ -161,12 +161,16 @@ def open_model(
         )
 
 
-def count_seen(models: Mapping[str, Model], names: Collection[str], what: str) -> int | None:
-    """How many of ``names`` the student was trained on; a warning says so if there are any.
+def student_learnt(models: Mapping[str, Model]) -> frozenset[str] | None:
+    """What the student was trained on, see `Model`; nothing where there is none."""
+    return models[STUDENT].trained_on if STUDENT in models else frozenset()
+
+
+def count_seen(trained_on: frozenset[str] | None, names: Collection[str], what: str) -> int | None:
+    """How many of ``names`` a checkpoint was trained on; a warning says so if there are any.
 
     None, which is said, too, where the checkpoint does not tell.
     """
-    trained_on = models[STUDENT].trained_on if STUDENT in models else frozenset()
     if trained_on is None:
         say(f"the checkpoint does not say whether it was trained on some of these {what}")
         return None

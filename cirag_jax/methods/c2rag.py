@@ -15,10 +15,10 @@ from cirag_jax.methods import constraints
 from cirag_jax.methods.c2rag_config import C2ragConfig
 from cirag_jax.methods.c2rag_search import Run, Text, best, look_up, recover
 from cirag_jax.methods.constraints import Candidate, Grounding, Pool
+from cirag_jax.methods.reading import parse_response
 from cirag_jax.prompts import c2rag as prompts
 from cirag_jax.prompts import reading
 from cirag_jax.prompts.c2rag import Constraint, linearise, textual
-from cirag_jax.prompts.rag import parse_short_answer
 from cirag_jax.runtime.requests import (
     Extract,
     Extracted,
@@ -238,15 +238,10 @@ def answer(run: Run, blocks: Sequence[Block]) -> Program[Attempt]:
             run.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
         )
     response: Generated = yield Generate(messages, "reader")
-    truncated = response.finish_reason == "length"
-    if config.reader_format == "blocks":
-        found = parse_short_answer(response.text)
-        problem = "truncated" if truncated and found else None if found else "empty"
-    else:
-        found, _, problem = reading.parse_answer(response.text, truncated=truncated)
+    found, sufficient, problem = parse_response(response, config.reader_format)
     if problem is not None:
         run.parse_errors[f"answer_{problem}"] += 1
-    return Attempt("passage", lines, response.text, found, bool(found))
+    return Attempt("passage", lines, response.text, found, sufficient)
 
 
 def _prediction(

@@ -53,9 +53,10 @@ def iter_retgen(asked: Question, config: IterRetgenConfig) -> Program[Prediction
         passages = found.passages[: config.num_read]
         attempt = yield from read(question, "passage", passages, config.reader_format, errors)
         attempts.append(attempt)
-        # What is no answer, a thought cut off before it, names nothing to search for.
-        said = attempt.answer if attempt.sufficient else ""
-        said = said if config.query_with == "answer" else attempt.response
+        said = attempt.response
+        if config.query_with == "answer":
+            # What is no answer, a thought cut off before it, names nothing to search for.
+            said = attempt.answer if attempt.sufficient else ""
         following = " ".join(f"{question} {said}".split())
         ids = tuple(p.id for p in found.passages)
         steps.append(Step(query, ids, next_query=following, response=attempt.response))

@@ -20,6 +20,7 @@ from cirag_jax.methods.evidence import (
     rank_facts,
     rank_sentences,
 )
+from cirag_jax.methods.reading import parse_response
 from cirag_jax.prompts import kirag as prompts
 from cirag_jax.prompts import reading
 from cirag_jax.runtime.requests import (
@@ -498,9 +499,7 @@ def read(search: Search, ranked: Sequence[str]) -> Program[list[Attempt]]:
         answer = prompts.parse_answer(response.text)
         sufficient, problem = bool(answer), None if answer else "empty"
     else:
-        answer, sufficient, problem = reading.parse_answer(
-            response.text, truncated=response.finish_reason == "length"
-        )
+        answer, sufficient, problem = parse_response(response, config.reader_format)
     if problem is not None:
         search.parse_errors[f"answer_{problem}"] += 1
     return [Attempt("passage", texts, response.text, answer, sufficient)]

@@ -19,10 +19,16 @@ from cirag_jax.types import Attempt, Granularity, Passage
 
 FORMATS = ("documents", *reading.FORMATS)
 
-# What an answer of each format takes: four facts or a thought come first in some. The last three
-# are methods' own (GenGround, C2RAG, DualRAG).
-ANSWER_TOKENS = {"documents": 32, "brief": 32, "chain": 160, "thought": 192}
-ANSWER_TOKENS |= {"pairs": 64, "blocks": 64, "outline": 256}
+# What an answer of each format takes: four facts or a thought come first in some.
+ANSWER_TOKENS = {
+    "documents": 32,
+    "brief": 32,
+    "chain": 160,
+    "thought": 192,
+    "pairs": 64,  # GenGround
+    "blocks": 64,  # C2RAG
+    "outline": 256,  # DualRAG
+}
 
 
 def check_reader_format(value: str) -> None:

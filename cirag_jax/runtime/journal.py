@@ -582,7 +582,11 @@ def _chosen(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tu
     """A further condition of a WHERE that is there, and its value; none where all are meant."""
     if programs is None:
         return "", ()
-    return f" AND {column} IN (SELECT value FROM json_each(?))", (codec.dump(list(programs)),)
+    names = list(programs)
+    cut = [name for name in names if "\0" in name]  # json_each would end them there
+    plain = codec.dump([name for name in names if "\0" not in name])
+    more = f" OR {column} IN ({', '.join('?' * len(cut))})"
+    return f" AND ({column} IN (SELECT value FROM json_each(?)){more})", (plain, *cut)
 
 
 def _records(

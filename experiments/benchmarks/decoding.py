@@ -103,9 +103,14 @@ def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -
 
 def decode_rate(config: Any, params: Any, rows: int, cached: int) -> dict[str, Any]:
     step = decode_step(config, params, rows, 2 * cached, cached)
+    return _decoded("ours", config, rows, cached, step)
+
+
+def _decoded(side: str, config: Any, rows: int, cached: int, step: float) -> dict[str, Any]:
+    """A row of the table: a decoding step of so many rows took ``step`` seconds."""
     return {
         "task": f"decode {rows}",
-        "side": "ours",
+        "side": side,
         "device": jax.devices()[0].device_kind,
         "cached_tokens": cached,
         "step_ms": round(step * 1e3, 2),
@@ -223,17 +228,7 @@ def torch_decode_rates(
         seconds(2)
         spent = [(seconds(new) - seconds(1)) / (new - 1) for _ in range(3)]
         step = statistics.median(spent)
-        rows.append(
-            {
-                "task": f"decode {count}",
-                "side": "transformers",
-                "device": jax.devices()[0].device_kind,
-                "cached_tokens": cached,
-                "step_ms": round(step * 1e3, 2),
-                "tokens_per_second": round(count / step, 1),
-                **_share_of_bandwidth(bf16_decoder(raw), count, cached, step),
-            }
-        )
+        rows.append(_decoded("transformers", bf16_decoder(raw), count, cached, step))
     return rows
 
 

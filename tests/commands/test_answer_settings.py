@@ -102,8 +102,10 @@ def planned(method, questions):
 
 
 def test_questions_that_a_model_was_trained_on_are_counted(capsys):
-    names = sorted(workdir.trained_on("shipped:aligner"))[:2]
-    extra = sorted(workdir.trained_on("shipped:reader") - workdir.trained_on("shipped:aligner"))
+    names = sorted(workdir.trained_on("shipped:aligner") or ())[:2]
+    aligner, reader = (workdir.trained_on(f"shipped:{name}") for name in ("aligner", "reader"))
+    assert aligner and reader
+    extra = sorted(reader - aligner)
     questions = tuple(Question(name, "who?", ()) for name in (*names, extra[0], "new"))
     warn_of_seen([planned("cirag", questions), planned("kirag", questions)])
     (line,) = capsys.readouterr().err.splitlines()

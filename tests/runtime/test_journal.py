@@ -215,6 +215,18 @@ def test_what_was_recorded_with_other_settings_may_be_replaced(path):
         pass
 
 
+def test_programs_are_found_by_ids_of_any_text(path):
+    names = ["a\0b", "a", "\u202e'; --", "a\0b"[::-1]]
+    with begin(path) as book:
+        for place, name in enumerate(names):
+            book.open_program(name, place, {})
+            book.close_program(name, place, None)
+        assert book.outcomes(names[:1]) == {names[0]: 0}
+        assert [record.id for record in book.records(names[::2])] == names[::2]
+        book.forget(names[:1])
+        assert book.outcomes().keys() == set(names[1:]) and book.totals().programs == len(names)
+
+
 def test_a_result_without_a_response_binds(path):
     with begin(path) as book:
         book.open_program("a", 0, {})

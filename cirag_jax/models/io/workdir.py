@@ -110,11 +110,19 @@ def trained_units(spec: str) -> str | None:
     return meta.get("units") if _component(meta) == "aligner" else None
 
 
-def trained_on(spec: str) -> frozenset[str]:
-    """Ids of the questions that a model was trained on, as far as it says; ``spec`` is as that of
-    `trained_units`, or a language model's adapter.
+def trained_on(spec: str) -> frozenset[str] | None:
+    """Ids of what a model was trained on, questions or an extractor's passages; None: it does not
+    say. ``spec`` is as that of `trained_units`, or a language model's adapter.
+
+    Raises:
+      UserError: what it says are no ids.
     """
-    return frozenset(training_of(spec).get("trained_on") or ())
+    ids = training_of(spec).get("trained_on")
+    if ids is None:
+        return None
+    if not isinstance(ids, list | tuple) or not all(isinstance(one, str) for one in ids):
+        raise UserError(f"{spec}: field trained_on of its training must be a list of ids.")
+    return frozenset(ids)
 
 
 def training_of(spec: str) -> dict[str, Any]:
