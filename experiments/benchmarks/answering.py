@@ -30,7 +30,16 @@ Results
     one at a time          4      11.08   2.83   3.40       882     5748       280      0
     together              64       4.76   6.58   8.11       734     5628       229
 
-  ``no reuse`` and the other methods: not run. Overhead: 0.092 ms a request (beside other work).
+  ``ircot``, the same kind of machine beside tests; 2026-11-26, ``--questions 16 --serial 2``,
+  commit 8b23ab4; no answer differs:
+
+    transformers           2      17.91   1.00   1.00      1706        0        60      0
+    one at a time          2       6.40   2.80   2.79      1140      566        60      0
+    together              16       5.26   3.41   3.28      1126      587        71      0
+    no reuse               4       9.41   1.90   1.72      1656        0        60      0
+
+  ``no reuse`` of ``cirag`` and the other methods: not run. Overhead: 0.092 ms a request (beside
+  other work).
   GPU: not measured (no device at hand).
 """
 
