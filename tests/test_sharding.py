@@ -12,7 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.encoder import EncoderConfig, embed, layer_parameters
 from cirag_jax.models.io.pretrained import random_state
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
@@ -148,7 +148,7 @@ def adapter_exchanged(*sizes):
     lora_config = lora.LoraConfig(rank=16, dropout=0.1)
     tokens_BT = np.zeros((8, 12), np.int32)
     with jax.set_mesh(mesh):
-        params = decoder.to_params(shard_state(decoder.random_state(config), mesh))
+        params = decoder_params.to_params(shard_state(decoder_params.random_state(config), mesh))
         state = make_state(lora.init_adapter(config, lora_config), optax.sgd(0.1), 0, mesh)
         batch = lora_step.place_batch(lora_step.Batch(tokens_BT, tokens_BT, tokens_BT == 0), mesh)
         step = lora_step.TrainStep(config, lora_config, optax.sgd(0.1), state, mesh, chunk=96)

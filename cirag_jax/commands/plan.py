@@ -19,7 +19,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models import cross_encoder as pair_model
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import encoder_adapter, pretrained, pretrained_decoder, workdir
 from cirag_jax.reports import tables
@@ -206,7 +206,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
     rounds = -(-layout.length * config.rows_per_device // config.chunk)  # Of the loss, at most.
     rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
-    base = decoder.to_params(rehearsal.place(decoder.abstract_params(model)))
+    base = decoder_params.to_params(rehearsal.place(decoder_params.abstract_params(model)))
     tx = optimizers.make_optimizer(config.optimizer, 1)
     fresh = lora.abstract_adapter(model, lora_config)
     state = rehearsal.place(state_lib.abstract_state(fresh, tx))

@@ -1,25 +1,23 @@
 """Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
 
 Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
-feed-forward layers. `Decoder` declares the parameters; the arithmetic is pure functions of plain
-pytrees, so that the same layer is scanned in training, unrolled in generation, and rematerialised
-or sharded without another model class.
+feed-forward layers. `decoder_params` declares the parameters; the arithmetic is pure functions of
+plain pytrees, so that the same layer is scanned in training, unrolled in generation, and
+rematerialised or sharded without another model class.
 
 ``params["layers"]`` is either one dictionary of arrays stacked over layers, which `jax.lax.scan`
 runs (a 28-layer model compiles about as fast as one layer), or a tuple of dictionaries
-(`unstack_layers`), which is unrolled: on a CPU a scan copies the weights of every layer at every
-step, six times the price of decoding one token (measured, SmolLM2-135M).
+(`decoder_params.unstack_layers`), which is unrolled: on a CPU a scan copies the weights of every
+layer at every step, six times the price of decoding one token (measured, SmolLM2-135M).
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
@@ -40,7 +38,7 @@ from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
-Params = Any  # the dictionary described in `Decoder`
+Params = Any  # the dictionary described in `decoder_params.Decoder`
 Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see models/lora.py
 Remat = Literal["off", "projections", "full"]
 
@@ -184,84 +182,6 @@ def outer_parameters(config: DecoderConfig) -> _Shapes:
     if not config.tie_embeddings:
         shapes["lm_head"] = ((d, v), ("embed", "vocab"))
     return shapes
-
-
-def _initial(name: str, shape: tuple[int, ...], config: DecoderConfig, rngs: nnx.Rngs) -> jax.Array:
-    dtype = jnp.dtype(config.param_dtype)
-    if name.endswith("norm"):
-        return jnp.full(shape, 1.0 - config.norm_offset, dtype)
-    if name.endswith("bias"):
-        return jnp.zeros(shape, dtype)
-    normal = jax.random.normal(rngs.params(), shape, dtype)
-    return normal * jnp.asarray(config.initializer_range, dtype)
-
-
-class Layers(nnx.Module):
-    """Parameters of all layers, stacked on a leading axis."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Random parameters: normal of ``initializer_range``, norms that scale by one."""
-        for name, (shape, axes) in layer_parameters(config).items():
-            value = _initial(name, (config.num_layers, *shape), config, rngs)
-            setattr(self, name, nnx.Param(value, logical_axes=("layers", *axes)))
-
-
-class Decoder(nnx.Module):
-    """The parameters of a decoder, with the logical axes that `sharding` resolves.
-
-    ``embedding`` [V, D], ``layers`` (`Layers`; see `layer_parameters`), ``final_norm`` [D] and,
-    unless embeddings are tied, ``lm_head`` [D, V].
-    """
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Random parameters drawn from ``rngs.params``."""
-        for name, (shape, axes) in outer_parameters(config).items():
-            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
-        self.layers = Layers(config, rngs=rngs)
-
-
-def abstract_params(config: DecoderConfig) -> nnx.State:
-    """The `nnx.State` of `Decoder` with shapes and dtypes in place of arrays."""
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-
-
-def random_state(config: DecoderConfig, seed: int = 0) -> nnx.State:
-    """The `nnx.State` of a `Decoder` with random weights, drawn in one compilation."""
-    return jax.jit(lambda: nnx.state(Decoder(config, rngs=nnx.Rngs(seed))))()
-
-
-def to_params(state: nnx.State) -> Params:
-    """The state's arrays as the plain dictionary that the functions of this module take."""
-    return nnx.to_pure_dict(state)
-
-
-def unstack_layers(tree: Any) -> Any:
-    """``tree`` (parameters or an adapter) with its stacked layers as a tuple, one entry a layer.
-
-    The arrays are new: the stacked ones can be freed afterwards.
-    """
-    stacked = tree["layers"]
-    leaves, treedef = jax.tree.flatten(stacked)
-    if not leaves:
-        return tree
-    split = jax.jit(lambda x: tuple(x[i] for i in range(x.shape[0])))
-    columns = [split(leaf) for leaf in leaves]
-    layers = tuple(
-        jax.tree.unflatten(treedef, [column[i] for column in columns])
-        for i in range(leaves[0].shape[0])
-    )
-    return {**tree, "layers": layers}
-
-
-def fsdp_specs(config: DecoderConfig) -> Params:
-    """How each stacked parameter is split over fsdp (`sharding.fsdp_spec`)."""
-    outer, layer = outer_parameters(config), layer_parameters(config)
-    specs = {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in outer.items()}
-    layers = {
-        name: sharding.fsdp_spec(("layers", *axes), (config.num_layers, *shape))
-        for name, (shape, axes) in layer.items()
-    }
-    return {**specs, "layers": layers}
 
 
 # ------------------------------------------------------------------------------------- arithmetic
@@ -569,7 +489,7 @@ def forward_cached(
 
     Args:
       config: hyper-parameters.
-      params: weights with `unstack_layers` applied.
+      params: weights with `decoder_params.unstack_layers` applied.
       tokens_BT: int32 new tokens.
       start_B: int32 position of the first new token of each row; ``start + T`` must not exceed
         the cache. Cached positions below it are attended to; nothing above it is.
@@ -612,11 +532,3 @@ def forward_cached(
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None
     return hidden_BTD, {"k": tuple(keys), "v": tuple(values)}, (q_BTNH, mask_BTS)
-
-
-@functools.cache
-def parameter_count(config: DecoderConfig) -> int:
-    """Number of weights."""
-    outer = sum(math.prod(shape) for shape, _ in outer_parameters(config).values())
-    inner = sum(math.prod(shape) for shape, _ in layer_parameters(config).values())
-    return outer + config.num_layers * inner

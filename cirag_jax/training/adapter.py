@@ -20,7 +20,7 @@ from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
@@ -62,7 +62,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.packing:  # The fused kernel knows no segments.
         attention = decoder.choose_attention(model_config, packed=True)
         model_config = dataclasses.replace(model_config, attention=attention)
-    params = decoder.to_params(base.state)
+    params = decoder_params.to_params(base.state)
     tokenizer = ChatTokenizer.load(base.folder)
     lora_config = make_lora(config)
 

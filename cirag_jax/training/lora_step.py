@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.decoder import DecoderConfig, LoraOptions, Params
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy
@@ -169,7 +169,7 @@ class TrainStep:
             (value, count), gradient = jax.value_and_grad(total, has_aux=True)(adapter)
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
-        specs = (jax.sharding.PartitionSpec(), decoder.fsdp_specs(self.config))
+        specs = (jax.sharding.PartitionSpec(), decoder_params.fsdp_specs(self.config))
         gradient, *sums = sharding.by_shard(found, specs)((adapter, params), batch, key)
         return sharding.constrain_by_shard(gradient), *sums
 

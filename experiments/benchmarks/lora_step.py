@@ -80,7 +80,7 @@ from cirag_jax import sharding
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.io import decoder_weights, peft_format
 from cirag_jax.models.io.pretrained_decoder import (
@@ -260,10 +260,11 @@ def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig,
     """``config.json``, hyper-parameters and weights of the base for the comparison."""
     if flags.random:
         config = parse_decoder_config(SMOLLM2, "SMOLLM2")
-        return SMOLLM2, adjust(config, flags), decoder.to_params(decoder.random_state(config))
+        params = decoder_params.to_params(decoder_params.random_state(config))
+        return SMOLLM2, adjust(config, flags), params
     model = load_decoder(flags.model, dtype="float32")
     raw = {**model.hf_config, "model_type": model.model_type}
-    return raw, adjust(model.config, flags), decoder.to_params(model.state)
+    return raw, adjust(model.config, flags), decoder_params.to_params(model.state)
 
 
 def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
@@ -397,7 +398,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     raw = SHAPES[flags.shape] | ({"num_hidden_layers": flags.layers} if flags.layers else {})
     config = adjust(bf16_decoder(raw), flags)
     work = make_work(flags, config.vocab_size)
-    ours = Ours(config, decoder.to_params(decoder.random_state(config)), work, flags)
+    ours = Ours(config, decoder_params.to_params(decoder_params.random_state(config)), work, flags)
     compiling = CompileSeconds()
     ours()
     sides: dict[str, Callable[[], Any]] = {"ours": ours}

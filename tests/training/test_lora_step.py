@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder_params, lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
@@ -52,7 +52,7 @@ class Run:
         _, ours, adapter = tiny_adapter.both(folder, config, **fields)
         self.config = ours.config
         self.mesh = sharding.make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-        self.params = decoder.to_params(sharding.shard_state(ours.state, self.mesh))
+        self.params = decoder_params.to_params(sharding.shard_state(ours.state, self.mesh))
         tx = optimizer()
         self.state = make_state(adapter, tx, 0, self.mesh)
         self.first = self.state

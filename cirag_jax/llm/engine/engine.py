@@ -52,7 +52,7 @@ from cirag_jax.llm.types import (
     Usage,
     failed,
 )
-from cirag_jax.models import decoder
+from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models import lora as lora_lib
 from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, LoraOptions
 from cirag_jax.models.io import peft_format
@@ -148,7 +148,7 @@ class Engine:
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
             compute, stored = "float32", _stored_on_cpu()
         loaded = load_decoder(model, dtype=compute, param_dtype=stored, mesh=mesh)
-        params = decoder.to_params(loaded.state)
+        params = decoder_params.to_params(loaded.state)
         pairs, options_lora = None, PLAIN_LORA
         if adapter is not None:
             if isinstance(adapter, str):
@@ -499,7 +499,7 @@ def _stored_on_cpu() -> Literal["float32", "bfloat16"]:
 def _unstacked(tree: Any) -> Any:
     if tree is None or isinstance(tree["layers"], tuple):
         return tree
-    return decoder.unstack_layers(tree)
+    return decoder_params.unstack_layers(tree)
 
 
 def _check(request: Generate) -> None:

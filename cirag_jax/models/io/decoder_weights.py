@@ -20,7 +20,7 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.io import replacing, write_json
-from cirag_jax.models import decoder
+from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, misfits, save_tensors
 
@@ -33,7 +33,8 @@ class Entry:
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
-      target: parameter of `decoder.Decoder`, or of its layers where ``source`` has ``{layer}``.
+      target: parameter of `decoder_params.Decoder`, or of its layers where ``source`` has
+        ``{layer}``.
       transpose: torch stores linear kernels as (out, in), we as (in, out).
     """
 
@@ -239,13 +240,13 @@ def load_source(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The state of `decoder.Decoder` with the tensors of ``source``; see `load_decoder_state`."""
+    """The decoder's state with the tensors of ``source``; see `load_decoder_state`."""
     wanted = places(config, model_type)
     names = _check(where, source.shapes, wanted)
     by_path = {place.path: place for place in wanted}
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
-    for path, variable in nnx.to_flat_state(decoder.abstract_params(config)):
+    for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config)):
         place = by_path[tuple(str(part) for part in path)]
         where_to: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
@@ -267,7 +268,7 @@ def load_decoder_state(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The state of `decoder.Decoder` with the weights of a checkpoint folder, in
+    """The state of `decoder_params.Decoder` with the weights of a checkpoint folder, in
     ``config.param_dtype``.
 
     Parameters are placed on ``mesh`` by their logical axes, each process reading only the slices

@@ -40,7 +40,7 @@ class TextDecoder:
 
     Attributes:
       config: hyper-parameters, compute dtype and attention included.
-      state: of `decoder.Decoder`; `decoder.to_params` gives the plain dictionary.
+      state: of `decoder_params.Decoder`; `decoder_params.to_params` gives the plain dictionary.
       folder: the checkpoint's folder, or its ``.gguf`` file; the tokenizer lies there too.
       source: the spec it was opened with.
       model_type: family in `decoder_weights.FAMILIES`.

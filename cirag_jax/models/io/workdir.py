@@ -14,7 +14,7 @@ from flax import nnx
 
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, local_path
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder_params, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.io import encoder_adapter
@@ -277,7 +277,7 @@ def export_adapter(
         save_adapter(state, config, folder, base, dtype=how, training=told, card=card)
         return meta
     base = load_decoder(meta["model"], param_dtype=dtype or _stored_dtype(meta["model"]))
-    params = lora.merge(decoder.to_params(base.state), lora.to_adapter(state), config.scale)
+    params = lora.merge(decoder_params.to_params(base.state), lora.to_adapter(state), config.scale)
     save_decoder(base, params, folder)
     return meta
 

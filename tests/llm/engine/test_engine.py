@@ -16,7 +16,7 @@ from cirag_jax.llm.engine.rows import upload
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import EngineConfig, cache_lengths, chunks
 from cirag_jax.llm.types import Generate, Message, Score
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.runtime import codec
@@ -235,7 +235,7 @@ def test_a_full_cache_ends_the_text(folder):
 def by_forward(folder, ids, continuation):
     """Log-probabilities [T, V] of what follows ``ids`` and each token of ``continuation``."""
     loaded = load_decoder(str(folder))
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     tokens = np.concatenate([ids, continuation]).astype(np.int32)[None]
     hidden = decoder.forward(loaded.config, params, tokens)
     logits = decoder.logits(loaded.config, params, hidden)[0, len(ids) - 1 :]
@@ -360,7 +360,7 @@ def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
     assert len(prompts[2]) - 1 + 8 > engine.context
     assert sum(calls["prefill"]) < 1.1 * sum(map(len, prompts))
     loaded = load_decoder(str(folder))
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     for prompt, continuations, found in zip(prompts, new, scored, strict=True):
         length = len(prompt) + max(map(len, continuations))
         tokens = np.zeros((len(continuations), length), np.int32)
@@ -506,7 +506,9 @@ def test_a_step_makes_no_copy_of_the_cache(stored):
     config = decoder.DecoderConfig(
         64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
     )
-    params = decoder.unstack_layers(decoder.to_params(decoder.random_state(config)))
+    params = decoder_params.unstack_layers(
+        decoder_params.to_params(decoder_params.random_state(config))
+    )
     cache = decoder.empty_cache(config, 4, 4096)
     lowered = steps.decode.lower(
         config,

@@ -9,7 +9,7 @@ import pytest
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Generate, Message, Score
-from cirag_jax.models import decoder
+from cirag_jax.models import decoder_params
 from cirag_jax.models.io.pretrained_decoder import load_decoder, save_decoder
 
 NEW_TOKENS = 16
@@ -52,7 +52,7 @@ def test_greedy_texts_are_those_of_transformers(engine, requests, responses, tmp
 
     # As safetensors: transformers takes 20 s to read the GGUF, whose weights other tests compare.
     loaded = load_decoder(dtype="float32")
-    save_decoder(loaded, decoder.to_params(loaded.state), tmp_path)
+    save_decoder(loaded, decoder_params.to_params(loaded.state), tmp_path)
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokenizer = engine.tokenizer
     prompts = [tokenizer.encode_prompt(r.messages) for r in requests]

@@ -16,7 +16,7 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, rope
+from cirag_jax.models import decoder, decoder_params, rope
 from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
@@ -61,7 +61,7 @@ def test_round_trip(family, tmp_path):
     """Loaded and saved again: the same bytes, and a folder that transformers opens the same."""
     folder = tiny_decoder.folder(tmp_path / "in", family, **FULL.get(family, {}))
     loaded = _open(folder)
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
     save_decoder(loaded, params, tmp_path / "out")
     before, after = _tensors(folder), _tensors(tmp_path / "out")
@@ -77,9 +77,9 @@ def test_round_trip(family, tmp_path):
 def test_unstacked_layers_are_saved_the_same(tmp_path):
     """`decoder_tensors` of a tuple of layers."""
     loaded = _open(tiny_decoder.folder(tmp_path, "gemma2"))
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     stacked = dict(decoder_weights.decoder_tensors(params, loaded.config, "gemma2"))
-    unstacked = decoder.unstack_layers(params)
+    unstacked = decoder_params.unstack_layers(params)
     for name, array in decoder_weights.decoder_tensors(unstacked, loaded.config, "gemma2"):
         np.testing.assert_array_equal(array, stacked.pop(name))
     assert not stacked
@@ -89,7 +89,7 @@ def test_sharded_index(tmp_path):
     """Several files and an index: written, read by transformers, read by us."""
     folder = tiny_decoder.folder(tmp_path / "in", "qwen2")
     loaded = _open(folder)
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     save_decoder(loaded, params, tmp_path / "out", shard_bytes=30_000)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -97,8 +97,8 @@ def test_sharded_index(tmp_path):
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     homes = {name: file.name for name, file, _ in read_tensors(tmp_path / "out")}
     assert index["weight_map"] == homes
-    assert index["metadata"]["total_size"] == 4 * decoder.parameter_count(loaded.config)
-    again = decoder.to_params(_open(tmp_path / "out").state)
+    assert index["metadata"]["total_size"] == 4 * decoder_params.parameter_count(loaded.config)
+    again = decoder_params.to_params(_open(tmp_path / "out").state)
     jax.tree.map(np.testing.assert_array_equal, again, params)
     np.testing.assert_array_equal(_logits(folder), _logits(tmp_path / "out"))
     (tmp_path / "out" / files[1]).unlink()
@@ -110,7 +110,7 @@ def test_bf16(tmp_path):
     """bf16 files into bf16 and fp32 parameters bit for bit; fp32 files rounded as torch rounds."""
     exact = tiny_decoder.folder(tmp_path / "fp32", "qwen2")
     loaded = load_decoder(str(exact), dtype="bfloat16")
-    save_decoder(loaded, decoder.to_params(loaded.state), tmp_path / "bf16")
+    save_decoder(loaded, decoder_params.to_params(loaded.state), tmp_path / "bf16")
     assert json.loads((tmp_path / "bf16" / "config.json").read_text())["dtype"] == "bfloat16"
     before, after = _tensors(exact), _tensors(tmp_path / "bf16")
     for name, array in after.items():
@@ -120,7 +120,7 @@ def test_bf16(tmp_path):
     wide = load_decoder(str(tmp_path / "bf16"), dtype="bfloat16", param_dtype="float32")
     assert wide.config.dtype == "bfloat16"
     for name, array in decoder_weights.decoder_tensors(
-        decoder.to_params(wide.state), wide.config, "qwen2"
+        decoder_params.to_params(wide.state), wide.config, "qwen2"
     ):
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, after[name].astype(np.float32))
@@ -129,7 +129,7 @@ def test_bf16(tmp_path):
 def test_bare_model_and_ignored_tensors(tmp_path):
     """Names without ``model.``, rotary buffers, and a stored copy of a tied output layer."""
     folder = tiny_decoder.folder(tmp_path, "llama", tie_word_embeddings=True)
-    plain = decoder.to_params(_open(folder).state)
+    plain = decoder_params.to_params(_open(folder).state)
 
     def change(tensors):
         for name in list(tensors):
@@ -138,7 +138,9 @@ def test_bare_model_and_ignored_tensors(tmp_path):
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
 
     _rewrite(folder, change)
-    jax.tree.map(np.testing.assert_array_equal, decoder.to_params(_open(folder).state), plain)
+    jax.tree.map(
+        np.testing.assert_array_equal, decoder_params.to_params(_open(folder).state), plain
+    )
 
 
 def _drop(tensors):
@@ -245,7 +247,7 @@ def test_options_refused(tmp_path):
     with pytest.raises(UserError, match="float8"):
         load_decoder(str(folder), dtype="float8")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="is not empty"):
-        save_decoder(loaded, decoder.to_params(loaded.state), folder)
+        save_decoder(loaded, decoder_params.to_params(loaded.state), folder)
     for spec, message in (
         (str(tmp_path / "none.gguf"), "is not a file"),
         (str(tmp_path), "no config.json"),
@@ -258,13 +260,13 @@ def test_options_refused(tmp_path):
 def test_mesh_places_each_parameter(tmp_path):
     """Every leaf has its sharding and its values, and no more is read than the shards need."""
     folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
-    plain = decoder.to_params(_open(folder).state)
+    plain = decoder_params.to_params(_open(folder).state)
     mesh = sharding.make_mesh(2, 2, 2)
     loaded = _open(folder, mesh=mesh)
-    wanted = decoder.to_params(
-        sharding.state_sharding(decoder.abstract_params(loaded.config), mesh)
+    wanted = decoder_params.to_params(
+        sharding.state_sharding(decoder_params.abstract_params(loaded.config), mesh)
     )
-    params = decoder.to_params(loaded.state)
+    params = decoder_params.to_params(loaded.state)
     jax.tree.map(np.testing.assert_array_equal, params, plain)
     jax.tree.map(lambda leaf, place: _same_sharding(leaf, place), params, wanted)
     shape = params["layers"]["gate_proj"].addressable_shards[0].data.shape
@@ -297,7 +299,7 @@ def test_each_slice_is_read_once(tmp_path):
     with TensorFiles(folder) as files:
         spy = _Spy(files)
         decoder_weights.load_source(spy, folder, config, "llama", mesh)
-    assert spy.elements == decoder.parameter_count(config)
+    assert spy.elements == decoder_params.parameter_count(config)
     assert spy.largest == config.vocab_size * config.d_model // 4
 
 
@@ -315,7 +317,7 @@ def test_streaming_holds_one_parameter(tmp_path):
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    total = 4 * decoder.parameter_count(config)
+    total = 4 * decoder_params.parameter_count(config)
     assert total > 3 * largest  # else the bound below would say little
     # On a CPU JAX may keep numpy's own memory, which is then the model's.
     assert peak < held + 1.5 * largest, (peak, held, largest, total)
@@ -336,7 +338,7 @@ def test_gguf_equals_safetensors(family, tmp_path):
     loaded = _open(tmp_path)  # a folder with one GGUF file
     assert loaded.folder == tmp_path / "model.gguf"
     own = decoder_weights.decoder_tensors(
-        decoder.to_params(loaded.state), loaded.config, loaded.model_type
+        decoder_params.to_params(loaded.state), loaded.config, loaded.model_type
     )
     for name, array in own:
         atol = 2e-7 if family == "gemma2" and "norm" in name else 0.0  # one added, taken off
@@ -369,7 +371,9 @@ def test_gguf_quantised_equals_transformers(kind, tmp_path):
     loaded = _open(file, mesh=mesh)
     expected = {name: value.numpy() for name, value in model.state_dict().items()}
     found = dict(
-        decoder_weights.decoder_tensors(decoder.to_params(loaded.state), loaded.config, "llama")
+        decoder_weights.decoder_tensors(
+            decoder_params.to_params(loaded.state), loaded.config, "llama"
+        )
     )
     assert found.keys() == expected.keys()
     for name, array in found.items():
@@ -448,10 +452,10 @@ def test_smollm2_without_torch(tmp_path):
     code = f"""
 import sys
 sys.modules["torch"] = None
-from cirag_jax.models import decoder
+from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import load_decoder, save_decoder
 loaded = load_decoder({str(file)!r}, dtype="bfloat16")
-save_decoder(loaded, decoder.to_params(loaded.state), {str(tmp_path / "out")!r})
+save_decoder(loaded, decoder_params.to_params(loaded.state), {str(tmp_path / "out")!r})
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120

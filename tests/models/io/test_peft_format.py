@@ -14,7 +14,7 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.io import peft_format, workdir
 from cirag_jax.models.io.peft_format import load_adapter, save_adapter
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
@@ -72,7 +72,7 @@ def test_peft_loads_ours(config, tmp_path):
     with tiny_adapter.quiet_peft():
         loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     np.testing.assert_array_equal(torch_logits(loaded), torch_logits(model))
-    params = decoder.to_params(ours.state)
+    params = decoder_params.to_params(ours.state)
     found = our_logits(ours.config, params, state, config)
     np.testing.assert_allclose(found, torch_logits(loaded), rtol=0, atol=ATOL)
     assert loaded.peft_config["default"].to_dict()["lora_dropout"] == config.dropout
