@@ -23,6 +23,7 @@ FACT_PLACE = '{"fact": [["lund", "in", "sk ne"]]}'
 NO_FACT = '{"fact": []}'
 GOES_ON = decision("Lund is her town.", FACT_BORN, NEXT)
 ENDS = decision("Lund is in Skane.", FACT_PLACE, "<no question>")
+ENDS_BORN = decision("Enough.", FACT_BORN, "<no question>")
 REFUSES = "Thought: nothing says so.\nAnswer: Unanswerable"
 ANSWERS = "Thought: it follows.\nAnswer: Skane"
 

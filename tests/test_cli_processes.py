@@ -1,0 +1,215 @@
+"""Commands as processes of their own: what they import, write and lock, one of them and two."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from cirag_jax import cli
+from tests.command_line import refused, runner, write_config
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    return write_config(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path, config_file, capsys):
+    return runner(config_file, tmp_path / "work", capsys)
+
+
+@pytest.fixture
+def script(tmp_path, config_file, repository):
+    path = tmp_path / "command.py"
+    path.write_text(
+        f'''"""Counts steps."""
+import os
+import sys
+
+sys.path.insert(0, {str(repository)!r})
+from cirag_jax import cli, config_files, processes
+
+
+def main(config, workdir):
+    print("noise of Python")
+    os.system("echo noise of a child")
+    return {{"jax": "jax" in sys.modules, "steps": config.train.steps}}
+
+
+if __name__ == "__main__":
+    cli.run(main, {str(config_file)!r})
+'''
+    )
+    return path
+
+
+def start(script, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=600,
+    )
+
+
+def together(script, workdir):
+    """Runs a script in two processes; their exit codes, and what they wrote."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2"]
+    command += [f"--coordinator_address=127.0.0.1:{port}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, f"--process_id={i}"], **pipes) for i in range(2)]
+    try:
+        outputs = [process.communicate(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], outputs
+
+
+def test_noise_goes_to_stderr(script, tmp_path):
+    done = start(script, f"--workdir={tmp_path / 'w'}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == '{"jax": true, "steps": 5}\n'
+    assert "noise of Python" in done.stderr and "noise of a child" in done.stderr
+
+
+def test_help_does_not_import_jax(script, tmp_path):
+    # A jax that cannot be imported stands in the way.
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "jax.py").write_text("raise RuntimeError('jax was imported')")
+    done = start(script, "--help", PYTHONPATH=str(tmp_path / "blocked"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Counts steps.")
+    assert "--config.train.learning_rate=0.001\n" in done.stdout
+    done = start(script, "--config.train.stops=1", PYTHONPATH=str(tmp_path / "blocked"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("did you mean train.steps?\n")
+
+
+_HELP = """
+import contextlib, importlib, io, pathlib, runpy, sys
+
+for path in sorted(pathlib.Path("launch").glob("*.py")):
+    sys.argv = [str(path), "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        runpy.run_path(str(path), run_name="__main__")
+    assert "usage: python" in out.getvalue(), path
+    assert not {"jax", "torch", "transformers"} & sys.modules.keys(), path
+for path in sorted(pathlib.Path("cirag_jax").rglob("*.py")):
+    if path.stem not in ("__main__", "transformers_backend"):
+        importlib.import_module(".".join(path.with_suffix("").parts))
+    assert "torch" not in sys.modules, path
+"""
+
+
+def test_help_of_every_command_and_no_start_of_one_imports_what_it_does_not_need(repository):
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP],
+        cwd=repository, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_compilation_cache_is_filled(script, tmp_path):
+    slow = script.read_text().replace(
+        'print("noise of Python")',
+        "import jax; jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); "
+        "jax.jit(lambda x: x * 2)(3.0).block_until_ready()",
+    )
+    script.write_text(slow)
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        done = start(
+            script,
+            f"--workdir={tmp_path / 'w'}",
+            CIRAG_JAX_CACHE=str(cache),
+            JAX_COMPILATION_CACHE_DIR="",
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == "noise of a child\n"
+    assert list(cache.glob("*/*"))
+
+
+def test_a_lock_dies_with_its_process(run, script, tmp_path):
+    script.write_text(
+        script.read_text().replace('print("noise of Python")', "os.write(2, b'in'); input()")
+    )
+    command = [sys.executable, str(script), f"--workdir={tmp_path / 'work'}"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stderr and process.stderr.read(2) == b"in"
+        assert refused(run(), f"in use by command.py (process {process.pid})")
+        process.kill()
+        process.wait()
+        assert run().code == 0
+
+
+def test_a_command_of_one_process_refuses_several(script, tmp_path):
+    codes, outputs = together(script, tmp_path / "w")
+    assert codes == [2, 2]
+    for _, err in outputs:
+        assert "command.py: this command runs in one process, not in 2" in err
+
+
+def test_an_error_in_one_process_ends_all(script, tmp_path):
+    """The workdir that is in use is known to the first process alone."""
+    several = script.read_text().replace("config.py')", "config.py', several_processes=True)")
+    script.write_text(several)
+    (tmp_path / "w").mkdir()
+    with (tmp_path / "w" / cli.LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        codes, outputs = together(script, tmp_path / "w")
+    assert codes == [2, 2]
+    assert "w is in use by another command" in outputs[0][1]
+    assert "process 0 of 2 failed: --workdir=" in outputs[1][1]
+    script.write_text(
+        several.replace(
+            'print("noise of Python")',
+            """import jax
+    assert processes.together(lambda: jax.process_index()) == jax.process_index()
+    processes.together(lambda: {}["no key"] if jax.process_index() else None)""",
+        )
+    )
+    codes, outputs = together(script, tmp_path / "w")
+    assert codes == [2, 1]
+    assert "process 1 of 2 failed: 'no key'" in outputs[0][1]
+
+
+def test_two_processes_give_one_result(script, tmp_path):
+    script.write_text(
+        script.read_text()
+        .replace(
+            '"jax": "jax" in sys.modules',
+            '"sum": float(__import__("jax").jit(lambda x: x.sum())(total()))',
+        )
+        .replace(
+            "def main(",
+            """def total():
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    local = np.full(1, jax.process_index() + 1.0)
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), local)
+
+
+def main(""",
+        )
+    )
+    script.write_text(
+        script.read_text().replace("config.py')", "config.py', several_processes=True)")
+    )
+    codes, outputs = together(script, tmp_path / "w")
+    assert codes == [0, 0], outputs
+    assert json.loads(outputs[0][0]) == {"sum": 3.0, "steps": 5}
+    assert outputs[1][0] == ""
