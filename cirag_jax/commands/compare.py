@@ -17,7 +17,7 @@ from cirag_jax.commands.answer import Plan, carry_out, plan, warn_of_seen
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.types import Config
 
 # ``[NAME=]METHOD[:PRESET]``; a name is a folder's.
@@ -159,7 +159,7 @@ def _check(name: str, planned: Plan, folder: pathlib.Path) -> None:
         opening.check_task(planned.config, planned.task)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    journal.check_settings(folder / journal.FILE, planned.settings)
+    journal_reader.check_settings(folder / journal.FILE, planned.settings)
 
 
 # -------------------------------------------------------------------------------------- the runs
@@ -197,7 +197,7 @@ def _repeat_all(
 ) -> bool:
     """Runs with further seeds, of methods that sample; whether all have ended."""
     for name, planned in plans.items():
-        if config.repeats > 1 and not journal.read_sampled(workdir / name / journal.FILE):
+        if config.repeats > 1 and not journal_reader.read_sampled(workdir / name / journal.FILE):
             say(f"{name} decodes greedily: its repeats would be equal, and it runs once")
             continue
         for number in range(2, config.repeats + 1):

@@ -20,8 +20,8 @@ from cirag_jax.evaluation.significance import interval, intervals, pairwise_scor
 from cirag_jax.methods.registry import METHODS
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
-from cirag_jax.runtime import journal
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
@@ -240,7 +240,7 @@ def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
     file = folder / journal.FILE
     if not file.is_file():
         raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {journal.FILE}.")
-    settings = journal.read_settings(file)
+    settings = journal_reader.read_settings(file)
     records = _records(file)
     if "method" not in settings or not records:
         raise UserError(f"{folder} holds no answers.")
@@ -267,8 +267,8 @@ def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
         for other in others
         if other.keys() == records.keys() and all(r.has_ended for r in other.values())
     ]
-    _, seconds = journal.read_totals(file)
-    together = (seconds - journal.read_load_seconds(file)) / len(records)
+    _, seconds = journal_reader.read_totals(file)
+    together = (seconds - journal_reader.read_load_seconds(file)) / len(records)
     alone = folder / ALONE / journal.FILE
     timed = _records(alone).values() if alone.is_file() else ()
     seconds_alone = [record.seconds for record in timed if record.outcome is not None]
@@ -276,7 +276,7 @@ def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
 
 
 def _records(file: pathlib.Path) -> dict[str, Record]:
-    return {record.id: record for record in journal.read_records(file)}
+    return {record.id: record for record in journal_reader.read_records(file)}
 
 
 def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
@@ -299,7 +299,9 @@ def _scores(
     """Of every seed, sums over questions; a failed one has answered and found nothing."""
     found = []
     for records, file in zip(run.repeats, run.journals, strict=True):
-        own = dataclasses.replace(scoring, passages=functools.partial(journal.read_passages, file))
+        own = dataclasses.replace(
+            scoring, passages=functools.partial(journal_reader.read_passages, file)
+        )
         answered = [answered_of(records[i]) for i in ids]
         found.append(metrics.measure(answered, own, names, corpus=run.needs.corpus))
     return found

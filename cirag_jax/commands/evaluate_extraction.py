@@ -18,7 +18,7 @@ from cirag_jax.methods.extraction import ExtractionSettings
 from cirag_jax.prompts import extraction as prompts
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization

@@ -19,7 +19,7 @@ from cirag_jax.io import write_lines
 from cirag_jax.prompts import reading
 from cirag_jax.reports import figures
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.training.data import conversations

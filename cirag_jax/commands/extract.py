@@ -35,9 +35,10 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import Extraction, ExtractionSettings
 from cirag_jax.models.io.fingerprint import check_same
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.records import Record, Totals, typed
 from cirag_jax.runtime.scheduler import Job, Progress, Scheduler, progress_bar
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
@@ -151,7 +152,7 @@ def _estimate_only(
         if (workdir / stores.FILE).exists():
             store = stack.enter_context(TripleStore.open(workdir))
         if (workdir / journal.FILE).exists():
-            totals, seconds = journal.read_totals(workdir / journal.FILE)
+            totals, seconds = journal_reader.read_totals(workdir / journal.FILE)
             rate = totals.programs / seconds if seconds else None
         corpus = stack.enter_context(CorpusScan(config.data.dir))
         identity = _identity(config, settings, backends.fingerprint(config.extractor)["model"])
@@ -189,8 +190,8 @@ def _result(
     for part in parts:
         with TripleStore.open(part) as store:
             runs.update(store.noted())
-    found = [journal.read_totals(path) for path in paths]
-    totals = sum((totals for totals, _ in found), journal.Totals())
+    found = [journal_reader.read_totals(path) for path in paths]
+    totals = sum((totals for totals, _ in found), Totals())
     usage = sum(totals.usage.values(), Usage())
     with TripleStore.open(workdir) as store:
         counts, failures = store.counts(), store.failures()
@@ -421,7 +422,7 @@ class _Run:
                 names = {job.id for job in jobs}
                 for name, outcome in self._book.outcomes(names).items():  # of an earlier run
                     kind = extraction.Outcome
-                    self._count(journal.typed(self._book.path, name, outcome, kind))
+                    self._count(typed(self._book.path, name, outcome, kind))
                 complete = scheduler.run(jobs, deadline=deadline)
                 self._before = _sum(self._before, scheduler.progress)
                 self._check(self._before.failed)
@@ -453,9 +454,9 @@ class _Run:
         for shard, is_whole in done:
             if not is_whole:
                 return
-            found = {record.id: record for record in journal.read_records(shard.file)}
+            found = {record.id: record for record in journal_reader.read_records(shard.file)}
             records = {name: found[name] for name in map(extraction.program_of, shard.passages)}
-            totals, _ = journal.read_totals(shard.file)
+            totals, _ = journal_reader.read_totals(shard.file)
             self._before = _sum(self._before, self._progress(records, totals))
             self._check(self._before.failed)
             show(self._before)
@@ -463,7 +464,7 @@ class _Run:
             self._book.add(totals)
             shard.file.unlink()
 
-    def _progress(self, records: Mapping[str, Record], totals: journal.Totals) -> Progress:
+    def _progress(self, records: Mapping[str, Record], totals: Totals) -> Progress:
         """Of a shard; counts its outcomes, too."""
         outcomes = [record.result(extraction.Outcome) for record in records.values()]
         for outcome in filter(None, outcomes):
@@ -481,7 +482,7 @@ class _Run:
     def _drop_shards(self) -> None:
         """Removes what workers left of blocks that are cut otherwise now; its calls count."""
         for file in sorted(self._shards.glob("*.sqlite")):
-            self._book.add(journal.read_totals(file)[0])
+            self._book.add(journal_reader.read_totals(file)[0])
         shutil.rmtree(self._shards, ignore_errors=True)
 
     def _encode(self, found: Extraction) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from cirag_jax.prompts import grade as prompts
 from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.records import Record, damaged
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
 from cirag_jax.types import Config, Count, Triple
@@ -231,7 +232,7 @@ class _Run:
         beyond = [place for place in places if place >= size]
         if beyond:
             error = IndexError(f"{beyond[0]} of {size}")
-            raise journal.damaged(self._book.path, job.id, error)
+            raise damaged(self._book.path, job.id, error)
 
     def _run(self, step: str, jobs: Sequence[Job], asks: bool) -> None:
         handler = self._opened() if asks else None

@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 
 from cirag_jax.methods import extraction
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.records import typed
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.scheduler import Call, Done, Job, Scheduler
 from cirag_jax.types import Passage, Triple
@@ -66,9 +67,7 @@ class OnlineExtractHandler:
         outcomes = self._journal.outcomes()
         for job, passage in zip(jobs, passages, strict=True):
             if job.id in outcomes:
-                outcome = journal.typed(
-                    self._journal.path, job.id, outcomes[job.id], extraction.Outcome
-                )
+                outcome = typed(self._journal.path, job.id, outcomes[job.id], extraction.Outcome)
                 self._known[passage.id] = extraction.stored(passage, outcome, None).triples
             elif complete:
                 self._known[passage.id] = None

@@ -13,8 +13,8 @@ from cirag_jax.io import read_object, say
 from cirag_jax.reports import difficulty as difficulty_report
 from cirag_jax.reports import results, trace
 from cirag_jax.reports.pages import Section
-from cirag_jax.runtime import journal
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import Record
 from cirag_jax.types import Config
 
 CONFIG, RESULT = "config.json", "result.json"
@@ -116,7 +116,7 @@ def _counts(folder: pathlib.Path) -> tuple[int, int | None]:
     """Questions that a run has begun, and that have ended; None: it is at work."""
     try:
         file = folder / journal.FILE
-        return journal.read_counts(file) if file.is_file() else (0, 0)
+        return journal_reader.read_counts(file) if file.is_file() else (0, 0)
     except InUse:
         return 0, None
 

@@ -20,8 +20,9 @@ from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
-from cirag_jax.runtime import codec, journal
-from cirag_jax.runtime.journal import Journal, Record
+from cirag_jax.runtime import codec, journal, journal_reader
+from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
@@ -212,8 +213,8 @@ def run(
     if count > 1:
         parts = [journal.share(workdir, number, count) for number in range(count)]
         journal.merge(parts, workdir / journal.FILE)
-    wanted, records = {job.id for job in jobs}, journal.read_records(workdir / journal.FILE)
-    _, seconds = journal.read_totals(workdir / journal.FILE)
+    wanted, records = {job.id for job in jobs}, journal_reader.read_records(workdir / journal.FILE)
+    _, seconds = journal_reader.read_totals(workdir / journal.FILE)
     known = {record.id: record for record in records if record.id in wanted}
     complete = complete and all(job.id in known and known[job.id].has_ended for job in jobs)
     return Run(known, complete, load_seconds, seconds)

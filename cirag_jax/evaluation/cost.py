@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cirag_jax.runtime.journal import Record, Spent
+from cirag_jax.runtime.records import Record, Spent
 
 ANSWERING = "reader"  # The role that answers.
 

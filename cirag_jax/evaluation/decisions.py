@@ -22,7 +22,7 @@ from cirag_jax.methods.cirag_config import CiragConfig
 from cirag_jax.methods.evidence import Evidence, Fact, fact_key, triple_line
 from cirag_jax.prompts.compact import Units
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization

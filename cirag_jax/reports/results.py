@@ -14,7 +14,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import write_text
 from cirag_jax.reports import comparison, figures, pages, trace
 from cirag_jax.reports.pages import Section
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.records import Record
 from cirag_jax.types import Prediction
 
 PAGE = "index.html"

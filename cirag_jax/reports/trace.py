@@ -21,8 +21,8 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
 from cirag_jax.io import replacing
 from cirag_jax.reports import pages
-from cirag_jax.runtime import journal
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import Record
 from cirag_jax.types import Config, Passage, Prediction, Sentence, Step, Triple, Unit
 
 PAGE = "trace.html"
@@ -67,12 +67,12 @@ def write_trace(
     """
     path = pathlib.Path(run).expanduser()
     path = path / journal.FILE if path.is_dir() else path
-    records = journal.read_records(path)
+    records = journal_reader.read_records(path)
     for record in records:
         if not isinstance(record.input, Mapping) or "question" not in record.input:
             raise UserError(f"{path} is not the journal of a run that answers questions.")
-    passages = journal.read_passages(path)
-    method = journal.read_settings(path).get("method")
+    passages = journal_reader.read_passages(path)
+    method = journal_reader.read_settings(path).get("method")
     title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
     try:
         with replacing(page) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:

@@ -18,7 +18,8 @@ import tqdm
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line, visible
-from cirag_jax.runtime.journal import Journal, Key, Record
+from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import (
     Generate,
     Program,

@@ -25,7 +25,7 @@ from typing import Any
 
 from cirag_jax.methods import extraction
 from cirag_jax.models.io import workdir as workdirs
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.triples.store import TripleStore
 from tests import answering, tiny
 from tests.command_server import CommandServer
@@ -130,7 +130,7 @@ def _trained(folder: pathlib.Path) -> Any:
 
 def _stored(folder: pathlib.Path) -> Any:
     with TripleStore.open(folder) as store:
-        totals, _ = journal.read_totals(folder / journal.FILE)
+        totals, _ = journal_reader.read_totals(folder / journal.FILE)
         ids = list(store.passage_ids())
         usage = {role: used.tokens for role, used in totals.usage.items()}
         return store.digest(ids), store.counts(), store.failures(), totals.calls, usage

@@ -7,7 +7,7 @@ import pytest
 
 from cirag_jax.llm.types import Generate, Generated, Message, Token, Usage
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal_reader
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import Retrieve, Retrieved
@@ -53,11 +53,15 @@ def folder(tmp_path_factory):
 def _use_journal(path: pathlib.Path) -> None:
     """Everything that reads a journal, and a run that goes on with it."""
     for read in (
-        *(journal.read_records, journal.read_passages, journal.read_settings),
-        *(journal.read_totals, journal.read_load_seconds, journal.read_sampled),
+        journal_reader.read_records,
+        journal_reader.read_passages,
+        journal_reader.read_settings,
+        journal_reader.read_totals,
+        journal_reader.read_load_seconds,
+        journal_reader.read_sampled,
     ):
         held(lambda read=read: read(path))
-    held(lambda: journal.check_settings(path, SETTINGS))
+    held(lambda: journal_reader.check_settings(path, SETTINGS))
     page = path.with_name("trace.html")
     held(lambda: trace.write_trace(path, page))
     assert [p for p in path.parent.iterdir() if p.name.endswith((".part", ".old"))] == []
@@ -185,8 +189,13 @@ def test_a_value_of_another_shape_is_named(folder, statement, values):
     db.execute(statement, values)
     db.commit()
     db.close()
-    reads = (journal.read_records, journal.read_settings, journal.read_totals)
-    results = [held(lambda read=read: read(path)) for read in (*reads, journal.read_passages)]
+    reads = (
+        journal_reader.read_records,
+        journal_reader.read_settings,
+        journal_reader.read_totals,
+        journal_reader.read_passages,
+    )
+    results = [held(lambda read=read: read(path)) for read in reads]
     assert None in results  # somebody noticed
     _use_journal(path)
 

@@ -26,7 +26,7 @@ from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.prompts.cirag import render_decision
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Dataset, Passage, Question, Step, Trajectory, Triple
 from tests import tiny
@@ -243,7 +243,7 @@ def _traced(file):
 
 
 def _compared(file):
-    return [comparison.answered_of(record) for record in journal.read_records(file)]
+    return [comparison.answered_of(record) for record in journal_reader.read_records(file)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cirag_jax.io import say, visible, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import console, trace
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.records import Record
 from tests.attacks.hostile import TEXTS, attack, held
 from tests.reports import made_up
 

@@ -15,7 +15,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods import registry
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.requests import Generate, Needs
 from cirag_jax.types import Prediction
 from configs import compare as compare_config
@@ -159,7 +159,10 @@ def test_questions_alone(whole, folders):
     """The same two of every method, in a journal of their own; their time is shown."""
     workdir, result = whole
     asked = [
-        {record.id for record in journal.read_records(workdir / name / "alone" / journal.FILE)}
+        {
+            record.id
+            for record in journal_reader.read_records(workdir / name / "alone" / journal.FILE)
+        }
         for name in result["systems"]
     ]
     assert len(asked[0]) == 2 and asked[0] == asked[1] == asked[2] < {"q0", "q1", "q2"}

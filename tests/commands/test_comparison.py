@@ -206,7 +206,7 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
         compare(tmp_path, f"x={first}", f"x={second}")
     with pytest.raises(UserError, match="config.runs names .*/a twice"):
         compare(tmp_path, f"x={first}", f"y={second}", f"z={tmp_path / 'b' / '..' / 'a'}")
-    read = command.journal.read_settings
+    read = command.journal_reader.read_settings
     monkeypatch.setattr(
         command.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}
     )

@@ -7,7 +7,8 @@ import runpy
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.runtime.journal import FILE, Journal, read_totals
+from cirag_jax.runtime.journal import FILE, Journal
+from cirag_jax.runtime.journal_reader import read_totals
 from cirag_jax.triples.store import TripleStore
 from tests import tiny, tiny_decoder
 from tests.commands.model_server import model_server

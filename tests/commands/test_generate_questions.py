@@ -11,7 +11,7 @@ from cirag_jax import cli, errors
 from cirag_jax.commands import backends, question_files
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.journal import Journal
 from tests import answering, tiny, tiny_decoder
 from tests.grade.articles import Model, write_articles
@@ -257,7 +257,7 @@ def test_killed_in_a_step_by_a_signal(step, uninterrupted, folders, tmp_path, co
     if not (uninterrupted / "result.json").exists():
         first = command("generate_questions.py", *argv[:-1], f"--workdir={uninterrupted}")
         assert first.returncode == 0, first.stderr
-    records = journal.read_records(uninterrupted / journal.FILE)
+    records = journal_reader.read_records(uninterrupted / journal.FILE)
     steps = [record.id.partition("-")[0] for record in records]
     # Programs of rules ask nothing: each writes its end alone.
     ends = {"claim": 3, "clusters": steps.count("claim") + 1, "question": len(steps) - 1}
@@ -315,7 +315,7 @@ def test_a_random_decoder_ends_in_one_sentence(more, message, role, folders, tmp
     argv = arguments(folders, tmp_path, *limits, *decoder, *more, preset="small")
     _, err = execute(capsys, argv, status=2)
     assert re.search(message, err.splitlines()[-1])
-    totals, _ = journal.read_totals(tmp_path / journal.FILE)
+    totals, _ = journal_reader.read_totals(tmp_path / journal.FILE)
     assert list(totals.usage) == [role]
 
 

@@ -16,7 +16,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import pages, trace
 from cirag_jax.runtime import codec, journal
-from cirag_jax.runtime.journal import Record
+from cirag_jax.runtime.records import Record
 from cirag_jax.types import Sentence, Step
 from tests.reports import made_up
 from tests.reports.made_up import HOSTILE, blocks

@@ -13,8 +13,9 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Token, Usage
-from cirag_jax.runtime import journal
+from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Totals
 from cirag_jax.runtime.requests import Generated, RequestError, Retrieve, Retrieved
 from cirag_jax.types import Passage
 from tests.runtime.recording import USAGE, passage, response_to, say
@@ -57,12 +58,12 @@ def test_passages_are_kept_once_and_whole(path):
     with begin(path) as book:
         for program in ("a", "b"):
             book.record(Key(program, 0), request, Retrieved((own, passage("p")), (1.0, 0.1)))
-    assert journal.read_passages(path) == {"ø/1": own, "p": passage("p")}
+    assert journal_reader.read_passages(path) == {"ø/1": own, "p": passage("p")}
     with begin(path) as book:
         assert book.replay(Key("b", 0), request) == Retrieved((own, passage("p")), (1.0, 0.1))
         with pytest.raises(KeyError):
             book.passage("nowhere")
-    assert journal.read_passages(path) == {"ø/1": own, "p": passage("p")}
+    assert journal_reader.read_passages(path) == {"ø/1": own, "p": passage("p")}
 
 
 def test_errors_are_replayed_as_errors(path):
@@ -128,16 +129,16 @@ def test_what_is_forgotten_still_counts_once(path):
     with begin(path) as book:
         book.close_program("a", "done", None)
         before = book.totals()
-        assert before == journal.Totals(1, 2, twice) and book.usage() == twice
+        assert before == Totals(1, 2, twice) and book.usage() == twice
         book.forget(["a"])
         assert book.totals() == before
         book.close_program("b", None, "broken")
         book.forget(["a", "b", "unknown"])
-        assert book.totals() == journal.Totals(2, 2, twice) and book.usage() == twice
+        assert book.totals() == Totals(2, 2, twice) and book.usage() == twice
         book.add_seconds(1.5)
     write_one(path, "a")  # asked again, and paid for again
-    totals, seconds = journal.read_totals(path)
-    assert totals == journal.Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
+    totals, seconds = journal_reader.read_totals(path)
+    assert totals == Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
 
 
 def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
@@ -197,10 +198,10 @@ def test_another_setting_is_refused_by_name(path, changes, words):
 def test_settings_bind_nobody_before_the_first_response(path):
     with begin(path) as book:
         book.open_program("a", 0, {})
-    journal.check_settings(path, {**SETTINGS, "seed": 7})
+    journal_reader.check_settings(path, {**SETTINGS, "seed": 7})
     with begin(path, seed=7):
         pass
-    assert journal.read_settings(path)["seed"] == 7
+    assert journal_reader.read_settings(path)["seed"] == 7
 
 
 def test_what_was_recorded_with_other_settings_may_be_replaced(path):
@@ -210,7 +211,7 @@ def test_what_was_recorded_with_other_settings_may_be_replaced(path):
         totals = book.totals()
     with Journal(path, {**SETTINGS, "seed": 7}, replace=True) as book:
         assert not list(book.records()) and book.totals() == totals
-    assert journal.read_settings(path)["seed"] == 7
+    assert journal_reader.read_settings(path)["seed"] == 7
     with begin(path, seed=8):  # nothing is recorded
         pass
 
@@ -232,7 +233,7 @@ def test_a_result_without_a_response_binds(path):
         book.open_program("a", 0, {})
         book.close_program("a", ["by rule"], None)
     with pytest.raises(UserError, match="with seed=0, not 7;"):
-        journal.check_settings(path, {**SETTINGS, "seed": 7})
+        journal_reader.check_settings(path, {**SETTINGS, "seed": 7})
     with pytest.raises(UserError, match="with seed=0, not 7;"):
         begin(path, seed=7)
 
@@ -263,22 +264,23 @@ def test_a_reader_beside_a_writer_is_refused_and_reads_after_it(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
         with pytest.raises(UserError, match="in use by another run"):
-            journal.read_records(path)
-    assert [record.id for record in journal.read_records(path)] == ["a"]
+            journal_reader.read_records(path)
+    assert [record.id for record in journal_reader.read_records(path)] == ["a"]
 
 
 def test_reading_changes_nothing_and_needs_no_settings(path):
     write_one(path)
     before = path.read_bytes()
-    records = journal.read_records(path)
+    records = journal_reader.read_records(path)
     assert records[0].calls["generate"] == 1
-    assert journal.read_settings(path) == {**SETTINGS, "cirag.granularities": ["triple", "passage"]}
+    settings = {**SETTINGS, "cirag.granularities": ["triple", "passage"]}
+    assert journal_reader.read_settings(path) == settings
     assert path.read_bytes() == before
 
 
 def test_there_is_no_journal(tmp_path):
     with pytest.raises(UserError, match=r"journal\.sqlite does not exist"):
-        journal.read_records(tmp_path / "journal.sqlite")
+        journal_reader.read_records(tmp_path / "journal.sqlite")
     with pytest.raises(UserError, match="cannot be used"):
         begin(tmp_path / "no" / "folder" / "journal.sqlite")
 
@@ -300,7 +302,7 @@ def test_a_damaged_file_is_one_sentence(path, damage):
             db.execute("CREATE TABLE other (x)")
         db.close()
     with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"):
-        journal.read_records(path)
+        journal_reader.read_records(path)
     with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"), begin(path) as book:
         list(book.records())
 
@@ -318,7 +320,7 @@ def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch
     assert any(name.endswith("-wal") for name in files)
     copy.chmod(0o555)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    (record,) = journal.read_records(copy / path.name)
+    (record,) = journal_reader.read_records(copy / path.name)
     assert record.calls["generate"] + record.calls["retrieve"] == 1
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == files
     copy.chmod(0o755)
@@ -354,7 +356,7 @@ def test_another_format_is_refused(path):
     ):
         begin(path)
     with pytest.raises(UserError, match="format 99"):
-        journal.read_records(path)
+        journal_reader.read_records(path)
 
 
 @pytest.mark.parametrize("kind", ["passages", "text", "program", "close"])
@@ -411,7 +413,7 @@ def test_what_was_recorded_survives_a_kill(path, repository):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == [str(index) for index in range(18)]
     # A viewer may come before the next run does.
-    assert journal.read_settings(path) == {} and journal.read_passages(path) == {}
+    assert journal_reader.read_settings(path) == {} and journal_reader.read_passages(path) == {}
     with Journal(path, {}) as book:
         for index in range(18):
             assert book.replay(Key("a", index), say(f"n{index}")) is not None
@@ -422,7 +424,7 @@ def test_a_closed_journal_is_one_file(tmp_path):
     with Journal(tmp_path / "journal.sqlite", {}) as book:
         book.open_program("a", 0, None)
         assert (tmp_path / "journal.sqlite-wal").exists()
-    journal.read_records(tmp_path / "journal.sqlite")
+    journal_reader.read_records(tmp_path / "journal.sqlite")
     assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
 
 
@@ -441,12 +443,13 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
             book.add_seconds(3.0 - index)
     journal.merge(parts, tmp_path / journal.FILE)
     journal.merge(parts, tmp_path / journal.FILE)  # again, as after a resumed run
-    merged = journal.read_records(tmp_path / journal.FILE)
+    merged = journal_reader.read_records(tmp_path / journal.FILE)
     assert [record.id for record in merged] == list("abcd")
-    single = {r.id: r for path in parts for r in journal.read_records(path)}
+    single = {r.id: r for path in parts for r in journal_reader.read_records(path)}
     assert {r.id: r for r in merged} == single
-    assert journal.read_passages(tmp_path / journal.FILE) == journal.read_passages(parts[0])
-    totals, seconds = journal.read_totals(tmp_path / journal.FILE)
+    passages = journal_reader.read_passages(parts[0])
+    assert journal_reader.read_passages(tmp_path / journal.FILE) == passages
+    totals, seconds = journal_reader.read_totals(tmp_path / journal.FILE)
     assert totals.programs == 4 and seconds == 3.0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "journal.1-of-2.sqlite", "journal.2-of-2.sqlite", "journal.sqlite",
@@ -467,10 +470,11 @@ def test_a_program_of_two_journals_is_taken_once_and_whole(tmp_path):
         book.open_program("c", 2, {"question": "where?"})
         book.close_program("c", None, "busy")
     journal.merge(parts, tmp_path / journal.FILE)
-    merged = {r.id: (r.outcome, r.error) for r in journal.read_records(tmp_path / journal.FILE)}
+    records = journal_reader.read_records(tmp_path / journal.FILE)
+    merged = {r.id: (r.outcome, r.error) for r in records}
     answers = {name: ({"answer": path.name}, None) for name, path in zip("ab", parts, strict=True)}
     assert merged == {**answers, "c": answers["b"]}
-    assert journal.read_totals(tmp_path / journal.FILE)[0].calls == 2
+    assert journal_reader.read_totals(tmp_path / journal.FILE)[0].calls == 2
 
 
 def test_a_run_keeps_its_number_of_processes(tmp_path):
