@@ -91,8 +91,9 @@ class Question:
     """A question with whatever its benchmark annotates.
 
     ``supporting`` holds gold passage ids, ``supporting_sentences`` pairs of passage id and sentence
-    index, ``context`` the ids of the question's own distractor pool, ``evidences`` gold triples in
-    reasoning order (2WikiMultihopQA), ``decomposition`` the sub-questions (MuSiQue).
+    index, ``same_sentences`` where passages overlap the places that hold one and the same gold
+    sentence, ``context`` the ids of the question's own distractor pool, ``evidences`` gold triples
+    in reasoning order (2WikiMultihopQA), ``decomposition`` the sub-questions (MuSiQue).
     """
 
     id: Filled
@@ -105,6 +106,7 @@ class Question:
     setting: str | None = None
     supporting: tuple[str, ...] | None = None
     supporting_sentences: tuple[tuple[str, Count], ...] | None = None
+    same_sentences: tuple[tuple[tuple[str, Count], ...], ...] | None = None
     context: tuple[str, ...] | None = None
     evidences: tuple[tuple[str, str, str], ...] | None = None
     decomposition: tuple[SubQuestion, ...] | None = None

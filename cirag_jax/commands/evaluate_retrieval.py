@@ -16,6 +16,7 @@ from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import next_unit
+from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.evaluation.scoring import Scoring
@@ -406,7 +407,12 @@ def _recalls(
 ) -> np.ndarray:
     return np.array(
         [
-            recall_at([ids[row] for row in rows[:k]], question.supporting or (), k)
+            recall_at(
+                [ids[row] for row in rows[:k]],
+                question.supporting or (),
+                k,
+                passages_elsewhere(question),
+            )
             for rows, question in zip(ranked, questions, strict=True)
         ]
     )

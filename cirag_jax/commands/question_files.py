@@ -141,6 +141,7 @@ def _question(
     facts = [graph.facts[edge.fact] for edge in one.path]
     homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
     evidence = database.evidence(homes)
+    places = [tuple(database.places(*home)) for home in dict.fromkeys(homes)]
     return Question(
         id=name,
         question=one.outcome["question"],
@@ -150,6 +151,7 @@ def _question(
         split="test",
         supporting=tuple(dict.fromkeys(chunk for chunk, _ in evidence)),
         supporting_sentences=evidence,
+        same_sentences=tuple(same for same in places if len(same) > 1) or None,
         evidences=tuple(fact.parts for fact in facts),
     )
 

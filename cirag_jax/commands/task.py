@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files, processes
 from cirag_jax.commands import backends, opening
-from cirag_jax.datasets import load
+from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.methods.registry import find_method
@@ -75,7 +75,7 @@ def job(
 ) -> Job:
     """A program about a question; the annotations are the journal's, not the program's to see."""
     given = question if settings.needs.gold else Question(question.id, question.question, ())
-    annotated = json.loads(codec.dump(dataclasses.asdict(question)))
+    annotated = json.loads(codec.dump(jsonl.question_record(question)))
     return Job(question.id, annotated, lambda: program(given, settings))
 
 

@@ -108,7 +108,7 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
         if dataset.triples:
             rows = (_openie_record(key, value) for key, value in dataset.triples.items())
             write_lines(folder / OPENIE, rows)
-        write_lines(folder / QUESTIONS, map(dataclasses.asdict, dataset.questions))
+        write_lines(folder / QUESTIONS, map(question_record, dataset.questions))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
@@ -146,12 +146,19 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage] | None) -> tuple[Q
 
 
 def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage]) -> None:
-    """Raises UserError where a question names a passage that the corpus lacks."""
+    """Raises UserError where a question names a passage, or in ``same_sentences`` a sentence, that
+    the corpus lacks.
+    """
     named = {
         **{f"supporting[{i}]": pid for i, pid in enumerate(question.supporting or ())},
         **{
             f"supporting_sentences[{i}][0]": pair[0]
             for i, pair in enumerate(question.supporting_sentences or ())
+        },
+        **{
+            f"same_sentences[{i}][{j}][0]": pair[0]
+            for i, places in enumerate(question.same_sentences or ())
+            for j, pair in enumerate(places)
         },
         **{f"context[{i}]": pid for i, pid in enumerate(question.context or ())},
         **{
@@ -162,6 +169,11 @@ def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage
     }
     for field, passage_id in named.items():
         _check_known(place, field, passage_id, corpus)
+    for i, places in enumerate(question.same_sentences or ()):
+        for j, (passage_id, sentence) in enumerate(places):
+            if sentence >= len(sentences_of(corpus[passage_id])):
+                problem = f"names sentence {sentence} of passage {passage_id!r}, which has fewer"
+                raise field_error(place, f"same_sentences[{i}][{j}]", problem)
 
 
 def _check_known(place: str, field: str, passage_id: str, corpus: Mapping[str, Passage]) -> None:
@@ -225,6 +237,14 @@ def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Trip
 
 
 # ---------------------------------------------------------------------------------------- writing
+
+
+def question_record(question: Question) -> dict[str, Any]:
+    """A question as a line of ``questions.jsonl`` has it, and the journal of a run."""
+    record = dataclasses.asdict(question)
+    if question.same_sentences is None:
+        del record["same_sentences"]  # journals from before there was the field must match
+    return record
 
 
 def _openie_record(passage_id: str, triples: tuple[Triple, ...]) -> dict[str, Any]:

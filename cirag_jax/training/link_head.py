@@ -18,6 +18,7 @@ from flax import nnx
 
 from cirag_jax.datasets.chains import UnitKind, units_of
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule
@@ -205,7 +206,7 @@ def _dev(tasks: Sequence[Task], score: Score, name: str) -> dict[str, float]:
     for index, ids, _, dev in tasks:
         ranked = index.explore([question.question for question in dev], score)
         for question, rows in zip(dev, ranked, strict=True):
+            top, elsewhere = [ids[row] for row in rows], passages_elsewhere(question)
             for k in _KS:
-                top = [ids[row] for row in rows[:k]]
-                found[k].append(recall_at(top, question.supporting or (), k))
+                found[k].append(recall_at(top, question.supporting or (), k, elsewhere))
     return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}

@@ -11,6 +11,8 @@ from cirag_jax import cli, errors
 from cirag_jax.commands import backends, question_files
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.journal import Journal
 from tests import answering, tiny, tiny_decoder
@@ -142,6 +144,7 @@ def test_the_folder_is_a_dataset_of_this_project(whole):
         ]
         assert stated == [fact["claim"] for fact in path["facts"]]
         assert [fact["chunk"] for fact in path["facts"]] == list(question.supporting or ())
+        assert question.same_sentences is None  # every document is one chunk
     assert rows[None]["reason"]  # what became of no question has its path, too
     sources = answering.lines(workdir / "sources.jsonl")
     assert {row["source"] for row in sources} == {"The Daily"}
@@ -182,6 +185,26 @@ def test_the_same_question_twice_is_one(model, folders, tmp_path, capsys):
     more = ("questions.validation=off", "paths.hops=(4,5)")
     result, _ = execute(capsys, arguments(folders, tmp_path, *more))
     assert result["questions"] == 1 and result["dropped_questions"] == {"asked_twice": 2}
+
+
+def test_a_sentence_of_two_chunks_is_evidence_in_either(model, folders, tmp_path, capsys):
+    facts = ("Ule feeds Tarn.", "Tarn governs Osk.")
+    texts = [f"It says nothing. {fact} It says nothing." for fact in facts]
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "documents.jsonl").write_text(
+        "".join(json.dumps({"title": text.split()[3], "text": text}) + "\n" for text in texts)
+    )
+    sizes = ("chunks.least=3", "chunks.most=6", "chunks.overlap=3")
+    execute(capsys, arguments({**folders, "articles": documents}, tmp_path / "w", *sizes))
+    dataset = jsonl.read_dataset(tmp_path / "w")
+    (question,) = dataset.questions
+    same, gold = question.same_sentences or (), question.supporting or ()
+    stated = [[sentences_of(dataset.corpus[p])[i] for p, i in places] for places in same]
+    assert stated == [[fact, fact] for fact in facts]
+    others = [p for places in same for p, _ in places if p not in gold]
+    assert recall_at(others, gold, 2) == 0.0
+    assert recall_at(others, gold, 2, passages_elsewhere(question)) == 1.0
 
 
 def test_other_chunks_ask_nobody_again(whole, model, folders, capsys):

@@ -127,6 +127,7 @@ def test_a_program_sees_no_gold_unless_it_declares_that_it_does():
         job = task.job(GOLD, lambda question, config: seen.append(question), settings)
         job.start()
         assert job.input["answers"] == list(GOLD.answers)  # the journal's, for the viewer
+        assert "same_sentences" not in job.input  # older journals have no such field
     assert seen == [Question(GOLD.id, GOLD.question, ()), GOLD]
 
 

@@ -158,6 +158,12 @@ BAD_ROWS = [
         "'supporting_sentences[0]' must be a pair",
     ),
     ("questions", {**Q, "supporting_sentences": [["p1", -1]]}, "must not be negative"),
+    ("questions", {**Q, "same_sentences": [[["p9", 0]]]}, "'same_sentences[0][0][0]' names"),
+    (
+        "questions",
+        {**Q, "same_sentences": [[["p2", 2], ["p1", 2]]]},
+        "'same_sentences[0][1]' names sentence 2 of passage 'p1', which has fewer",
+    ),
     ("questions", {**Q, "evidences": [["a", "b"]]}, "'evidences[0]' must be a triple"),
     ("questions", {**Q, "evidences": [["a", "b", 3]]}, "'evidences[0][2]' must be a string"),
     (
@@ -327,6 +333,7 @@ def datasets(draw):
         setting=MAYBE,
         supporting=some_ids,
         supporting_sentences=st.none() | pairs,
+        same_sentences=st.none() | st.lists(pairs, max_size=2).map(tuple),
         context=some_ids,
         evidences=st.none() | st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=2).map(tuple),
         decomposition=st.none() | st.lists(step, max_size=2).map(tuple),

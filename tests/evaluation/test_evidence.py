@@ -39,3 +39,20 @@ def test_recall_grows_with_the_steps_and_falls_with_the_hops():
     }
     assert recall_per_step([long], [BARE], (1,)) is None
     assert recall_per_step([None, Prediction("", "default")], [QUESTION] * 2, (1,)) is None
+
+
+def test_what_a_passage_is_gold_for_may_be_read_in_another():
+    question = dataclasses.replace(
+        QUESTION,
+        supporting_sentences=(("p1", 3), ("p2", 0)),
+        same_sentences=((("p1", 3), ("p9", 0)),),
+    )
+    found = Prediction("", "default", ("p9", "p2"), steps=(Step("a", ("p9",)), Step("b", ("p2",))))
+    assert recall_per_step([found], [question], (1,)) == {
+        "found": [0.5, 1.0],
+        "hops": [
+            {"recall@1": 1.0, "num_questions": 1},
+            {"recall@1": 0.0, "num_questions": 1},
+        ],
+        "num_questions": 1,
+    }

@@ -55,6 +55,26 @@ def test_recall_at_three_granularities():
     }  # fmt: skip
 
 
+def test_recall_where_passages_overlap():
+    """The last sentence of p1 is the first of p2."""
+    question = dataclasses.replace(
+        QUESTION,
+        supporting=("p1", "p3"),
+        supporting_sentences=(("p1", 4), ("p3", 0)),
+        same_sentences=((("p1", 4), ("p2", 0)),),
+    )
+    found = Prediction("", "passage", passages=("p2", "p3"), sentences=(("p9", 0), ("p2", 0)))
+    scores = measured([(question, found)], ["recall"], recall_at=(1, 2))
+    assert [scores[f"recall@{k}"][0] for k in (1, 2)] == [0.5, 1.0]
+    assert [scores[f"sentence_recall@{k}"][0] for k in (1, 2)] == [0.0, 0.5]
+    # p1 is evidence for another sentence as well, which p2 does not have.
+    more = dataclasses.replace(
+        question, supporting_sentences=(("p1", 1), *(question.supporting_sentences or ()))
+    )
+    scores = measured([(more, found)], ["recall"], recall_at=(2,))
+    assert scores["recall@2"][0] == 0.5 and scores["sentence_recall@2"][0] == pytest.approx(1 / 3)
+
+
 def test_what_a_run_never_ranks_has_no_score():
     passages = Prediction("Bess", "passage", passages=FOUND.passages)
     found = measured([(QUESTION, passages), (QUESTION, None)], ["recall"], recall_at=(5,))
@@ -156,7 +176,7 @@ def test_recall_looks_once_through_what_a_run_ranks(monkeypatch):
             asked += 1
             return False
 
-    kinds = {"passage": (lambda found: (), lambda question: question.supporting)}
+    kinds = {"passage": (lambda found: (), lambda question: question.supporting, lambda _: {})}
     monkeypatch.setattr(recall, "GRANULARITIES", kinds)
     monkeypatch.setattr(recall, "list", Ranked, raising=False)
     measured([(QUESTION, FOUND)] * 50, ["recall"], recall_at=(5,))

@@ -21,15 +21,16 @@ TITLES = {"recall": "R", "sentence_recall": "sentence R", "triple_recall": "trip
 def measure(answered: Sequence[Answered], scoring: Scoring) -> Mapping[str, Ratio]:
     """``recall@K`` of passages, ``sentence_recall@K`` and ``triple_recall@K``."""
     scores: dict[str, Ratio] = {}
-    for granularity, (found_of, gold_of) in GRANULARITIES.items():
+    for granularity, (found_of, gold_of, elsewhere_of) in GRANULARITIES.items():
         ranked = [list(found_of(found)) if found else [] for _, found in answered]
         ranks_any = any(ranked)
         golds = [gold_of(question) if ranks_any else None for question, _ in answered]
+        elsewhere = [elsewhere_of(question) for question, _ in answered]
         for k in scoring.recall_at:
             scores[f"{SCORES[granularity]}@{k}"] = over(
                 [
-                    recall_at(row, gold, k) if gold else None
-                    for row, gold in zip(ranked, golds, strict=True)
+                    recall_at(row, gold, k, other) if gold else None
+                    for row, gold, other in zip(ranked, golds, elsewhere, strict=True)
                 ]
             )
     return scores
