@@ -3,19 +3,22 @@
 A folder holds ``ids.jsonl`` (passage id of every row), ``vectors-*.npy`` (shards of embeddings),
 for faiss ``index.faiss``, for BM25 ``bm25/``, and ``manifest.json``, written last. Every file is
 written aside, then renamed, so that a build that was stopped goes on after its last whole shard.
+Passages are read when their shard is embedded: there may be more of them than memory holds.
 """
 
 import functools
+import itertools
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax import sharding
 from cirag_jax.commands import cluster
 from cirag_jax.datasets.chains import passage_text
+from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.errors import UserError
 from cirag_jax.io import bar, read_json, remove_parts, replacing, write_json, write_text
 from cirag_jax.models.io.fingerprint import check_same
@@ -57,26 +60,26 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             raise UserError("config.engine=ray has nothing to do for config.retriever.kind=bm25.")
         spread = functools.partial(_spread, config, workdir)
     options = IndexOptions.of(config.retriever)
-    passages = _read_passages(config.data.dir)
-    encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
     folder = workdir / "index"
-    with bar("indexing", len(passages), "passage") as shown:
-        counts = build_index(
-            passages,
-            encoder,
-            folder,
-            config.retriever.kind,
-            options=options,
-            shard_rows=config.shard_rows,
-            progress=shown.update,
-            spread=spread,
-        )
+    with CorpusScan(config.data.dir) as passages:
+        encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
+        with bar("indexing", len(passages), "passage") as shown:
+            counts = build_index(
+                passages,
+                encoder,
+                folder,
+                config.retriever.kind,
+                options=options,
+                shard_rows=config.shard_rows,
+                progress=shown.update,
+                spread=spread,
+            )
     manifest = index_lib.read_manifest(folder)
     seconds = time.monotonic() - start
     return {
         "folder": str(folder),
         "kind": manifest["kind"],
-        "num_passages": len(passages),
+        "num_passages": manifest["rows"],
         "resumed": counts["resumed"],
         "dimension": manifest.get("dimension"),
         "encoder": manifest["encoder"],
@@ -91,16 +94,8 @@ def _open_encoder(config: Config) -> Encoder:
     return open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
 
 
-def _read_passages(folder: str | None) -> list[Passage]:
-    from cirag_jax.datasets import demo, jsonl
-
-    if not folder:
-        return list(demo.build().corpus.values())
-    return list(jsonl.read_corpus(folder).values())
-
-
 def build_index(
-    passages: Sequence[Passage],
+    passages: Collection[Passage],
     encoder: Encoder | None,
     folder: str | os.PathLike[str],
     kind: str = "exact",
@@ -112,17 +107,17 @@ def build_index(
 ) -> dict[str, Any]:
     """Writes the index of ``passages`` into ``folder``, or finishes one that was begun.
 
-    The rows are in the order of the passages, whose ids differ; ``shard_rows`` of them are saved
-    together. ``encoder`` may be None for ``bm25``. ``progress`` is called with the number of
-    passages just done, at once with those that a run before has done. ``spread`` has others embed
-    the shards, by an encoder of the same identity.
+    The rows are in the order of the passages, whose ids differ and which are gone through several
+    times; ``shard_rows`` of them are saved together. ``encoder`` may be None for ``bm25``.
+    ``progress`` is called with the number of passages just done, at once with those that a run
+    before has done. ``spread`` has others embed the shards, by an encoder of the same identity.
 
     Returns ``resumed`` and ``embedded``, passages done before and now, and ``seconds`` of
     embedding.
 
     Raises:
-      UserError: there is no passage, two have the same id, ``folder`` holds something else, or
-        cannot be written.
+      UserError: there is no passage, ``folder`` holds something else or cannot be written, or the
+        passages have changed meanwhile.
     """
     index_lib.check_kind(kind)
     options, folder = options or IndexOptions(), pathlib.Path(folder)
@@ -144,6 +139,11 @@ def build_index(
             counts = _embed_shards(
                 passages, index_lib.needed(encoder, kind), folder, plan, progress, spread
             )
+        if index_lib.hash_corpus(passages) != plan["corpus"]:
+            raise UserError(
+                f"{folder}: the passages were changed while they were indexed; remove the folder "
+                "and build it anew."
+            )
         if kind in FAISS_KINDS:
             index = FaissIndex.build(index_lib.Shards(folder, plan), kind, options)
             with replacing(folder / "index.faiss") as aside:
@@ -159,7 +159,7 @@ def build_index(
 
 
 def _plan(
-    passages: Sequence[Passage],
+    passages: Collection[Passage],
     encoder: Encoder | None,
     kind: str,
     options: IndexOptions,
@@ -170,8 +170,6 @@ def _plan(
         raise UserError("there is no passage to index")
     if shard_rows < 1:
         raise UserError(f"config.shard_rows={shard_rows} must be at least 1")
-    if len({passage.id for passage in passages}) != len(passages):
-        raise UserError("two passages have the same id")
     plan: dict[str, Any] = {
         "format": index_lib.FORMAT,
         "kind": kind,
@@ -218,7 +216,7 @@ def _check_same(folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any]) 
 
 
 def _embed_shards(
-    passages: Sequence[Passage],
+    passages: Collection[Passage],
     encoder: Encoder,
     folder: pathlib.Path,
     plan: dict[str, Any],
@@ -230,8 +228,9 @@ def _embed_shards(
 
     def missing() -> Iterator[Shard]:
         nonlocal resumed
-        for number in range(plan["shards"]):
-            part = passages[number * rows : (number + 1) * rows]
+        unread = iter(passages)
+        parts = iter(lambda: list(itertools.islice(unread, rows)), [])
+        for number, part in enumerate(parts):
             file = folder / index_lib.shard_name(number)
             if file.is_file():  # It was renamed, hence whole.
                 resumed += len(part)
@@ -247,7 +246,7 @@ def _embed_shards(
             told(len(shard.texts))
     return {
         "resumed": resumed,
-        "embedded": len(passages) - resumed,
+        "embedded": plan["rows"] - resumed,
         "seconds": time.monotonic() - start,
     }
 
@@ -284,7 +283,7 @@ def _spread(
 
 
 def _build_bm25(
-    passages: Sequence[Passage], folder: pathlib.Path, progress: Progress | None
+    passages: Collection[Passage], folder: pathlib.Path, progress: Progress | None
 ) -> dict[str, Any]:
     start = time.monotonic()
     with replacing(folder / "bm25") as aside:

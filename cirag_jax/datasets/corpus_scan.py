@@ -25,7 +25,7 @@ class CorpusScan:
         self._folder = None if folder is None else Path(folder).expanduser()
         if self._folder is not None and not (self._folder / CORPUS).is_file():
             raise UserError(
-                f"{self._folder / CORPUS} does not exist; extraction reads the passages from it."
+                f"{self._folder / CORPUS} does not exist; the passages are read from it."
             )
         self._ids = sqlite3.connect("", isolation_level=None)  # a file of SQLite's own
         self._ids.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
@@ -42,6 +42,9 @@ class CorpusScan:
 
     def __exit__(self, *_: object) -> None:
         self._ids.close()
+
+    def __len__(self) -> int:
+        return self._ids.execute("SELECT COUNT(*) FROM ids").fetchone()[0]
 
     def __iter__(self) -> Iterator[Passage]:
         return (passage for _, passage in self._passages())

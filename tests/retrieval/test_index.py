@@ -13,6 +13,7 @@ import pytest
 from cirag_jax.commands import index as command
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
+from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval import search
@@ -126,6 +127,50 @@ def test_words_cannot_be_moved(encoder):
     with pytest.raises(UserError, match="bm25 has no vectors"):
         index.search(["x"], 1, None, [Feedback(1.0, ())])
     assert len(index.search(["x"], 1, None, [None])[0]) == 1
+
+
+def _index_folder(folder, workdir):
+    more = [f"--config.data.dir={folder}", "--config.shard_rows=7"]
+    return command.index_dataset(load_config("configs/index.py", more), workdir)
+
+
+def test_passages_are_read_shard_by_shard(encoder, tmp_path, monkeypatch):
+    """However large the corpus is, memory holds one shard of it."""
+    read, passages, ahead, encode = 0, CorpusScan.__iter__, [], encoder.encode
+
+    def counted(corpus):
+        nonlocal read
+        read = 0
+        for passage in passages(corpus):
+            read += 1
+            yield passage
+
+    def noted(*arguments):
+        ahead.append(read - len(encoder.passages))
+        return encode(*arguments)
+
+    monkeypatch.setattr(command, "_open_encoder", lambda config: encoder)
+    monkeypatch.setattr(CorpusScan, "__iter__", counted)
+    monkeypatch.setattr(encoder, "encode", noted)
+    assert _index_folder(tiny.dataset_folder(tmp_path / "data"), tmp_path)["num_passages"] == 24
+    assert ahead == [7, 7, 7, 3]
+    command.build_index(_PASSAGES, encoder, tmp_path / "list", shard_rows=7)
+    assert _files(tmp_path / "index") == _files(tmp_path / "list")
+
+
+def test_a_corpus_that_changes_as_it_is_indexed_is_refused(encoder, tmp_path, monkeypatch):
+    folder, encode = tiny.dataset_folder(tmp_path / "data"), encoder.encode
+    corpus = folder / "corpus.jsonl"
+
+    def changing(*arguments):
+        corpus.write_text(corpus.read_text().replace("saint", "Saint"))
+        return encode(*arguments)
+
+    monkeypatch.setattr(command, "_open_encoder", lambda config: encoder)
+    monkeypatch.setattr(encoder, "encode", changing)
+    with pytest.raises(UserError, match="the passages were changed while they were indexed"):
+        _index_folder(folder, tmp_path)
+    assert not (tmp_path / "index" / index_lib.MANIFEST).exists()
 
 
 def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
@@ -335,8 +380,11 @@ def test_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
 
 
 def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
-    with pytest.raises(UserError, match="the same id"):
-        command.build_index([_PASSAGES[0], _PASSAGES[0]], encoder, tmp_path / "i")
+    folder = tiny.dataset_folder(tmp_path / "data")
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write(json.dumps(dataclasses.asdict(_PASSAGES[0])))
+    with pytest.raises(UserError, match=r"corpus\.jsonl:25: field 'id' repeats the id"):
+        _index_folder(folder, tmp_path)
     with pytest.raises(UserError, match="no passage"):
         command.build_index([], encoder, tmp_path / "i")
     with pytest.raises(UserError, match="no passage"):

@@ -60,7 +60,7 @@ def typed_triples() -> Iterator[TypedTriple]:
 
 @functools.lru_cache(maxsize=1)
 def build() -> Dataset:
-    """The dataset of the quickstart: about 3,700 passages and 3,300 questions, in seconds.
+    """The dataset of the quickstart: about 3,300 passages and as many questions, in seconds.
 
     Deterministic for the pinned versions of the data packages: it depends on no clock, network,
     random number or hash seed.
