@@ -11,6 +11,7 @@ from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.datasets import demo
 from cirag_jax.io import local_path
 from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.models.io.pretrained_decoder import hub_id
 from cirag_jax.models.io.workdir import check_role
 from cirag_jax.triples.store import TripleStore
 from configs import extract as extract_config
@@ -72,6 +73,13 @@ def test_they_are_small():
     files = [f for name in NAMES for f in local_path(f"shipped:{name}").rglob("*") if f.is_file()]
     assert {f.suffix for f in files} == {".json", ".md", ".safetensors"}
     assert all(f.stat().st_size < 6e6 for f in files) and sum(f.stat().st_size for f in files) < 2e7
+
+
+@pytest.mark.parametrize("name", ["extractor", "integrator", "reader"])
+def test_peft_finds_the_base_of_an_adapter(name):
+    folder, model = local_path(f"shipped:{name}"), check_role(f"shipped:{name}", name)["model"]
+    described = json.loads((folder / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == hub_id(model) != model
 
 
 def test_they_play_their_parts_alone():
