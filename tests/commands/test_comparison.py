@@ -208,7 +208,7 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
         compare(tmp_path, f"x={first}", f"y={second}", f"z={tmp_path / 'b' / '..' / 'a'}")
     read = command.journal_reader.read_settings
     monkeypatch.setattr(
-        command.journal, "read_settings", lambda file: {**read(file), "passages": str(file)}
+        command.journal_reader, "read_settings", lambda file: {**read(file), "passages": str(file)}
     )
     with pytest.raises(UserError, match="b searched other passages than"):
         compare(tmp_path, first, second)
@@ -224,7 +224,7 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
     }
     own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
     folders = {name: workdir(tmp_path, name, many(2)) for name in own}
-    monkeypatch.setattr(command.journal, "read_settings", lambda file: own[file.parent.name])
+    monkeypatch.setattr(command.journal_reader, "read_settings", lambda file: own[file.parent.name])
     # Two methods are there to be compared; what only one has is its own.
     result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
     assert result["different"] == {"b": {}, "d": {}}
