@@ -11,7 +11,7 @@ facts about one pair of entities count as one. Spelling must agree after normali
 1920" is not "May 12, 1920"), so recall of triples is a lower bound.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,11 +84,11 @@ def passages_elsewhere(question: Question) -> Elsewhere:
     """Of a gold passage, for each of its gold sentences the passages that hold it."""
     if not question.same_sentences:
         return NOWHERE
-    same = sentences_elsewhere(question)
-    found: dict[Hashable, list[set[Hashable]]] = {}
+    same = {place: places for places in question.same_sentences for place in places}
+    found: dict[Hashable, list[Collection[Hashable]]] = {}
     for place in question.supporting_sentences or ():
-        (places,) = same.get(place, [(place,)])
-        found.setdefault(place[0], []).append({passage_id for passage_id, _ in places})
+        holding = {passage_id for passage_id, _ in same.get(place, (place,))}
+        found.setdefault(place[0], []).append(holding)
     return found
 
 
