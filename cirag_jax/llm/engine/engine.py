@@ -151,7 +151,9 @@ class Engine:
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
             compute, stored = "float32", _stored_on_cpu()
         loaded = load_decoder(model, dtype=compute, param_dtype=stored, mesh=mesh)
-        params = decoder.to_params(loaded.state)
+        # Of a large model there is no room for a second copy.
+        with _on(mesh):
+            params = decoder.unstack_layers(decoder.to_params(loaded.state), consume=True)
         pairs, options_lora = None, PLAIN_LORA
         if adapter is not None:
             if isinstance(adapter, str):
@@ -162,7 +164,8 @@ class Engine:
             pairs = lora_lib.to_adapter(state)
             options_lora = lora_lib.lora_options(lora_config, train=False)
             if merge_adapter:
-                params, pairs = lora_lib.merge(params, pairs, options_lora.scale), None
+                params = lora_lib.merge(params, _unstacked(pairs), options_lora.scale)
+                pairs = None
         return cls(
             loaded.config,
             params,
@@ -498,10 +501,8 @@ class Engine:
         """Tokens that the caches of all lanes have room for."""
         return sum(self._batch(length) * length for length in self._caches)
 
-    @contextlib.contextmanager
-    def _on_mesh(self) -> Iterator[None]:
-        with contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh):
-            yield
+    def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        return _on(self._mesh)
 
 
 @dataclasses.dataclass
@@ -514,6 +515,10 @@ class _Held:
 
 def _prefix_cache(config: DecoderConfig, options: EngineConfig) -> PrefixCache | None:
     return PrefixCache(config, options.prefix_tokens) if options.prefix_tokens else None
+
+
+def _on(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def _stored_on_cpu() -> Literal["float32", "bfloat16"]:

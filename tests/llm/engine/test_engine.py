@@ -537,6 +537,19 @@ def test_bf16_on_a_cpu_is_of_the_weights(folder, engine, tmp_path, monkeypatch, 
         assert [r.text for r in found] == [r.text for r in exact]
 
 
+def test_weights_are_held_once(folder, monkeypatch):
+    loaded = []
+
+    def load(*args, **fields):
+        loaded.append(load_decoder(*args, **fields))
+        return loaded[-1]
+
+    monkeypatch.setattr("cirag_jax.llm.engine.engine.load_decoder", load)
+    make(folder)
+    stacked = jax.tree.leaves(decoder.to_params(loaded[0].state)["layers"])
+    assert stacked and all(array.is_deleted() for array in stacked)
+
+
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_a_step_makes_no_copy_of_the_cache(stored):
     """XLA would make one in fp32 of a cache in bf16, at every write."""
