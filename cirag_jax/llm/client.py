@@ -5,6 +5,7 @@ this module is scrubbed.
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -17,7 +18,7 @@ import random
 import re
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
@@ -29,6 +30,7 @@ from cirag_jax.llm.types import (
     Generate,
     Generated,
     Message,
+    More,
     Progress,
     Score,
     Scored,
@@ -135,6 +137,8 @@ class OpenAIBackend:
       budget_exhausted: a request was not sent, and none will be, for want of budget.
     """
 
+    takes_more = True
+
     def __init__(
         self,
         config: OpenAIConfig,
@@ -163,6 +167,7 @@ class OpenAIBackend:
         used = spent or Usage()
         self._budget = Budget(config.budget_tokens, used.prompt_tokens + used.generated_tokens)
         self._uniform, self._sleep, self._clock, self._now = uniform, sleep, clock, now
+        self._limits: set[asyncio.Timeout] = set()
 
     def _only_model(self) -> str:
         """The model of a server that has just one."""
@@ -208,11 +213,16 @@ class OpenAIBackend:
         requests: Sequence[Generate],
         progress: Progress | None = None,
         done: Done | None = None,
+        more: More | None = None,
     ) -> list[Generated]:
-        """One response a request, in order; failures are reported in the responses."""
+        """One response a request, in order; failures are reported in the responses.
+
+        ``more`` is called whenever another request may be under way and none waits: what it returns
+        is answered as well.
+        """
         if not requests:
             return []
-        run = self._generate(list(requests), progress, done)
+        run = self._generate(requests, progress, done, more)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -231,41 +241,72 @@ class OpenAIBackend:
     # ------------------------------------------------------------------------------- the requests
 
     async def _generate(
-        self, requests: list[Generate], progress: Progress | None, done: Done | None
+        self,
+        requests: Sequence[Generate],
+        progress: Progress | None,
+        done: Done | None,
+        more: More | None,
     ) -> list[Generated]:
         import openai
 
-        responses: list[Generated | None] = [None] * len(requests)
-        pending = iter(enumerate(requests))
-        finished = generated = 0
+        responses: list[Generated | None] = []
+        waiting: collections.deque[tuple[int, Generate]] = collections.deque()
+        busy = finished = generated = 0
         limit = self.config.timeout
         client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=self.config.base_url or "https://api.openai.com/v1",
-            # A connection that is never made must show as such before the attempt's own limit.
-            timeout=openai.Timeout(limit, connect=0.9 * limit, pool=0.9 * limit),
+            # A connection that is never made must show as such before the attempt's own limit,
+            # which alone bounds the rest.
+            timeout=openai.Timeout(None, connect=0.9 * limit, pool=0.9 * limit),
             max_retries=0,
         )
 
-        async def work() -> None:
-            nonlocal finished, generated
-            for index, request in pending:
-                response = await self._respond(client, request)
-                responses[index] = response
-                self.usage += response.usage
-                finished += 1
-                generated += response.usage.generated_tokens
-                if done is not None:
-                    done(index, response)
-                if progress is not None:
-                    progress(finished, generated)
+        def admit(requests: Sequence[Generate]) -> None:
+            waiting.extend(enumerate(requests, len(responses)))
+            responses.extend([None] * len(requests))
 
+        def start() -> None:
+            nonlocal busy
+            while busy < self.config.max_concurrency:
+                if not waiting and more is not None:
+                    admit(self._undisturbed(more))
+                if not waiting:
+                    return
+                busy += 1
+                group.create_task(work(*waiting.popleft()))
+
+        async def work(index: int, request: Generate) -> None:
+            nonlocal busy, finished, generated
+            response = await self._respond(client, request)
+            responses[index] = response
+            self.usage += response.usage
+            busy -= 1
+            finished += 1
+            generated += response.usage.generated_tokens
+            if done is not None:
+                done(index, response)
+            if progress is not None:
+                progress(finished, generated)
+            start()
+
+        admit(requests)
         async with client, asyncio.TaskGroup() as group:
-            for _ in range(min(self.config.max_concurrency, len(requests))):
-                group.create_task(work())
+            start()
         if self.budget_exhausted:
             log.warning("Stopped: %s.", self._budget.reason)
         return [response for response in responses if response is not None]
+
+    def _undisturbed(self, more: More) -> Sequence[Generate]:
+        """What ``more`` returns; answers that arrive while it works do not become late by it."""
+        start = asyncio.get_running_loop().time()
+        try:
+            return more()
+        finally:
+            passed = asyncio.get_running_loop().time() - start
+            for limit in self._limits:
+                if not limit.expired():
+                    limit.reschedule((limit.when() or 0.0) + passed)
 
     async def _respond(self, client: Any, request: Generate) -> Generated:
         """Every outcome of one request, failures included, as a response."""
@@ -343,8 +384,8 @@ class OpenAIBackend:
         extra = {name: value for name, value in body.items() if name not in known}
         limit = f"no answer within {self.config.timeout:g} s"
         try:
-            # The library's own limit holds for every read: a trickle would never end.
-            async with asyncio.timeout(self.config.timeout):
+            # The library's own limit would hold for every read: a trickle would never end.
+            async with self._limit():
                 raw = await client.chat.completions.with_raw_response.create(
                     **known, extra_body={**extra, **self.config.extra_body}
                 )
@@ -366,6 +407,16 @@ class OpenAIBackend:
             return wire.read_answer(content, request)
         except wire.BadAnswer as error:
             raise _Failure(str(error), retriable=True, billed=True) from None
+
+    @contextlib.asynccontextmanager
+    async def _limit(self) -> AsyncIterator[asyncio.Timeout]:
+        """Ends an attempt in time, see `_undisturbed`."""
+        async with asyncio.timeout(self.config.timeout) as limit:
+            self._limits.add(limit)
+            try:
+                yield limit
+            finally:
+                self._limits.remove(limit)
 
     def _status_failure(self, error: Any) -> Exception:
         status, text = error.status_code, _error_text(error)

@@ -159,10 +159,16 @@ class Scored:
 Progress = Callable[[int, int], None]
 # Called with a request's place and its response, as soon as that is complete.
 Done = Callable[[int, Generated], None]
+# Requests that have come since; their places go on from those before.
+More = Callable[[], Sequence[Generate]]
 
 
 class Backend(Protocol):
-    """What methods and commands know of a language model."""
+    """What methods and commands know of a language model.
+
+    One that has ``takes_more`` (absent: False) takes a fourth argument in `generate`, a `More` that
+    it calls whenever it has room for further requests, and which it answers as well.
+    """
 
     usage: Usage
 

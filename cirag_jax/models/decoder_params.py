@@ -61,20 +61,24 @@ def to_params(state: nnx.State) -> Params:
     return nnx.to_pure_dict(state)
 
 
-def unstack_layers(tree: Any) -> Any:
+def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
     """``tree`` (parameters or an adapter) with its stacked layers as a tuple, one entry a layer.
 
-    The arrays are new: the stacked ones can be freed afterwards.
+    The arrays are new. With ``consume`` each stacked one is freed as soon as it is split, so that
+    the layers are never held twice; ``tree`` cannot be used afterwards.
     """
     stacked = tree["layers"]
     leaves, treedef = jax.tree.flatten(stacked)
     if not leaves:
         return tree
     split = jax.jit(lambda x: tuple(x[i] for i in range(x.shape[0])))
-    columns = [split(leaf) for leaf in leaves]
+    count, columns = leaves[0].shape[0], []
+    for leaf in leaves:
+        columns.append(jax.block_until_ready(split(leaf)) if consume else split(leaf))
+        if consume:
+            leaf.delete()
     layers = tuple(
-        jax.tree.unflatten(treedef, [column[i] for column in columns])
-        for i in range(leaves[0].shape[0])
+        jax.tree.unflatten(treedef, [column[i] for column in columns]) for i in range(count)
     )
     return {**tree, "layers": layers}
 

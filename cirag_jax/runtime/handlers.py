@@ -34,7 +34,7 @@ from cirag_jax.runtime.requests import (
     Score,
     Scored,
 )
-from cirag_jax.runtime.scheduler import Call, Done
+from cirag_jax.runtime.scheduler import Call, Done, More
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 
@@ -259,16 +259,16 @@ class GenerateHandler:
         """The model."""
         return self._backend
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+    @property
+    def takes_more(self) -> bool:
+        """Whether the backend takes requests while it answers others."""
+        return bool(getattr(self._backend, "takes_more", False))
+
+    def __call__(self, calls: Sequence[Call], done: Done, more: More | None = None) -> None:
         """See `Handler`; responses are journalled one by one, as the backend has them."""
-        asked: dict[int, Generate | Score] = {}
-        for index, call in enumerate(calls):
-            request = self.request(call)
-            known = self._cache.find(self._identity, request) if self._cache else None
-            if known is not None:
-                done(index, known)
-            else:
-                asked[index] = request
+        asked: list[Generate | Score] = []
+        texts: list[int] = []  # places of those that the backend generates, in its order
+        scores: list[int] = []
 
         def receive(index: int, response: Generated | Scored) -> None:
             if response.error is not None:
@@ -278,16 +278,41 @@ class GenerateHandler:
                 self._cache.keep(self._identity, asked[index], response)
             done(index, response)
 
-        scores = [index for index, request in asked.items() if isinstance(request, Score)]
-        texts = [index for index in asked if index not in set(scores)]
-        if texts:
-            self._generate([asked[i] for i in texts], lambda i, found: receive(texts[i], found))
+        def admit(calls: Sequence[Call]) -> list[Generate]:
+            """Answers what is cached; returns what is to be generated."""
+            new = []
+            for call in calls:
+                request, index = self.request(call), len(asked)
+                asked.append(request)
+                known = self._cache.find(self._identity, request) if self._cache else None
+                if known is not None:
+                    done(index, known)
+                elif isinstance(request, Score):
+                    scores.append(index)
+                else:
+                    texts.append(index)
+                    new.append(request)
+            return new
+
+        def take() -> list[Generate]:
+            """What has come since; after responses that were cached, there may be more."""
+            assert more is not None
+            new: list[Generate] = []
+            while not new and (calls := more()):
+                new = admit(calls)
+            return new
+
+        first = admit(calls)
+        if first:
+            self._generate(first, lambda i, r: receive(texts[i], r), None if more is None else take)
         if scores:
             found = self._backend.score([asked[index] for index in scores])
             for index, response in zip(scores, found, strict=True):
                 receive(index, response)
 
-    def _generate(self, requests: Sequence[Any], receive: llm.Done) -> None:
+    def _generate(
+        self, requests: Sequence[Generate], receive: llm.Done, more: llm.More | None
+    ) -> None:
         received = 0
 
         def count(index: int, response: Generated) -> None:
@@ -295,10 +320,14 @@ class GenerateHandler:
             received += response.usage.generated_tokens
             receive(index, response)
 
+        def show(rows: int, tokens: int) -> None:
+            self.on_tokens(tokens - received)
+
         try:
-            self._backend.generate(
-                requests, lambda rows, tokens: self.on_tokens(tokens - received), count
-            )
+            if more is None:
+                self._backend.generate(requests, show, count)
+            else:
+                self._backend.generate(requests, show, count, more)
         except ExceptionGroup as group:  # a server's tasks wrap what ``done`` raised (a full disk)
             users = group.subgroup(UserError)
             raise _first(users or group) from None

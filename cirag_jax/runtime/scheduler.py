@@ -2,7 +2,8 @@
 
 Programs are started until ``in_flight`` of them run. What they wait for is grouped by the handler
 that answers it; cheap groups (retrieval, ranking) go first, so that by the time a language model is
-asked, everyone who can be waiting for it is. Every response is journalled, then sent on.
+asked, everyone who can be waiting for it is. Every response is journalled, then sent on: at once
+where the handler takes more calls while it works, else when it has answered its whole group.
 """
 
 import collections
@@ -43,12 +44,19 @@ class Call:
     request: Any
 
 
+# What has come to wait for a handler since it was asked; indices go on from those before.
+More = Callable[[], Sequence[Call]]
+
+
 class Handler(Protocol):
     """Answers requests of one kind, many at a time.
 
     Attributes:
       is_slow: whether it pays to let others go first and ask it once, with more.
       is_exhausted: whether a budget has ended; what it refuses then is not the program's failure.
+
+    A slow one may have ``takes_more`` (absent: False): it is then called with a third argument, a
+    `More` that it calls whenever it has room for further calls, and which it answers as well.
     """
 
     is_slow: bool
@@ -149,11 +157,12 @@ class Scheduler:
         """
         jobs = list(jobs)
         known = self._journal.outcomes(job.id for job in jobs)
-        todo = collections.deque((p, job) for p, job in enumerate(jobs) if job.id not in known)
+        todo = [(place, job) for place, job in enumerate(jobs) if job.id not in known]
         self.progress = Progress(total=len(jobs), done=len(jobs) - len(todo))
+        self._todo, self._deadline = collections.deque(todo), deadline
         self._running, self._waiting = {}, {}
         try:
-            return self._run(todo, deadline)
+            return self._run()
         finally:
             for running in self._running.values():
                 running.program.close()
@@ -167,32 +176,40 @@ class Scheduler:
         records = self._journal.records(job.id for job in jobs)
         return {record.id: record for record in records}
 
-    def _run(self, todo: collections.deque[tuple[int, Job]], deadline: float | None) -> bool:
-        while todo or self._running:
-            if deadline is not None and time.monotonic() >= deadline:
+    def _run(self) -> bool:
+        while self._todo or self._running:
+            if self._is_late():
                 return False
-            while todo and len(self._running) < self._in_flight:
-                self._begin(*todo.popleft())
-            if not self._running:
+            self._begin_programs()
+            handler = self._next_handler()
+            if handler is None:
                 continue
-            handler, calls = self._next_batch()
-            self._answer(handler, calls)
+            calls = self._answer(handler)
             if handler.is_exhausted and any(c.key.program in self._running for c in calls):
                 return False
         return True
 
-    def _next_batch(self) -> tuple[Handler, list[Call]]:
-        """The largest group, a slow one only when nothing else waits."""
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _begin_programs(self) -> None:
+        while self._todo and len(self._running) < self._in_flight:
+            self._begin(*self._todo.popleft())
+
+    def _next_handler(self) -> Handler | None:
+        """That of the largest group, a slow one only when nothing else waits; None: none does."""
         handlers = {id(handler): handler for handler in self._handlers.values()}
 
         def rank(key: int) -> tuple[bool, int]:
             return (not handlers[key].is_slow, len(self._waiting[key]))
 
-        best = max(self._waiting, key=rank)
-        return handlers[best], self._waiting.pop(best)
+        return handlers[max(self._waiting, key=rank)] if self._waiting else None
 
-    def _answer(self, handler: Handler, calls: list[Call]) -> None:
+    def _answer(self, handler: Handler) -> list[Call]:
+        """Has a handler answer what waits for it, and what comes meanwhile; returns those calls."""
+        calls = self._waiting.pop(id(handler))
         left = set(range(len(calls)))
+        answered: set[str] = set()
 
         def done(index: int, response: Response | RequestError) -> None:
             left.remove(index)
@@ -203,14 +220,36 @@ class Scheduler:
             self._count(call, response)
             running = self._running[call.key.program]
             running.responses[call.key.part] = response
+            answered.add(call.key.program)
             self._on_progress(self.progress)
 
-        handler(calls, done)
+        def more() -> list[Call]:
+            if handler.is_exhausted or self._is_late():
+                return []
+            self._go_on(answered)
+            self._answer_quick()
+            new = self._waiting.pop(id(handler), [])
+            left.update(range(len(calls), len(calls) + len(new)))
+            calls.extend(new)
+            return new
+
+        ask: Any = handler
+        if getattr(handler, "takes_more", False):
+            ask(calls[:], done, more)
+        else:
+            ask(calls, done)
         if left:
             raise RuntimeError(f"{handler!r} left {len(left)} of {len(calls)} calls unanswered")
-        # Programs go on only now: what they ask next then waits with everybody else's.
-        for program in dict.fromkeys(call.key.program for call in calls):
-            self._go_on(self._running[program])
+        # Of other handlers, programs go on only now: what they ask next then waits together.
+        self._go_on(answered)
+        return calls
+
+    def _answer_quick(self) -> None:
+        """Begins programs and has their requests answered until all wait for a slow handler."""
+        self._begin_programs()
+        while (handler := self._next_handler()) is not None and not handler.is_slow:
+            self._answer(handler)
+            self._begin_programs()
 
     def _count(self, call: Call, response: Response | RequestError) -> None:
         self.progress.calls += 1
@@ -232,11 +271,13 @@ class Scheduler:
         self._running[job.id] = running
         self._advance(running, None)
 
-    def _go_on(self, running: _Running) -> None:
-        """Sends a program its responses, if it has all of them."""
-        if len(running.responses) == len(running.requests):
-            responses = [running.responses[part] for part in range(len(running.requests))]
-            self._advance(running, responses)
+    def _go_on(self, answered: set[str]) -> None:
+        """Sends programs their responses where they have all of them; empties ``answered``."""
+        for running in [r for r in self._running.values() if r.job.id in answered]:
+            if len(running.responses) == len(running.requests):
+                responses = [running.responses[part] for part in range(len(running.requests))]
+                self._advance(running, responses)
+        answered.clear()
 
     def _advance(self, running: _Running, responses: list[Response | RequestError] | None) -> None:
         """Runs a program to its next request that the journal cannot answer, or to its end."""

@@ -220,6 +220,27 @@ def test_unstacked_layers_give_the_scan(tmp_path):
     )
 
 
+def test_layers_are_never_held_twice_where_they_are_consumed(tmp_path):
+    config, params = _loaded(tmp_path)
+    expected = jax.device_get(params)
+    held, stacked = [], jax.tree.leaves(params["layers"])
+    real = jax.block_until_ready
+
+    def counted(columns):
+        held.append(sum(not leaf.is_deleted() for leaf in stacked))
+        return real(columns)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_params.jax, "block_until_ready", counted)
+        layers = decoder_params.unstack_layers(params, consume=True)["layers"]
+    assert held == list(range(len(stacked), 0, -1)) and all(x.is_deleted() for x in stacked)
+    assert len(layers) == config.num_layers
+    for i, layer in enumerate(layers):
+        jax.tree.map(
+            lambda x, y, i=i: np.testing.assert_array_equal(x, y[i]), layer, expected["layers"]
+        )
+
+
 def test_remat_policies_give_the_same_gradients(tmp_path):
     """Recomputing all, nothing, or all but the projections, in the scan; one unstacked."""
     config, params = _loaded(tmp_path, attention_bias=True)

@@ -1,5 +1,6 @@
 """A handler that answers from its requests alone and records what it was asked."""
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,49 @@ class Recording:
                     continue
             cause = self._refuse(call)
             done(index, response_to(call.request) if cause is None else RequestError(cause))
+
+
+class Streaming(Recording):
+    """Takes more calls while it works on ``rows`` of them, of which the last come first.
+
+    ``answered`` are the texts of its requests as they were answered; ``lives`` is how many it
+    answers before it dies.
+    """
+
+    takes_more = True
+
+    def __init__(self, rows: int = 2, lives: int | None = None, **fields: Any):
+        super().__init__(is_slow=True, **fields)
+        self.answered: list[str] = []
+        self._rows, self._lives = rows, lives
+
+    def __call__(self, calls, done, more) -> None:
+        self.batches.append(list(calls))
+        queue, count = collections.deque(enumerate(calls)), len(calls)
+        slots: list[tuple[int, Any]] = []
+        while True:
+            while len(slots) < self._rows:
+                if not queue:
+                    new = more()
+                    if new:
+                        self.batches.append(list(new))
+                    queue.extend(enumerate(new, count))
+                    count += len(new)
+                if not queue:
+                    break
+                slots.append(queue.popleft())
+            if not slots:
+                return
+            if len(self.answered) == self._lives:
+                raise Killed
+            index, call = slots.pop()
+            self.answered.append(call.request.messages[-1].text)
+            cause = self._refuse(call)
+            done(index, response_to(call.request) if cause is None else RequestError(cause))
+
+
+class Killed(BaseException):
+    """Ends a process where it stands."""
 
 
 def passage(name: str) -> Passage:

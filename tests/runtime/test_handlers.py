@@ -34,6 +34,7 @@ from cirag_jax.runtime.requests import (
     Rank,
     RequestError,
     Retrieve,
+    Score,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
 from cirag_jax.triples.entity_index import EntityIndex
@@ -320,6 +321,35 @@ def test_what_is_cached_is_not_asked_again(engine, tmp_path):
     assert run("other", requests)[1] == 12
     assert run("m", requests)[1] == 0
     cache.close()
+
+
+def test_calls_that_come_while_others_are_answered(engine, tmp_path):
+    """Cached ones and scores among them; each is answered in its own place."""
+    cache = ResponseCache(tmp_path / "cache")
+    handler = GenerateHandler(engine, {"reader": 6}, cache=cache)
+    assert handler.takes_more
+    known = ask(handler, say(WORDS[1]))[0]
+    turns = (Message("user", WORDS[0]),)
+    waves = [
+        [say(WORDS[0]), Score(turns, ("a", "b"), "reader")],
+        [say(WORDS[1])],  # cached: the next wave comes at once
+        [say("town " * 500), say(WORDS[2])],
+    ]
+    calls, found = [], {}
+
+    def more():
+        new = [Call(Key(f"p{len(calls) + i}", 0), r) for i, r in enumerate(waves.pop(0))]
+        calls.extend(new)
+        return new
+
+    handler(more(), found.__setitem__, lambda: more() if waves else [])
+    cache.close()
+    direct = GenerateHandler(engine, {"reader": 6})
+    expected = ask(direct, *(call.request for call in calls))
+    assert sorted(found) == list(range(5))
+    assert isinstance(found[3], RequestError) and str(found[3]) == str(expected[3])
+    assert found[1].logprobs == expected[1].logprobs and found[2].text == known.text
+    assert [found[i].text for i in (0, 4)] == [expected[i].text for i in (0, 4)]
 
 
 def test_errors_are_not_cached(engine, tmp_path):

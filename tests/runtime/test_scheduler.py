@@ -8,7 +8,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import Extract, Generate, Generated, Rank, RequestError, Retrieve
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
-from tests.runtime.recording import Recording, passage, response_to, say
+from tests.runtime.recording import Killed, Recording, Streaming, passage, response_to, say
 
 SETTINGS = {"method": "test"}
 
@@ -156,6 +156,113 @@ def test_the_order_of_jobs_is_the_order_of_records(book):
         "score": 0,
     }
     assert record.usage.prompt_tokens == 14
+
+
+# ------------------------------------------------------------------------------- open handlers
+
+
+def asks(name, *texts):
+    """Asks for each text, and looks something up in between."""
+    for text in texts:
+        yield say(text)
+        yield Retrieve(text, 1)
+    return list(texts)
+
+
+def test_a_program_goes_on_while_others_wait_for_their_responses(book):
+    search, model = Recording(), Streaming(rows=2)
+    jobs = [job("slow", asks, "long"), job("quick", asks, "a", "b", "c")]
+    assert scheduler(book, search, model).run(jobs)
+    assert model.answered == ["a", "b", "c", "long"]
+    assert [len(batch) for batch in model.batches] == [2, 1, 1]
+    assert book.outcomes() == {"slow": ["long"], "quick": ["a", "b", "c"]}
+    # One that takes no more answers what it was given before anybody goes on.
+    plain = Recording(is_slow=True)
+    scheduler(book, search, plain).run([job("s", asks, "long"), job("q", asks, "a", "b", "c")])
+    assert [len(batch) for batch in plain.batches] == [2, 1, 1]
+    assert [call.request.messages[-1].text for call in plain.batches[0]] == ["long", "a"]
+
+
+def test_programs_begin_while_others_wait_for_their_responses(book):
+    running, most = set(), []
+
+    def watched(name, *texts):
+        running.add(name)
+        most.append(len(running))
+        yield from asks(name, *texts)
+        running.remove(name)
+        return name
+
+    model = Streaming(rows=2)
+    jobs = [job("slow", watched, "long")] + [job(f"p{i}", watched, f"t{i}") for i in range(4)]
+    run = scheduler(book, Recording(), model, in_flight=2)
+    assert run.run(jobs)
+    assert model.answered == ["t0", "t1", "t2", "t3", "long"]
+    assert max(most) == 2 and len(model.batches) == 4
+    assert (run.progress.done, run.progress.calls) == (5, 10)
+
+
+def test_what_waits_for_room_is_asked_together(book):
+    """A search for one query may cost as much as one for all."""
+    log: list[tuple[str, int]] = []
+    search = Recording(log=log, name="search")
+    jobs = [job(f"p{i}", asks, f"a{i}", f"b{i}") for i in range(6)]
+    assert scheduler(book, search, Streaming(rows=2)).run(jobs)
+    assert log[0] == ("search", 5)  # the sixth is being answered when the first row is free
+
+
+def test_a_list_of_requests_waits_for_all_its_responses(book):
+    def fans_out(name):
+        found = yield [say("x"), Retrieve("r", 1), say("y"), say("z")]
+        last = yield say("last")
+        return [f.text for f in found if isinstance(f, Generated)] + [last.text]
+
+    model = Streaming(rows=2)
+    assert scheduler(book, Recording(), model).run([job("a", fans_out)])
+    assert book.outcomes() == {"a": [f"reader: {t}" for t in ("x", "y", "z", "last")]}
+    assert model.answered == ["y", "z", "x", "last"]
+
+
+def test_a_failure_among_others_is_thrown_at_once(book):
+    def careful(name):
+        try:
+            yield say("fails")
+        except RequestError:
+            answer = yield say("again")
+            return answer.text
+
+    refuse = lambda call: "no" if call.request.messages[-1].text == "fails" else None  # noqa: E731
+    model = Streaming(refuse=refuse)
+    assert scheduler(book, Recording(), model).run([job("slow", asks, "long"), job("a", careful)])
+    assert model.answered == ["fails", "again", "long"]
+    assert book.outcomes()["a"] == "reader: again"
+
+
+def test_after_the_deadline_nothing_more_is_asked(book, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("cirag_jax.runtime.scheduler.time.monotonic", lambda: now[0])
+
+    def late(name):
+        yield say("a")
+        now[0] = 10.0
+        yield say("b")
+        return name
+
+    model = Streaming(rows=2)
+    jobs = [job("slow", asks, "long"), job("late", late), job("never", asks, "c")]
+    assert scheduler(book, Recording(), model, in_flight=2).run(jobs, deadline=5.0) is False
+    assert "c" not in model.answered and model.answered[-1] == "long"
+    assert [record.id for record in book.records()] == ["slow", "late"]
+
+
+def test_a_user_error_in_between_ends_the_run(book):
+    def refused(name):
+        yield say("a")
+        raise UserError("the store is gone.")
+
+    with pytest.raises(UserError, match="the store is gone"):
+        jobs = [job("slow", asks, "long"), job("b", refused)]
+        scheduler(book, Recording(), Streaming()).run(jobs)
 
 
 # ---------------------------------------------------------------------------------------- failures
@@ -324,10 +431,6 @@ def test_no_batch_is_begun_after_the_deadline(book):
 # ------------------------------------------------------------------------------------------ replay
 
 
-class Killed(BaseException):
-    pass
-
-
 class Killing(Recording):
     """Dies at the n-th call, after the responses before it were recorded."""
 
@@ -362,6 +465,24 @@ def test_a_run_that_died_repeats_nothing(tmp_path, calls):
     assert len(rest.requests) == 8 - calls
     assert len(search.requests) + len(again.requests) == 8
     assert run.progress.replayed == calls + len(search.requests)
+
+
+@pytest.mark.parametrize("lives", range(8))
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_run_that_died_while_more_came_repeats_nothing(tmp_path, rows, lives):
+    jobs = [job(f"p{i}") for i in range(4)]
+    with Journal(tmp_path / "whole", SETTINGS) as book:
+        scheduler(book, Recording(), Recording(is_slow=True)).run(jobs)
+        whole = [(r.id, r.outcome, r.calls, r.usage) for r in book.records()]
+    search, model = Recording(), Streaming(rows, lives)
+    with Journal(tmp_path / "cut", SETTINGS) as book, pytest.raises(Killed):
+        scheduler(book, search, model, in_flight=3).run(jobs)
+    again, rest = Recording(), Streaming(rows)
+    with Journal(tmp_path / "cut", SETTINGS) as book:
+        assert scheduler(book, again, rest, in_flight=3).run(jobs)
+        assert [(r.id, r.outcome, r.calls, r.usage) for r in book.records()] == whole
+    assert len(model.answered) == lives and len(rest.answered) == 8 - lives
+    assert len(search.requests) + len(again.requests) == 8
 
 
 def test_a_finished_run_asks_nothing(tmp_path):
@@ -441,7 +562,8 @@ def test_what_others_did_is_not_read_again(book):
         book.outcomes(["a"])
 
 
-def test_a_response_is_recorded_before_its_program_sees_it(book):
+@pytest.mark.parametrize("model", [Recording(is_slow=True), Streaming()])
+def test_a_response_is_recorded_before_its_program_sees_it(book, model):
     seen = []
 
     def watching(name):
@@ -449,7 +571,7 @@ def test_a_response_is_recorded_before_its_program_sees_it(book):
         yield asked
         seen.append(book.replay(Key(name, 0), asked))
 
-    scheduler(book, Recording(), Recording(is_slow=True)).run([job("a", watching)])
+    scheduler(book, Recording(), model).run([job("a", watching)])
     assert isinstance(seen[0], Generated) and seen[0].text == "reader: a"
 
 

@@ -19,7 +19,7 @@ import functools
 import logging
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -45,6 +45,7 @@ from cirag_jax.llm.types import (
     Done,
     Generate,
     Generated,
+    More,
     Progress,
     Score,
     Scored,
@@ -87,6 +88,8 @@ class Engine:
 
     ``usage`` is the work done so far, over all calls.
     """
+
+    takes_more = True
 
     def __init__(
         self,
@@ -148,7 +151,10 @@ class Engine:
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
             compute, stored = "float32", _stored_on_cpu()
         loaded = load_decoder(model, dtype=compute, param_dtype=stored, mesh=mesh)
-        params = decoder_params.to_params(loaded.state)
+        # Of a large model there is no room for a second copy.
+        with _on(mesh):
+            params = decoder_params.to_params(loaded.state)
+            params = decoder_params.unstack_layers(params, consume=True)
         pairs, options_lora = None, PLAIN_LORA
         if adapter is not None:
             if isinstance(adapter, str):
@@ -159,7 +165,8 @@ class Engine:
             pairs = lora_lib.to_adapter(state)
             options_lora = lora_lib.lora_options(lora_config, train=False)
             if merge_adapter:
-                params, pairs = lora_lib.merge(params, pairs, options_lora.scale), None
+                params = lora_lib.merge(params, _unstacked(pairs), options_lora.scale)
+                pairs = None
         return cls(
             loaded.config,
             params,
@@ -217,13 +224,17 @@ class Engine:
         requests: Sequence[Generate],
         progress: Progress | None = None,
         done: Done | None = None,
+        more: More | None = None,
     ) -> list[Generated]:
         """One response a request, in order; a request that cannot be answered fails alone.
 
         ``progress`` is called after every chunk with the responses and tokens finished so far,
-        ``done`` with each response as soon as it is complete.
+        ``done`` with each response as soon as it is complete, ``more`` whenever a row is free,
+        nothing waits for it, and no other lane has more waiting than this one decodes: what it
+        returns is answered as well.
         """
-        responses: list[Generated | None] = [None] * len(requests)
+        responses: list[Generated | None] = []
+        lanes: dict[_Lane, collections.deque[Row]] = collections.defaultdict(collections.deque)
 
         def finish(index: int, response: Generated) -> None:
             responses[index] = response
@@ -231,23 +242,35 @@ class Engine:
             if done is not None:
                 done(index, response)
 
-        lanes: dict[_Lane, list[Row]] = collections.defaultdict(list)
-        for index, request in enumerate(requests):
-            try:
-                lane, row = self._prepare(index, request)
-                lanes[lane].append(row)
-            except (PromptError, UserError) as error:
-                finish(index, failed(str(error)))
+        def admit(requests: Sequence[Generate]) -> bool:
+            for request in requests:
+                index = len(responses)
+                responses.append(None)
+                try:
+                    lane, row = self._prepare(index, request)
+                    lanes[lane].append(row)
+                except (PromptError, UserError) as error:
+                    finish(index, failed(str(error)))
+            return bool(requests)
+
+        def refill(busy: int) -> bool:
+            others = max(map(len, lanes.values()), default=0)
+            return more is not None and busy >= others and admit(more())
+
+        admit(requests)
         generated = 0
-        for lane in sorted(lanes, key=_Lane.order):
-            for response, count in self._run(lane, lanes[lane]):
+        while (waiting := [lane for lane in lanes if lanes[lane]]) or refill(0):
+            if not waiting:
+                continue
+            lane = min(waiting, key=_Lane.order)
+            for response, count in self._run(lane, lanes[lane], refill):
                 generated += count
                 if response is not None:
                     finish(*response)
                 elif progress is not None:
                     progress(sum(r is not None for r in responses), generated)
         if progress is not None:
-            progress(len(requests), generated)
+            progress(len(responses), generated)
         return [response for response in responses if response is not None]
 
     def _prepare(self, index: int, request: Generate) -> tuple[_Lane, Row]:
@@ -281,19 +304,26 @@ class Engine:
         return JsonGrammar(self.tokenizer, self.config.vocab_size)
 
     def _run(
-        self, lane: _Lane, rows: list[Row]
+        self, lane: _Lane, queue: collections.deque[Row], refill: Callable[[int], bool]
     ) -> Iterator[tuple[tuple[int, Generated] | None, int]]:
-        """Yields finished responses with their index, and after each chunk None with its tokens."""
-        queue = collections.deque(rows)
+        """Yields finished responses with their index, and after each chunk None with its tokens.
+
+        ``refill``, which may add to ``queue``, is called with the number of busy rows when there is
+        room for another and nothing waits for it.
+        """
         with self._lane_cache(lane.length) as cache:
             slots: list[Row | None] = [None] * self._batch(lane.length)
-            while queue or any(slot is not None for slot in slots):
+            while True:
                 for number, slot in enumerate(slots):
+                    if slot is None and not queue:
+                        refill(sum(slot is not None for slot in slots))
                     if slot is None and queue:
                         slots[number] = row = queue.popleft()
                         row.started = time.perf_counter()
                         # All but the last token of the prompt, which starts the decoding.
                         row.cached = self._prefill(cache, number, row.prompt[:-1])
+                if all(slot is None for slot in slots):
+                    return
                 count = self._decode_chunk(lane, cache, slots)
                 for number, row in enumerate(slots):
                     if row is None:
@@ -308,24 +338,27 @@ class Engine:
     def _prefill(self, cache: "_Held", number: int, tokens: np.ndarray) -> int:
         """Brings the keys and values of ``tokens`` into a row; returns how many were reused."""
         reused = 0
-        if self._prefix is not None:
-            cache.value, reused = self._prefix.load(cache.value, number, tokens)
-        for start, size in chunks(reused, len(tokens), self.options.prefill_chunks, cache.length):
-            cache.value = steps.prefill(
-                self.config,
-                self._weights,
-                cache.value,
-                np.int32(number),
-                window(tokens, start, size),
-                np.int32(start),
-                lora=self._lora,
-            )
+        with self._on_mesh():
+            if self._prefix is not None:
+                cache.value, reused = self._prefix.load(cache.value, number, tokens)
+            pieces = chunks(reused, len(tokens), self.options.prefill_chunks, cache.length)
+            for start, size in pieces:
+                cache.value = steps.prefill(
+                    self.config,
+                    self._weights,
+                    cache.value,
+                    np.int32(number),
+                    window(tokens, start, size),
+                    np.int32(start),
+                    lora=self._lora,
+                )
         self._keep(cache, number, tokens)
         return reused
 
     def _keep(self, cache: "_Held", number: int, tokens: np.ndarray) -> None:
         if self._prefix is not None:
-            self._prefix.save(cache.value, number, tokens)
+            with self._on_mesh():
+                self._prefix.save(cache.value, number, tokens)
 
     def _decode_chunk(self, lane: _Lane, cache: "_Held", slots: list[Row | None]) -> int:
         """Decodes every row by up to a chunk; returns the number of new tokens."""
@@ -336,19 +369,20 @@ class Engine:
             for number, row in enumerate(slots):
                 if row is not None and row.grammar is not None:
                     masks[number] = row.grammar.mask()
-        cache.value, out = steps.decode(
-            self.config,
-            self._weights,
-            cache.value,
-            upload(slots, lane.length if self.options.no_repeat_ngram_size else 0),
-            masks,
-            lora=self._lora,
-            details=lane.details,
-            greedy=lane.greedy,
-            eos_ids=self._eos_ids,
-            steps=1 if lane.constrained else self.options.decode_chunk,
-            ngram=self.options.no_repeat_ngram_size,
-        )
+        with self._on_mesh():
+            cache.value, out = steps.decode(
+                self.config,
+                self._weights,
+                cache.value,
+                upload(slots, lane.length if self.options.no_repeat_ngram_size else 0),
+                masks,
+                lora=self._lora,
+                details=lane.details,
+                greedy=lane.greedy,
+                eos_ids=self._eos_ids,
+                steps=1 if lane.constrained else self.options.decode_chunk,
+                ngram=self.options.no_repeat_ngram_size,
+            )
         chunk = jax.device_get(out)
         return sum(row.take(chunk, number) for number, row in enumerate(slots) if row is not None)
 
@@ -414,16 +448,17 @@ class Engine:
                 # More than one chunk only of one continuation: a batch is no longer than a call.
                 for start, size in chunks(first, end, (width,), cache.length):
                     after = slice(start + 1, start + 1 + size)
-                    cache.value, logprob_NS[batch, after] = steps.score(
-                        self.config,
-                        self._weights,
-                        cache.value,
-                        np.int32(0),
-                        tokens_NS[batch, start : start + size],
-                        tokens_NS[batch, after],
-                        np.int32(start),
-                        lora=self._lora,
-                    )
+                    with self._on_mesh():
+                        cache.value, logprob_NS[batch, after] = steps.score(
+                            self.config,
+                            self._weights,
+                            cache.value,
+                            np.int32(0),
+                            tokens_NS[batch, start : start + size],
+                            tokens_NS[batch, after],
+                            np.int32(start),
+                            lora=self._lora,
+                        )
         found = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
         return {ids: logprob_T[: len(ids)] for ids, logprob_T in found}, reused
 
@@ -436,20 +471,21 @@ class Engine:
     def _lane_cache(self, length: int) -> Iterator["_Held"]:
         """The cache of a lane; its content may be anything, since only written positions are read.
 
-        An interruption may leave donated buffers behind: caches and prefixes then start anew.
+        An interruption may leave donated buffers behind: caches and prefixes then start anew. The
+        mesh is set around each computation alone: what runs between two of them is others'.
         """
-        with self._on_mesh():
-            value = self._caches.pop(length, None)
-            if value is None:
-                self._make_room(length)
+        value = self._caches.pop(length, None)
+        if value is None:
+            self._make_room(length)
+            with self._on_mesh():
                 value = decoder.empty_cache(self.config, self._batch(length), length)
-            held = _Held(value, length)
-            try:
-                yield held
-            except BaseException:
-                self.forget()
-                raise
-            self._caches[length] = held.value
+        held = _Held(value, length)
+        try:
+            yield held
+        except BaseException:
+            self.forget()
+            raise
+        self._caches[length] = held.value
 
     def _make_room(self, length: int) -> None:
         """Frees the caches that were used longest ago: all together hold as much as one may.
@@ -466,10 +502,8 @@ class Engine:
         """Tokens that the caches of all lanes have room for."""
         return sum(self._batch(length) * length for length in self._caches)
 
-    @contextlib.contextmanager
-    def _on_mesh(self) -> Iterator[None]:
-        with contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh):
-            yield
+    def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        return _on(self._mesh)
 
 
 @dataclasses.dataclass
@@ -482,6 +516,10 @@ class _Held:
 
 def _prefix_cache(config: DecoderConfig, options: EngineConfig) -> PrefixCache | None:
     return PrefixCache(config, options.prefix_tokens) if options.prefix_tokens else None
+
+
+def _on(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def _stored_on_cpu() -> Literal["float32", "bfloat16"]:

@@ -1,6 +1,7 @@
 """Choosing the next token of every row: greedy, temperature and nucleus, and what is said of it."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -107,8 +108,15 @@ def nucleus(probs_BV: jax.Array, top_p_B: jax.Array | np.ndarray) -> jax.Array:
 def _draw(logits_BV: jax.Array, sampling: Sampling, step_B: jax.Array) -> jax.Array:
     temperature_B = jnp.maximum(sampling.temperature_B, 1e-6)
     scaled_BV = logits_BV / temperature_B[:, None]
-    keep_BV = nucleus(jax.nn.softmax(scaled_BV, axis=-1), sampling.top_p_B)
-    keep_BV |= (sampling.top_p_B >= 1.0)[:, None]
+    whole_B = (sampling.top_p_B >= 1.0) | (sampling.temperature_B <= 0.0)
+
+    def find() -> jax.Array:
+        probs_BV = jax.nn.softmax(scaled_BV, axis=-1)
+        return nucleus(probs_BV, sampling.top_p_B) | whole_B[:, None]
+
+    # Bisecting reads the vocabulary forty times: only where a row's nucleus is not all of it.
+    everything = functools.partial(jnp.ones, logits_BV.shape, bool)
+    keep_BV = jax.lax.cond(whole_B.all(), everything, find)
 
     def noise(seed, step):
         key = jax.random.fold_in(jax.random.key(seed), step)

@@ -186,6 +186,43 @@ def test_progress_and_early_responses(engine):
     assert seen[-1] == (len(responses), total)
 
 
+def test_requests_that_come_while_others_decode(engine):
+    """A long text is being written; what comes meanwhile is answered beside it."""
+    slow = ask(text(3, 0), max_tokens=80)
+    later = [
+        [ask(text(4, 1), max_tokens=5), ask(text(300, 2))],  # of which the second does not fit
+        [ask(text(60, 3), max_tokens=5)],  # another lane's
+        [ask(text(5, 4), temperature=0.8, seed=3), ask(text(7, 5), max_tokens=5)],
+    ]
+    asked, batches, order, before = [slow], list(later), [], []
+
+    def more():
+        before.append(len(order))
+        new = batches.pop(0) if batches and len(order) >= len(asked) - 1 else []
+        asked.extend(new)
+        return new
+
+    responses = engine.generate([slow], done=lambda index, _: order.append(index), more=more)
+    assert asked == [slow, *(request for new in later for request in new)]
+    assert sorted(order) == list(range(6)) and order.index(0) > 1
+    alone = [engine.generate([request])[0] for request in asked]
+    assert [r.error for r in responses] == [r.error for r in alone]
+    assert [numbers(r) for r in responses if r.tokens] == [numbers(r) for r in alone if r.tokens]
+
+
+def test_nothing_comes_while_another_lane_has_more_waiting(engine):
+    """Else a few short prompts would go on and on beside a queue of long ones."""
+    short, long = ask(text(3, 0), max_tokens=9), ask(text(60, 3), max_tokens=5)
+    order, batches, came = [], [[ask(text(4, 1), max_tokens=5)]], []
+
+    def more():
+        came.append(len(order))
+        return batches.pop() if batches else []
+
+    engine.generate([short, long, long], done=lambda index, _: order.append(index), more=more)
+    assert order == [0, 1, 2, 3] and came[0] == 1
+
+
 @pytest.mark.parametrize("done", [0, 1, 63, 64, 100, 250])
 def test_chunks_cover_what_is_left_and_stay_in_the_cache(done):
     for end in (done, done + 1, done + 5, (done + 256) // 2, 255, 256):
@@ -498,6 +535,19 @@ def test_bf16_on_a_cpu_is_of_the_weights(folder, engine, tmp_path, monkeypatch, 
     assert cached == {"uint16" if stored == "bfloat16" else "float32"}
     if stored == "float32":
         assert [r.text for r in found] == [r.text for r in exact]
+
+
+def test_weights_are_held_once(folder, monkeypatch):
+    loaded = []
+
+    def load(*args, **fields):
+        loaded.append(load_decoder(*args, **fields))
+        return loaded[-1]
+
+    monkeypatch.setattr("cirag_jax.llm.engine.engine.load_decoder", load)
+    make(folder)
+    stacked = jax.tree.leaves(decoder_params.to_params(loaded[0].state)["layers"])
+    assert stacked and all(array.is_deleted() for array in stacked)
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])

@@ -50,6 +50,34 @@ def draw(logits, seeds, temperature=1.0, top_p=1.0, step=0):
     return np.asarray(sampling.choose(rows, settings, jnp.full(count, step), greedy=False))
 
 
+def test_the_nucleus_is_sought_only_where_a_row_has_one():
+    """And a row draws the same whatever its neighbours ask for."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(0, 2, (4, 40)), jnp.float32)
+
+    def drawn(temperature, top_p):
+        settings = Sampling(
+            jnp.asarray(temperature, jnp.float32),
+            jnp.asarray(top_p, jnp.float32),
+            jnp.arange(4, dtype=jnp.uint32),
+        )
+        calls = []
+        real = jax.lax.fori_loop
+
+        def counted(*args):
+            calls.append(args)
+            return real(*args)
+
+        with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
+            patch.setattr(sampling.jax.lax, "fori_loop", counted)
+            found = sampling.choose(logits, settings, jnp.zeros(4, jnp.int32), greedy=False)
+        return np.asarray(found).tolist(), len(calls)
+
+    whole, searches = drawn([1, 1, 0, 1], [1, 1, 0.5, 1])  # of the greedy one nothing is drawn
+    assert searches == 0
+    mixed, searches = drawn([1, 1, 0, 1], [1, 0.3, 0.5, 1])
+    assert searches == 1 and [mixed[i] for i in (0, 2, 3)] == [whole[i] for i in (0, 2, 3)]
+
+
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
 def test_draws_follow_the_distribution(temperature, top_p):
     logits = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
