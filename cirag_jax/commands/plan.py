@@ -101,6 +101,8 @@ def plan(config: Config) -> dict[str, Any]:
 def rehearse(config: Config) -> Rehearsed:
     """Rehearses a step of ``config`` on fake devices; see `plan`."""
     component = state_lib.component_of(config)
+    trainers = {"aligner": aligner, "cross_encoder": cross_encoder}
+    trainers.get(component, adapter).check_config(config)
     mesh = _make_mesh(config)
     of_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
     with jax.set_mesh(mesh), quick_collection():
@@ -192,7 +194,6 @@ def _parts(state: state_lib.TrainState) -> dict[str, int]:
 
 
 def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
-    adapter.check_config(config)
     folder = _decoder_folder(config.model.spec or pretrained_decoder.DEFAULT_DECODER)
     # As on the device that is planned for.
     dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
@@ -245,9 +246,9 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
 
 def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+    layout = aligner.make_layout(config, mesh)
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
-    layout = aligner.make_layout(config, mesh)
     lengths = {
         "query": min(config.query_max_length, model.max_length),
         "passage": min(config.unit_max_length, model.max_length),
@@ -281,7 +282,6 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
 
 def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
-    cross_encoder.check_config(config)
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
     length = min(config.max_length, model.max_length)
