@@ -607,9 +607,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other(script, tmp_path, stopp
             process.kill()
             process.communicate()
     assert started[1 - stopped].returncode == 2, err
-    said = (
-        r"has not (answered|been heard of) for 3 s \(--process_timeout\): it hangs, or its host "
-    )
+    said = r"has not (answered|been heard of) for 3 s \(--process_timeout\): it hangs, or its host "
     assert re.search(rf"^command\.py: process {stopped} of 2 {said}", err, re.MULTILINE), err
     assert "result.json" not in os.listdir(tmp_path / "w")
 
