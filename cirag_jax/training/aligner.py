@@ -187,6 +187,7 @@ def train_step(
         place_batch(batch, mesh),
         temperature=config.temperature,
         width=_width(state.params),
+        dtype=config.model.dtype,
         dropout_key=key,
         keep_bytes=_keep_bytes(config),
         run=run,
