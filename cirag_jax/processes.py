@@ -156,7 +156,7 @@ class Watch:
 
     def stop(self) -> None:
         """Tells that this process has come to its end, and misses nobody any more."""
-        with self._lock:
+        with contextlib.suppress(Exception), self._lock:  # The service may be gone already.
             self._ended = True
             self._tell("done")
         self._seconds = float("inf")
