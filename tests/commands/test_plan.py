@@ -178,6 +178,20 @@ def test_a_step_exchanges_what_its_shapes_ask_for(component):
     assert 1.0 <= row["ratio"] < 1.001, row
 
 
+@pytest.mark.parametrize("component", ["aligner", "cross_encoder"])
+def test_weights_are_gathered_in_the_dtype_of_the_computation(component):
+    row = scaling.compile_step(component, scaling.Mesh(1, 2, 1), "bfloat16")
+    assert 1.0 <= row["ratio"] < 1.001, row
+
+
+@pytest.mark.slow
+def test_real_processes_exchange_what_one_does(capfd):
+    flags = ["--components=cross_encoder", "--meshes=2x1x1", "--processes=2"]
+    assert scaling.main(flags) == 0
+    (row,) = json.loads(capfd.readouterr().out.splitlines()[-1])["rows"]
+    assert row["processes"] == 2 and 1.0 <= row["ratio"] < 1.001, row
+
+
 def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
     assert reader["dtype"] == "bfloat16"
     assert reader["steps"] == 100  # two epochs of rows by two
