@@ -141,7 +141,7 @@ def _run(
         os.environ["JAX_PLATFORMS"] = "cpu"
     with _stdout_to_stderr() as stdout:
         process_index, process_count = processes.setup_distributed(
-            own.coordinator_address, own.num_processes, own.process_id
+            own.coordinator_address, own.num_processes, own.process_id, own.process_timeout
         )
         if process_count > 1 and not several_processes:
             raise UserError(f"this command runs in one process, not in {process_count}")
@@ -273,6 +273,13 @@ def _parse_own_flags(
     flags.DEFINE_string("coordinator_address", None, "host:port of process 0", **where)
     flags.DEFINE_integer("num_processes", None, "number of processes", lower_bound=1, **where)
     flags.DEFINE_integer("process_id", None, "index of this process", lower_bound=0, **where)
+    flags.DEFINE_integer(
+        "process_timeout",
+        processes.TIMEOUT,
+        "seconds after which a process that hangs ends the others",
+        lower_bound=1,
+        **where,
+    )
     flags.DEFINE_boolean("help", False, "show this help", short_name="h", **where)
     own.set_gnu_getopt(True)
     try:
@@ -313,6 +320,8 @@ def _help_text(
         "  --coordinator_address, --num_processes, --process_id",
         "                           several processes by hand; SLURM and JAX_COORDINATOR_ADDRESS,",
         "                           JAX_NUM_PROCESSES, JAX_PROCESS_ID are understood without them",
+        "  --process_timeout        seconds after which a process that hangs ends the others"
+        f" (default {processes.TIMEOUT})",
         "  --help                   show this help",
         "",
     ]

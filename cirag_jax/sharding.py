@@ -309,8 +309,8 @@ def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> 
 
 
 def zeros_by_shard(params: Any) -> Any:
-    """Zeros like ``params``, an `nnx.State`, with a first dimension more: of the shards."""
-    zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), x.dtype), params)
+    """fp32 zeros like ``params``, an `nnx.State`, with a first dimension more: of the shards."""
+    zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), jnp.float32), params)
     return constrain_by_shard(zeros)
 
 
@@ -330,7 +330,17 @@ def whole(params: Any, run: Callable[..., Any] = operator.call) -> Any:
 
 @jax.jit
 def _whole(params: Any) -> Any:
-    return jax.tree.map(_annotate, params, is_leaf=_is_variable)
+    return jax.tree.map(_gathered_whole, params, is_leaf=_is_variable)
+
+
+def _gathered_whole(node: nnx.Variable) -> Any:
+    x = node.get_value()
+    if x.dtype != jnp.bfloat16:
+        return _annotate(node)
+    # By its bits, split before and whole after: XLA's CPU compiler would exchange it in fp32.
+    bits = constrain(jax.lax.bitcast_convert_type(x, jnp.uint16), *_axes(node, x.ndim))
+    bits = _annotate(node.replace(bits)).get_value()
+    return node.replace(jax.lax.bitcast_convert_type(bits, jnp.bfloat16))
 
 
 def _annotate(node: nnx.Variable, *first: str | None) -> Any:

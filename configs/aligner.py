@@ -91,7 +91,8 @@ def base() -> Any:
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     # The head of retrieval along links, trained on the best checkpoint's searches when its training
-    # has ended, by one process; it begins anew where it is interrupted, and with every call.
+    # has ended, by one process. Interrupted, it begins anew; a finished one is kept while its
+    # checkpoint, questions and settings are the same.
     config.head = ConfigDict()
     config.head.rounds = 0  # Of searching and fitting, the first by the aligner alone; 0: no head.
     config.head.steps = 5  # Passages that a search chooses one after the other.

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -58,15 +59,20 @@ def start(script, *arguments, **environment):
     )
 
 
-def together(script, workdir):
-    """Runs a script in two processes; their exit codes, and what they wrote."""
+def start_two(script, workdir, *flags):
+    """Starts a script in two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2"]
+    command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2", *flags]
     command += [f"--coordinator_address=127.0.0.1:{port}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([*command, f"--process_id={i}"], **pipes) for i in range(2)]
+    return [subprocess.Popen([*command, f"--process_id={i}"], **pipes) for i in range(2)]
+
+
+def together(script, workdir):
+    """Runs a script in two processes; their exit codes, and what they wrote."""
+    processes = start_two(script, workdir)
     try:
         outputs = [process.communicate(timeout=600) for process in processes]
     finally:
@@ -182,6 +188,32 @@ def test_an_error_in_one_process_ends_all(script, tmp_path):
     codes, outputs = together(script, tmp_path / "w")
     assert codes == [2, 1]
     assert "process 1 of 2 failed: 'no key'" in outputs[0][1]
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_process_that_is_stopped_is_named_by_the_other(script, tmp_path, stopped):
+    text = script.read_text().replace("config.py')", "config.py', several_processes=True)")
+    script.write_text(
+        text.replace(
+            'print("noise of Python")',
+            f"""import jax, signal
+    processes.together(lambda: None)
+    if jax.process_index() == {stopped}:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    processes.together(lambda: None)""",
+        )
+    )
+    started = start_two(script, tmp_path / "w", "--process_timeout=3")
+    try:
+        _, err = started[1 - stopped].communicate(timeout=600)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert started[1 - stopped].returncode == 2, err
+    said = r"has not (answered|been heard of) for 3 s \(--process_timeout\): it hangs, or its host "
+    assert re.search(rf"^command\.py: process {stopped} of 2 {said}", err, re.MULTILINE), err
+    assert "result.json" not in os.listdir(tmp_path / "w")
 
 
 def test_two_processes_give_one_result(script, tmp_path):

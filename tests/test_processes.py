@@ -32,7 +32,7 @@ from cirag_jax.errors import InUse, UserError
 )
 def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
     told = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *given: told.append(given))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **_: told.append(given))
     for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
     for name in ("SLURM_GPUS_PER_TASK", "SLURM_NODEID"):
@@ -44,6 +44,48 @@ def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES" if name == "visible" else name, value)
     processes.setup_distributed()
     assert told == [(None, None, None, expected)]
+
+
+class Service(dict[str, str]):
+    """JAX's coordination service, as several processes see it."""
+
+    def key_value_set(self, key: str, text: str, allow_overwrite: bool) -> None:
+        assert allow_overwrite
+        self[key] = text
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        return [(key, text) for key, text in self.items() if key.startswith(prefix)]
+
+
+def test_who_hangs_is_missed_after_the_time_out_and_who_is_done_is_not():
+    service = Service()
+    first, second, third = (processes.Watch(service, i, 3, 30.0) for i in range(3))
+
+    def exchange(now: float, *watches: processes.Watch) -> None:
+        for watch in (first, second, third):
+            watch.now = now
+        for watch in (*watches, *watches):  # The second time all have told.
+            watch.exchange()
+
+    exchange(0, first, second, third)
+    third.stop()
+    exchange(20, first, second)
+    first.step = 1
+    exchange(40, first, second)
+    exchange(69, first, second)
+    assert first.missed() is None and third.missed() is None
+    exchange(71, first, second)
+    for watch in (first, second):  # Alive, and 31 s behind.
+        assert "process 1 of 3 has been steps behind for 30 s" in str(watch.missed())
+    second.step = 1
+    exchange(72, first, second)
+    exchange(73, first)  # hears the last of the second process
+    exchange(101, first)
+    assert first.missed() is None and second.missed() is None
+    exchange(104, first)
+    assert "process 1 of 3 has not been heard of for 30 s" in str(first.missed())
+    assert "process 0 of 3 has not answered for 30 s" in str(second.missed())
+    assert third.missed() is None
 
 
 class Told(dict[str, str]):

@@ -19,7 +19,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models import cross_encoder as pair_model
-from cirag_jax.models import decoder, decoder_params, lora
+from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import encoder_adapter, pretrained, pretrained_decoder, workdir
 from cirag_jax.reports import tables
@@ -101,6 +101,8 @@ def plan(config: Config) -> dict[str, Any]:
 def rehearse(config: Config) -> Rehearsed:
     """Rehearses a step of ``config`` on fake devices; see `plan`."""
     component = state_lib.component_of(config)
+    trainers = {"aligner": aligner, "cross_encoder": cross_encoder}
+    trainers.get(component, adapter).check_config(config)
     mesh = _make_mesh(config)
     of_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
     with jax.set_mesh(mesh), quick_collection():
@@ -179,20 +181,25 @@ def _decoder_folder(spec: str) -> Path:
 # -------------------------------------------------------------------------------------- components
 
 
-def _parts(state: state_lib.TrainState) -> dict[str, int]:
+def _parts(state: state_lib.TrainState, dtype: str) -> dict[str, int]:
     parts = {"parameters": bytes_of(state.params), "optimizer": bytes_of(state.opt_state)}
     # A shard computes with whole parameters, and adds to a gradient of them.
-    whole = sum(
-        bytes_of(leaf) * (leaf.sharding.mesh.shape["fsdp"] if "fsdp" in leaf.sharding.spec else 1)
-        for leaf in jax.tree.leaves(state.params)
-    )
+    whole, gathered, rounded = 0, 0, 0
+    for path, node in nnx.to_flat_state(state.params):
+        placed = node.get_value().sharding
+        size = bytes_of(node) * (placed.mesh.shape["fsdp"] if "fsdp" in placed.spec else 1)
+        narrow = dtype != "float32" and precision.is_rounded(path)
+        whole += size
+        gathered += size // 2 if narrow else size
+        rounded += size // 2 if narrow else 0
     if whole > parts["parameters"]:
-        parts["gathered_parameters"] = whole
+        parts["gathered_parameters"] = gathered
+    elif rounded:
+        parts["rounded_parameters"] = rounded
     return {**parts, "gradients": whole}
 
 
 def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
-    adapter.check_config(config)
     folder = _decoder_folder(config.model.spec or pretrained_decoder.DEFAULT_DECODER)
     # As on the device that is planned for.
     dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
@@ -219,7 +226,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
     pieces = packing.micro_batches([example], rows, layout, 0)
     batches = [jax.tree.map(place, piece.batch) for piece in pieces]
-    parts = {"base": bytes_of(base), **_parts(state), "batch": bytes_of(batches)}
+    parts = {"base": bytes_of(base), **_parts(state, dtype), "batch": bytes_of(batches)}
     if config.component == "integrator" and config.decode.num_trajectories:
         copy = rehearsal.copy(base["layers"])  # The engine's, see `adapter.make_decide`.
         parts["base_for_decoding"] = bytes_of(copy)
@@ -245,9 +252,9 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
 
 def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+    layout = aligner.make_layout(config, mesh)
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
-    layout = aligner.make_layout(config, mesh)
     lengths = {
         "query": min(config.query_max_length, model.max_length),
         "passage": min(config.unit_max_length, model.max_length),
@@ -270,7 +277,7 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     tx = optimizers.make_optimizer(config.optimizer, 1)
     state = rehearsal.place(state_lib.abstract_state(params, tx))
     rehearsal.placed = bytes_of(aligner.place_batch(batch, mesh))
-    parts = {**_parts(state), "batch": rehearsal.placed}
+    parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}
     aligner.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
 
     attended = queries * lengths["query"] ** 2 + layout.num_candidates * lengths["passage"] ** 2
@@ -281,7 +288,6 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
 
 def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
-    cross_encoder.check_config(config)
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
     length = min(config.max_length, model.max_length)
@@ -296,7 +302,7 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     state = rehearsal.place(state_lib.abstract_state(params, tx))
     # A chunk is placed when its turn comes.
     rehearsal.placed = bytes_of([cross_encoder.place(array, mesh) for array in batch.chunks[0]])
-    parts = {**_parts(state), "batch": rehearsal.placed}
+    parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}
     if config.encoder.backend == "flax":  # What it is compared with stays there.
         other = _encoder_config(config.encoder.model, config.encoder)
         baseline = nnx.eval_shape(lambda: Encoder(other, rngs=nnx.Rngs(0)))

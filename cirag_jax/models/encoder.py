@@ -16,7 +16,9 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.models import precision
 from cirag_jax.models.attention import Implementation, choose
+from cirag_jax.models.precision import Weight
 
 Pooling = Literal["mean", "cls"]
 
@@ -31,7 +33,8 @@ class EncoderConfig:
       position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
       max_positions: rows of the position table, offset included.
       hidden_dropout, attention_dropout: rates used only when a dropout key is given.
-      dtype: compute dtype; parameters, softmax, layer norm and the embedding output are fp32.
+      dtype: compute dtype; parameters (but see `precision.rounded`), softmax, layer norm and the
+        embedding output are fp32.
       attention: see `choose_attention`.
       remat: recompute each layer in the backward pass.
       scan_layers: parameters stacked over layers and the stack run by `jax.lax.scan`.
@@ -134,9 +137,9 @@ class Layer(nnx.Module):
                 shape, axes = (config.num_layers, *shape), ("layers", *axes)
             setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
 
-    def arrays(self, config: EncoderConfig) -> dict[str, jax.Array]:
-        """The parameters as a plain dictionary of arrays."""
-        return {name: getattr(self, name)[...] for name in layer_parameters(config)}
+    def arrays(self, config: EncoderConfig) -> dict[str, Any]:
+        """The parameters as a plain dictionary of arrays, or of what is `precision.Rounded`."""
+        return {name: getattr(self, name).get_value() for name in layer_parameters(config)}
 
 
 class Encoder(nnx.Module):
@@ -259,8 +262,8 @@ def _norm(
 
 
 @jax.custom_vjp
-def _linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32 parameters.
+def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
+    """``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32, or both `Rounded`.
 
     ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``. Heads keep an axis of their own in both:
     merged with an axis before it, one that is split over devices would have to be gathered.
@@ -269,23 +272,25 @@ def _linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     fp32 whatever the compute dtype, and their product is `x^T dy` as it stands. Left to JAX, it is
     a transposed `dy^T x`, which XLA on CPU runs at a third of the speed.
     """
-    return jnp.tensordot(x, kernel.astype(x.dtype), x.ndim - 2) + bias.astype(x.dtype)
+    kernel, bias = (precision.value_of(each).astype(x.dtype) for each in (kernel, bias))
+    return jnp.tensordot(x, kernel, x.ndim - 2) + bias
 
 
 def _linear_forward(x, kernel, bias):
-    return _linear(x, kernel, bias), (x, kernel)
+    return _linear(x, kernel, bias), (x, precision.kept(kernel))
 
 
 def _linear_backward(saved, dy):
-    x, kernel = saved
+    x, weight = saved
+    kernel = precision.value_of(weight)
     outer = range(2, dy.ndim)
     contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
     dx = jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
-    return dx, *_kernel_gradient(x, dy)
+    return dx, *_kernel_gradient(weight, x, dy)
 
 
-def _kernel_gradient(x: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """fp32 gradients of a kernel and its bias."""
+def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
+    """fp32 gradients of a kernel, ``weight``, and its bias."""
     if jax.default_backend() == "cpu":  # It multiplies no bf16 of three axes into fp32.
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
@@ -293,7 +298,9 @@ def _kernel_gradient(x: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]
     dkernel = jax.lax.dot_general(
         x_RI, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
     )
-    return dkernel.reshape(*x.shape[2:], *dy.shape[1:]), dy.sum(0, dtype=jnp.float32)
+    dkernel = dkernel.reshape(*x.shape[2:], *dy.shape[1:])
+    gradients = dkernel, dy.sum(0, dtype=jnp.float32)
+    return precision.gradient_of(weight, gradients[0]), precision.gradient_of(weight, gradients[1])
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
@@ -303,10 +310,10 @@ _linear.defvjp(_linear_forward, _linear_backward)
 def _feed_forward(
     act: str,
     x_BTD: jax.Array,
-    up_DF: jax.Array,
-    up_bias_F: jax.Array,
-    down_FD: jax.Array,
-    down_bias_D: jax.Array,
+    up_DF: Weight,
+    up_bias_F: Weight,
+    down_FD: Weight,
+    down_bias_D: Weight,
 ) -> jax.Array:
     """Two linear maps around the activation.
 
@@ -319,17 +326,19 @@ def _feed_forward(
 def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
     pre_BTF = sharding.constrain(_linear(x_BTD, up_DF, up_bias_F), "batch", "length", "act_mlp")
     y_BTD = _linear(_activation(pre_BTF, act), down_FD, down_bias_D)
-    return y_BTD, (x_BTD, pre_BTF, up_DF, down_FD)
+    return y_BTD, (x_BTD, pre_BTF, precision.kept(up_DF), precision.kept(down_FD))
 
 
 def _feed_forward_backward(act, saved, dy_BTD):
-    x_BTD, pre_BTF, up_DF, down_FD = saved
+    x_BTD, pre_BTF, up, down = saved
+    up_DF, down_FD = precision.value_of(up), precision.value_of(down)
     # Without the barrier XLA would merge this evaluation with the forward one, and keep both.
     pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
     hidden_BTF, pull = jax.vjp(lambda pre_BTF: _activation(pre_BTF, act), pre_BTF)
     (dpre_BTF,) = pull(dy_BTD @ down_FD.astype(dy_BTD.dtype).T)
     dx_BTD = dpre_BTF @ up_DF.astype(dpre_BTF.dtype).T
-    return dx_BTD, *_kernel_gradient(x_BTD, dpre_BTF), *_kernel_gradient(hidden_BTF, dy_BTD)
+    dup, ddown = _kernel_gradient(up, x_BTD, dpre_BTF), _kernel_gradient(down, hidden_BTF, dy_BTD)
+    return dx_BTD, *dup, *ddown
 
 
 _feed_forward.defvjp(_feed_forward_forward, _feed_forward_backward)

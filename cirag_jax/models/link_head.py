@@ -8,8 +8,10 @@ how it was trained.
 
 import dataclasses
 import functools
+import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,12 +61,14 @@ class LinkHead:
       features: that it reads, in their order.
       units: that the aligner beside it ranks: triple, sentence or passage.
       steps: of the searches that it learnt on.
+      record: what the training that made it wants to find again; see `read_record`.
     """
 
     module: LinkHeadModule
     features: tuple[str, ...]
     units: UnitKind
     steps: int
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def _apply(self):
@@ -92,7 +96,19 @@ class LinkHead:
             "units": self.units,
             "steps": str(self.steps),
         }
+        if self.record:
+            told["record"] = json.dumps(self.record)
         save_tensors(tensors, folder / FILE, told)
+
+
+def read_record(folder: pathlib.Path) -> dict[str, Any]:
+    """The `LinkHead.record` of the head in a folder; empty where none can be read."""
+    try:
+        with safetensors.safe_open(str(folder / FILE), framework="numpy") as opened:  # pyright: ignore
+            found = json.loads((opened.metadata() or {}).get("record", ""))
+    except (OSError, safetensors.SafetensorError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | None:

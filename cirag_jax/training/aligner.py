@@ -5,7 +5,7 @@ import math
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +20,13 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError, check_at_least, check_choice, check_positive
 from cirag_jax.evaluation import next_unit
+from cirag_jax.models import link_head as link_head_model
+from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder
+from cirag_jax.retrieval.linked import FEATURES
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers
 from cirag_jax.training import state as state_lib
@@ -46,6 +49,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     start = time.monotonic()
     check_config(config)
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    make_layout(config, mesh)  # Refuses a batch that does not divide.
 
     # ---- Data -----------------------------------------------------------------------------------
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
@@ -56,10 +61,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     problems = next_unit.next_units(dev_chains, dev_pools, kind)
     state_lib.check_metric(config.best_metric, list(_metrics(problems, _no_embedding)))
     if config.head.rounds:
-        link_head.check_settings(config.head, [q for one in sets for q in one.train])
+        link_head.check_questions([q for one in sets for q in one.train])
 
-    # ---- Mesh and model -------------------------------------------------------------------------
-    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    # ---- Model ----------------------------------------------------------------------------------
     encoder = load_encoder(
         config.model.spec,
         dtype=config.model.dtype,
@@ -136,7 +140,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 break
         best = state_lib.best(checkpoints)
     if complete and config.head.rounds and jax.process_count() == 1:
-        best |= train_head(config, workdir, sets)
+        with PreemptionGuard(start, config.stop_after_minutes) as preemption:
+            figures = train_head(config, workdir, sets, lambda: preemption.should_stop(total_steps))
+        complete = figures is not None
+        best |= figures or {}
     elif complete and config.head.rounds:
         logging.warning("several processes trained: run this again with one, which trains the head")
     # ---- Result ---------------------------------------------------------------------------------
@@ -180,6 +187,7 @@ def train_step(
         place_batch(batch, mesh),
         temperature=config.temperature,
         width=_width(state.params),
+        dtype=config.model.dtype,
         dropout_key=key,
         keep_bytes=_keep_bytes(config),
         run=run,
@@ -295,9 +303,8 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
     """The sizes of every batch, as the config and the mesh say.
 
     Raises:
-      UserError: one cannot be, or they do not fit each other.
+      UserError: they do not fit each other.
     """
-    check_config(config)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     negative_sets = config.prefixes_per_question if config.chain_negatives else 1
     per_question = config.prefixes_per_question + negative_sets * config.num_negatives
@@ -347,14 +354,65 @@ def make_batches(
 # -------------------------------------------------------------------------------------------- head
 
 
-def train_head(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> dict[str, Any]:
+def train_head(
+    config: Config,
+    workdir: pathlib.Path,
+    sets: Sequence[Questions],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
     """Trains the head of retrieval along links beside the best checkpoint; see `link_head`.
 
-    Leaves ``link_head.safetensors`` in ``workdir`` and returns the head's figures.
+    Leaves ``link_head.safetensors`` in ``workdir``, unless it is there already: of this checkpoint,
+    these questions and settings.
+
+    Returns:
+      The head's figures; None where ``should_stop`` said so before the head was whole: the next
+      call begins it again.
 
     Raises:
       UserError: as `link_head.train_link_head`.
     """
+    run = _head_run(config, workdir, sets)
+    record = link_head_model.read_record(workdir)
+    if record.get("run") == run:
+        state_lib.announce(
+            f"{workdir / link_head_model.FILE} is kept: it was trained on this checkpoint, with "
+            "these questions and settings"
+        )
+        return record["figures"]
+    try:
+        head, figures = _fit_head(config, workdir, sets, should_stop)
+    except link_head.Stopped:
+        state_lib.announce(
+            "the head was not ready when the training was told to stop; the same command begins "
+            "it again, and nothing else"
+        )
+        return None
+    dataclasses.replace(head, record={"run": run, "figures": figures}).save(workdir)
+    return figures
+
+
+def _head_run(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> str:
+    """A digest of all that a head depends on."""
+    names = ("head", "seed", "query_max_length", "unit_max_length")
+    settings = {name: config.to_dict()[name] for name in names}
+    checkpoint = {k: v for k, v in of_model(str(workdir)).items() if k != "head"}
+
+    def texts(dataset: Dataset, *questions: Sequence[Question]) -> Iterator[Any]:
+        yield from questions
+        for id in link_head.passage_ids(dataset, *questions):
+            yield dataset.corpus[id], chains_lib.units_of(dataset, id, config.data.units)
+
+    told = [config.data.units, FEATURES, settings, checkpoint]
+    return state_lib.digest(told, *(texts(*one) for one in sets))
+
+
+def _fit_head(
+    config: Config,
+    workdir: pathlib.Path,
+    sets: Sequence[Questions],
+    should_stop: Callable[[], bool],
+) -> tuple[link_head_model.LinkHead, dict[str, float]]:
     encoder, _ = open_encoder(str(workdir))
     embeds = RememberingEncoder(
         FlaxEncoder(
@@ -365,12 +423,10 @@ def train_head(config: Config, workdir: pathlib.Path, sets: Sequence[Questions])
     )
     kind, steps = config.data.units, config.head.steps
     tasks = [
-        link_head.make_task(dataset, train, dev, kind, embeds, steps)
+        link_head.make_task(dataset, train, dev, kind, embeds, steps, should_stop)
         for dataset, train, dev in sets
     ]
-    head, found = link_head.train_link_head(config.head, tasks, kind, config.seed)
-    head.save(workdir)
-    return found
+    return link_head.train_link_head(config.head, tasks, kind, config.seed, should_stop)
 
 
 # ---------------------------------------------------------------------------------------- evaluate
@@ -415,12 +471,15 @@ def check_config(config: Config) -> None:
     state_lib.check_training(config)
     ones = ("batch_size", "prefixes_per_question", "micro_batches", "chunk_tokens")
     check_at_least(1, config, *ones)
+    check_choice("config.data.units", config.data.units, chains_lib.UNIT_KINDS)
     check_at_least(1 if config.negatives == "own" else 0, config, "num_negatives")
     check_at_least(3, config, "query_max_length", "unit_max_length")  # two tokens frame a text
-    check_at_least(0, config, "dev.questions", "head.rounds")
+    check_at_least(0, config, "data.limit", "dev.questions", "head.rounds")
     check_positive(config, "temperature")
     check_choice("config.accumulation", config.accumulation, ("cached", "official"))
     check_choice("config.negatives", config.negatives, pools_lib.NEGATIVES)
     check_choice("config.order", config.order, pools_lib.ORDERS)
     if config.activations_gib is not None:
         check_at_least(0, config, "activations_gib")
+    if config.head.rounds:
+        link_head.check_settings(config.head)

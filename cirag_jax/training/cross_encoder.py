@@ -21,6 +21,7 @@ from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import reranking
 from cirag_jax.io import bar
 from cirag_jax.models import cross_encoder as model_lib
+from cirag_jax.models import precision
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
@@ -181,7 +182,8 @@ def train_step(
     key = None
     if config.model.dropout > 0:
         key = run(jax.random.fold_in, state.key, state.step)
-    total, params = None, sharding.whole(state.params, run)
+    total = None
+    params = sharding.whole(precision.rounded(state.params, config.model.dtype, run), run)
     for index, chunk in enumerate(batch.chunks):
         arrays = [place(array, mesh) for array in chunk]
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
@@ -193,7 +195,8 @@ def train_step(
 def _add_gradient(graphdef, total, params, arrays, key):
     """Adds a chunk's loss, accuracy and gradient, by shard, to ``total`` (None: to nothing)."""
 
-    def loss_of(params, arrays, key):
+    def loss_of(places, params, arrays, key):
+        params = precision.differentiated(params, places)
         tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
         mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
         logit_B = model_lib.apply(graphdef, params, tokens_BT, mask_BT, types_BT, key)
@@ -201,7 +204,8 @@ def _add_gradient(graphdef, total, params, arrays, key):
         correct_B = (logit_B > 0) == (label_B > 0)
         return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
 
-    def found(*inputs):
+    def found(params, arrays, key):
+        inputs = precision.places_of(params), params, arrays, key
         return jax.tree.map(lambda x: x[None], jax.value_and_grad(loss_of, has_aux=True)(*inputs))
 
     added = sharding.by_shard(found)(params, arrays, key)

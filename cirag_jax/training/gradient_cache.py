@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax import sharding
+from cirag_jax.models import precision
 from cirag_jax.models.encoder import embed
 from cirag_jax.training.contrastive import contrastive_loss
 
@@ -52,18 +53,20 @@ def loss_and_gradient(
     *,
     temperature: float,
     width: int,
+    dtype: str = "float32",
     dropout_key: jax.Array | None = None,
     keep_bytes: float = 0.0,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[jax.Array, Metrics, Params]:
     """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D.
 
+    ``params`` are rounded to the encoder's ``dtype`` here, before the chunks.
     The gradient comes by shard (`sharding.zeros_by_shard`), to be summed once a step.
     Each device may store so many ``keep_bytes`` of activations; what does not fit runs forward
     twice. ``run`` calls what is compiled, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
-    params = sharding.whole(params, run)
+    params = sharding.whole(precision.rounded(params, dtype, run), run)
     # Placed like the batch: an array without a place would cost a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
@@ -113,24 +116,15 @@ def _rows_and_pull(
     """
 
     def embed_rows(params, split, key):
-        place, chunk = split
-        params = jax.tree.map(_send_gradient_to, params, place)
+        places, chunk = split
+        places = jax.tree.map(lambda x: x.squeeze(0), places)  # The shard's own.
+        params = precision.differentiated(params, places)
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
     return jax.vjp(
-        lambda place: sharding.by_shard(embed_rows)(params, (place, chunk), key),
+        lambda places: sharding.by_shard(embed_rows)(params, (places, chunk), key),
         sharding.zeros_by_shard(params),
     )
-
-
-@jax.custom_vjp
-def _send_gradient_to(x: jax.Array, place: jax.Array) -> jax.Array:
-    """``x``, whose gradient is that of ``place``, which has a first dimension more."""
-    del place
-    return x
-
-
-_send_gradient_to.defvjp(lambda x, place: (x, None), lambda _, dx: (None, dx[None]))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

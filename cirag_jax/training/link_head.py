@@ -7,7 +7,8 @@ included (as DAgger, Ross et al., 2011), and the order of the hops is left to it
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,38 +46,62 @@ class State(NamedTuple):
     is_gold_R: np.ndarray
 
 
+class Stopped(Exception):
+    """The training was told to stop before its head was whole."""
+
+
+ShouldStop = Callable[[], bool]  # Asked between blocks of texts or questions, and between epochs.
+
+
+def _never() -> bool:
+    return False
+
+
+def _stop_if(should_stop: ShouldStop) -> None:
+    if should_stop():
+        raise Stopped
+
+
 def train_link_head(
-    config: Config, tasks: Sequence[Task], units: UnitKind, seed: int
+    config: Config,
+    tasks: Sequence[Task],
+    units: UnitKind,
+    seed: int,
+    should_stop: ShouldStop = _never,
 ) -> tuple[LinkHead, dict[str, float]]:
     """The head after ``rounds`` of ``config``, and dev recall with it and by the aligner alone.
 
     Raises:
       UserError: no search came upon a gold passage.
+      Stopped: ``should_stop`` said so.
     """
     score, states, head = by_aligner, list[State](), None
     for number in range(1, config.rounds + 1):
         for task in tasks:
-            states += search_states(task, score, f"round {number}, searching")
+            states += search_states(task, score, f"round {number}, searching", should_stop)
         if not states:
             raise UserError("no search of a training question came upon a gold passage")
-        module, loss = fit(states, config, seed)
+        module, loss = fit(states, config, seed, should_stop)
         head = LinkHead(module, FEATURES, units, config.steps)
         score = head.score
     assert head is not None
-    dev = _dev(tasks, by_aligner, "aligner") | _dev(tasks, score, "linked")
-    return head, {"head_loss": loss, **dev}
+    before, after = (
+        _dev(tasks, used, name, should_stop)
+        for used, name in ((by_aligner, "aligner"), (score, "linked"))
+    )
+    return head, {"head_loss": loss, **before, **after}
 
 
-def check_settings(config: Config, train: Iterable[Question]) -> None:
-    """What can be known before hours of training.
-
-    Raises:
-      UserError: a setting of ``config`` is out of range, or no question has gold passages.
-    """
+def check_settings(config: Config) -> None:
+    """Raises UserError where a setting of ``config`` is out of range."""
     counts = ("rounds", "steps", "hidden", "epochs", "batch_size")
     check_at_least(1, config, *counts, prefix="config.head.")
     if not 0.0 <= config.hide < 1.0:
         raise UserError(f"config.head.hide={config.hide} must be at least 0 and below 1.")
+
+
+def check_questions(train: Iterable[Question]) -> None:
+    """Raises UserError where no question has gold passages, before hours of training."""
     if not any(question.supporting for question in train):
         raise UserError(
             "config.head.rounds asks for a head, which learns from gold passages (`supporting`), "
@@ -91,24 +116,43 @@ def make_task(
     kind: UnitKind,
     encoder: Encoder,
     steps: int,
+    should_stop: ShouldStop = _never,
 ) -> Task:
-    """Searches among all passages of the questions' own contexts."""
-    ids = tuple(
+    """Searches among all passages of the questions' own contexts.
+
+    Raises:
+      Stopped: ``should_stop`` said so.
+    """
+    ids = passage_ids(dataset, train, dev)
+    texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
+    passages = [dataset.corpus[id] for id in ids]
+    with bar("encoding, as passage", sum(map(len, texts))) as shown:
+        progress = _watched(shown.update, should_stop)
+        index = LinkedIndex(passages, texts, encoder, None, kind, steps=steps, progress=progress)
+    answerable = [tuple(q for q in part if q.supporting) for part in (train, dev)]
+    return Task(index, ids, *answerable)
+
+
+def passage_ids(dataset: Dataset, *questions: Sequence[Question]) -> tuple[str, ...]:
+    """Those of the questions' own contexts, each once, in their order."""
+    return tuple(
         dict.fromkeys(
             id
-            for question in (*train, *dev)
+            for question in itertools.chain(*questions)
             for id in (*(question.context or ()), *(question.supporting or ()))
             if id in dataset.corpus
         )
     )
-    texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
-    passages = [dataset.corpus[id] for id in ids]
-    with bar("encoding, as passage", sum(map(len, texts))) as shown:
-        index = LinkedIndex(
-            passages, texts, encoder, None, kind, steps=steps, progress=shown.update
-        )
-    answerable = [tuple(q for q in part if q.supporting) for part in (train, dev)]
-    return Task(index, ids, *answerable)
+
+
+def _watched(progress: Callable[[int], Any], should_stop: ShouldStop) -> Callable[[int], None]:
+    """``progress``, after which a training may stop."""
+
+    def watched(count: int) -> None:
+        progress(count)
+        _stop_if(should_stop)
+
+    return watched
 
 
 def by_aligner(features: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -116,7 +160,9 @@ def by_aligner(features: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [feature_RF[:, 0] for feature_RF in features]
 
 
-def search_states(task: Task, score: Score, label: str) -> list[State]:
+def search_states(
+    task: Task, score: Score, label: str, should_stop: ShouldStop = _never
+) -> list[State]:
     """What every step of the training questions' searches chose from, where gold was among it."""
     row = {id: place for place, id in enumerate(task.ids)}
     gold = [[row[id] for id in q.supporting or () if id in row] for q in task.train]
@@ -129,11 +175,14 @@ def search_states(task: Task, score: Score, label: str) -> list[State]:
             states.append(State(candidates.feature_RF, is_gold_R))
 
     with bar(label, len(task.train), "question") as shown:
-        task.index.explore([q.question for q in task.train], score, None, keep, shown.update)
+        progress = _watched(shown.update, should_stop)
+        task.index.explore([q.question for q in task.train], score, None, keep, progress)
     return states
 
 
-def fit(states: Sequence[State], config: Config, seed: int) -> tuple[LinkHeadModule, float]:
+def fit(
+    states: Sequence[State], config: Config, seed: int, should_stop: ShouldStop = _never
+) -> tuple[LinkHeadModule, float]:
     """A head by the likelihood of the gold candidates under a softmax over all of a step.
 
     Returns:
@@ -153,6 +202,7 @@ def fit(states: Sequence[State], config: Config, seed: int) -> tuple[LinkHeadMod
     order, key = np.random.default_rng(seed), jax.random.key(seed)
     losses = []
     for epoch in range(config.epochs):
+        _stop_if(should_stop)
         drawn = order.permutation(len(states))
         losses = []
         for number, rows in enumerate(np.array_split(drawn, num_batches)):
@@ -200,11 +250,14 @@ def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return x_SRF, is_gold_SR, there_SR
 
 
-def _dev(tasks: Sequence[Task], score: Score, name: str) -> dict[str, float]:
+def _dev(
+    tasks: Sequence[Task], score: Score, name: str, should_stop: ShouldStop
+) -> dict[str, float]:
     """Recall of the dev questions of all sets together; nothing where there are none."""
     found: dict[int, list[float]] = {k: [] for k in _KS}
+    progress = _watched(lambda count: None, should_stop)
     for index, ids, _, dev in tasks:
-        ranked = index.explore([question.question for question in dev], score)
+        ranked = index.explore([q.question for q in dev], score, progress=progress)
         for question, rows in zip(dev, ranked, strict=True):
             top, elsewhere = [ids[row] for row in rows], passages_elsewhere(question)
             for k in _KS:

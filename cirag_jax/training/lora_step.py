@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder, decoder_params, lora
+from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.decoder import DecoderConfig, LoraOptions, Params
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy
@@ -143,9 +143,9 @@ class TrainStep:
 
         ``run`` calls what is compiled, see `rehearsal`.
         """
-        total = None
+        total, adapter = None, precision.rounded(state.params, self.config.dtype, run)
         for index, batch in enumerate(batches):
-            piece = run(self._gradient, state.params, params, batch, state.key, state.step, index)
+            piece = run(self._gradient, adapter, params, batch, state.key, state.step, index)
             total = piece if total is None else run(self._add, total, piece)
             del piece  # A name would keep it beside the next one.
         if total is None:
@@ -163,10 +163,12 @@ class TrainStep:
         def found(whole, batch, key):
             adapter, params = whole
 
-            def total(adapter):
-                return loss(self.config, params, adapter, batch, self.options, key, self.chunk)
+            def total(places):
+                trained = precision.differentiated(adapter, places)
+                return loss(self.config, params, trained, batch, self.options, key, self.chunk)
 
-            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(adapter)
+            places = precision.places_of(adapter)
+            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(places)
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
         specs = (jax.sharding.PartitionSpec(), decoder_params.fsdp_specs(self.config))

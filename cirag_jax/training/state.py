@@ -32,7 +32,7 @@ _FREE = frozenset(
         "keep_checkpoints",
         "mesh",
         "profile_steps",
-        "head",  # trained anew at the end
+        "head",  # trained at the end; it has a record of its own
     }
 )
 

@@ -7,11 +7,16 @@ may combine collectives or split them, which changes their number. Prints a tabl
 one JSON object; ends with 1 where a mesh is more than 10 % off its theory.
 
     python experiments/benchmarks/scaling.py [--components=aligner,integrator] [--meshes=8x1x1]
+        [--dtype=bfloat16] [--processes=2]
+
+With ``--processes`` the devices of every mesh are shared out among so many real processes, which
+compile together; a mesh that has fewer devices is left out. In bfloat16 only the encoders' steps
+are counted, on meshes without tensor: XLA's CPU compiler exchanges activations in fp32.
 
 A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device: what an all-gather
 gives, what a reduce-scatter takes, what an all-reduce sums (of which a ring moves up to twice as
 many). ``theory`` is computed by `encoder_theory` and `adapter_theory` from shapes alone. The models
-are tiny, fp32, and all texts as long as each other.
+are tiny, in fp32 unless ``--dtype`` says otherwise, and all texts as long as each other.
 
 What a step cannot do without, with D the model's width, L layers, and A the bytes of all hidden
 states of one device's rows in a step (tokens x D x 4):
@@ -19,7 +24,8 @@ states of one device's rows in a step (tokens x D x 4):
 - data: each shard has a gradient of its own rows. Their sum is as large as the trained parameters,
   and needed once a step, however many chunks there are.
 - fsdp: each device keeps a part of the weights and computes with whole ones. The encoders' are
-  gathered once a step, and their gradient scattered once; data groups sum what is left after that.
+  gathered once a step, those of layers in the dtype of the computation, and their gradient
+  scattered once, in fp32; data groups sum what is left after that.
   An adapter's base does not fit whole: every micro-batch gathers each layer's kernels forward and
   backward, and the output layer once. The embedding table stays where it is; what was looked up is
   exchanged (A, and the tokens' ids). The adapter lies everywhere whole.
@@ -41,6 +47,8 @@ import json
 import logging
 import os
 import pathlib
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -132,14 +140,20 @@ class Mesh:
         """Of all axes."""
         return self.shards * self.tensor
 
+    @property
+    def name(self) -> str:
+        """As the command line has it."""
+        return f"{self.data}x{self.fsdp}x{self.tensor}"
+
 
 # ----------------------------------------------------------------------------------------- theory
 
 
-def encoder_theory(component: str, mesh: Mesh) -> float:
+def encoder_theory(component: str, mesh: Mesh, dtype: str) -> float:
     """Bytes that a device exchanges in a step of the aligner or the cross-encoder."""
     d, f = WIDTH, FEED_FORWARD
-    kernels = VOCABULARY * d + LAYERS * (4 * d * d + 2 * d * f)  # split over fsdp and tensor
+    rounded = LAYERS * (4 * d * d + 2 * d * f)  # to the dtype of the computation
+    kernels = VOCABULARY * d + rounded  # split over fsdp and tensor
     tables = (POSITIONS + 2) * d  # split over fsdp
     wide_biases = LAYERS * (3 * d + f)  # split over tensor
     others = 2 * d + LAYERS * 6 * d  # norms, biases of outputs
@@ -150,6 +164,7 @@ def encoder_theory(component: str, mesh: Mesh) -> float:
     numbers = 0.0
     if mesh.fsdp > 1:
         numbers += 2 * gathered + whole
+        numbers -= (1 - _ITEM_BYTES[dtype] / 4) * rounded / mesh.tensor
         if mesh.data > 1:
             numbers += gathered / mesh.fsdp
     elif mesh.data > 1:
@@ -161,9 +176,9 @@ def encoder_theory(component: str, mesh: Mesh) -> float:
     return 4 * numbers
 
 
-def adapter_theory(component: str, mesh: Mesh) -> float:
-    """Bytes that a device exchanges in a step of the integrator."""
-    del component
+def adapter_theory(component: str, mesh: Mesh, dtype: str) -> float:
+    """Bytes that a device exchanges in a step of the integrator, in fp32."""
+    del component, dtype
     d, f = WIDTH, FEED_FORWARD
     tokens = ROWS * LENGTH / mesh.shards
     numbers = 0.0
@@ -179,6 +194,7 @@ def adapter_theory(component: str, mesh: Mesh) -> float:
     return 4 * numbers
 
 
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _THEORY = {
     "aligner": encoder_theory,
     "integrator": adapter_theory,
@@ -189,13 +205,13 @@ _THEORY = {
 # --------------------------------------------------------------------------------------- programs
 
 
-def make_config(component: str, mesh: Mesh, folder: pathlib.Path) -> Any:
+def make_config(component: str, mesh: Mesh, dtype: str, folder: pathlib.Path) -> Any:
     """The component's default config with a tiny model, written to ``folder``."""
     config = importlib.import_module(f"configs.{component}").get_config()
     extend(config)
     own = _DECODER if component == "integrator" else _ENCODER
     (folder / "config.json").write_text(json.dumps({**_SHAPE, **own}))
-    config.model.spec = str(folder)
+    config.model.spec, config.model.dtype = str(folder), dtype
     if component == "cross_encoder":
         config.encoder.model = str(folder)
     config.update_from_flattened_dict(_SETTINGS[component])
@@ -203,18 +219,21 @@ def make_config(component: str, mesh: Mesh, folder: pathlib.Path) -> Any:
     return config
 
 
-def compile_step(component: str, mesh: Mesh) -> dict[str, Any]:
+def compile_step(component: str, mesh: Mesh, dtype: str = "float32") -> dict[str, Any]:
     """One row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        rehearsal = plan.rehearse(make_config(component, mesh, pathlib.Path(folder))).rehearsal
+        config = make_config(component, mesh, dtype, pathlib.Path(folder))
+        rehearsal = plan.rehearse(config).rehearsal
     exchanged = rehearsal.exchanged()
     found = sum(each.bytes for each in exchanged.values())
-    theory = _THEORY[component](component, mesh)
+    theory = _THEORY[component](component, mesh, dtype)
     within = abs(found - theory) <= ALLOWED * theory
     return {
         "component": component,
         "mesh": dataclasses.asdict(mesh),
         "devices": mesh.devices,
+        "dtype": dtype,
+        "processes": jax.process_count(),
         "collectives": {name: each._asdict() for name, each in exchanged.items()},
         "bytes": found,
         "theory_bytes": round(theory),
@@ -226,14 +245,16 @@ def compile_step(component: str, mesh: Mesh) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows in Markdown."""
-    head = ("step", "data x fsdp x tensor", "collectives", "KiB", "theory", "ratio", "within 10 %")
-    cells: list[tuple[str, ...]] = [(*head, "peak, MiB")]
+    head = ("step", "data x fsdp x tensor", "dtype", "processes", "collectives", "KiB", "theory")
+    cells: list[tuple[str, ...]] = [(*head, "ratio", "within 10 %", "peak, MiB")]
     for row in rows:
         numbers = [f"{each['number']} {name}" for name, each in sorted(row["collectives"].items())]
         cells.append(
             (
                 row["component"],
                 " x ".join(str(size) for size in row["mesh"].values()),
+                row["dtype"],
+                str(row["processes"]),
                 ", ".join(numbers) or "none",
                 f"{row['bytes'] / 2**10:,.1f}",
                 f"{row['theory_bytes'] / 2**10:,.1f}",
@@ -256,29 +277,82 @@ def _names(text: str, known: Sequence[str], flag: str) -> list[str]:
     return names
 
 
+def compile_all(
+    components: Sequence[str], meshes: Sequence[Mesh], dtype: str
+) -> list[dict[str, Any]]:
+    """All rows; each is shown as it comes."""
+    rows = []
+    for component in components:
+        for mesh in meshes:
+            rows.append(compile_step(component, mesh, dtype))
+            print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def in_processes(count: int, meshes: Sequence[Mesh], argv: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows as ``count`` processes find them, a run for all meshes of as many devices.
+
+    Raises:
+      UserError: a process failed; it said why.
+    """
+    rows = []
+    for devices in sorted({mesh.devices for mesh in meshes}):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        names = [mesh.name for mesh in meshes if mesh.devices == devices]
+        command = [sys.executable, __file__, *argv, f"--meshes={','.join(names)}"]
+        started = [
+            subprocess.Popen(
+                [*command, f"--join={address}", f"--process_id={index}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if index else None,
+                text=True,
+            )
+            for index in range(count)
+        ]
+        said = [process.communicate()[0] for process in started]
+        if any(process.returncode not in (0, 1) for process in started):
+            raise UserError(f"one of the {count} processes of {devices} devices failed")
+        rows += json.loads(said[0].splitlines()[-1])["rows"]  # after the table
+    return rows
+
+
 def main(argv: list[str]) -> int:
     """Prints the table and one JSON object; 1 where a mesh is off the theory, 2 on bad input."""
     logging.basicConfig(level=logging.WARNING)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--components", default=",".join(_THEORY), help="comma-separated")
     parser.add_argument("--meshes", default=",".join(MESHES), help="data x fsdp x tensor")
+    parser.add_argument("--dtype", default="float32", choices=tuple(_ITEM_BYTES))
+    parser.add_argument("--processes", type=int, default=1, help="that share each mesh's devices")
+    parser.add_argument("--join", help=argparse.SUPPRESS)  # address of the first of them
+    parser.add_argument("--process_id", type=int, help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
     try:
         components = _names(flags.components, list(_THEORY), "components")
         meshes = [
             Mesh(*map(int, name.split("x"))) for name in _names(flags.meshes, MESHES, "meshes")
         ]
+        if flags.dtype == "bfloat16":
+            components = [name for name in components if name != "integrator"]
+            meshes = [mesh for mesh in meshes if mesh.tensor == 1]
+        meshes = [mesh for mesh in meshes if mesh.devices % flags.processes == 0]
+        if not components or not meshes:
+            raise UserError("--components and --meshes leave nothing that can be counted so")
+        if flags.processes > 1 and not flags.join:
+            rows = in_processes(flags.processes, meshes, argv)
+        else:
+            # Of the most devices from the start: to add some, a plan would forget what is compiled.
+            most = max(mesh.devices for mesh in meshes)
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", most // flags.processes)
+            if flags.join:
+                jax.distributed.initialize(flags.join, flags.processes, flags.process_id)
+            rows = compile_all(components, meshes, flags.dtype)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    # Of the most devices from the start: to add some, a plan would forget what is compiled.
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", max(mesh.devices for mesh in meshes))
-    rows = []
-    for component in components:
-        for mesh in meshes:
-            rows.append(compile_step(component, mesh))
-            print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(rows))
     print()
     print(json.dumps({"jax": jax.__version__, "load": round(os.getloadavg()[0], 1), "rows": rows}))

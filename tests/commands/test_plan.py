@@ -178,6 +178,20 @@ def test_a_step_exchanges_what_its_shapes_ask_for(component):
     assert 1.0 <= row["ratio"] < 1.001, row
 
 
+@pytest.mark.parametrize("component", ["aligner", "cross_encoder"])
+def test_weights_are_gathered_in_the_dtype_of_the_computation(component):
+    row = scaling.compile_step(component, scaling.Mesh(1, 2, 1), "bfloat16")
+    assert 1.0 <= row["ratio"] < 1.001, row
+
+
+@pytest.mark.slow
+def test_real_processes_exchange_what_one_does(capfd):
+    flags = ["--components=cross_encoder", "--meshes=2x1x1", "--processes=2"]
+    assert scaling.main(flags) == 0
+    (row,) = json.loads(capfd.readouterr().out.splitlines()[-1])["rows"]
+    assert row["processes"] == 2 and 1.0 <= row["ratio"] < 1.001, row
+
+
 def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
     assert reader["dtype"] == "bfloat16"
     assert reader["steps"] == 100  # two epochs of rows by two
@@ -244,6 +258,14 @@ def test_collectives_of_a_loop_count_as_often_as_it_runs():
     [
         ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
         ("reader", "mesh.devices=3", "config.batch_size=2 is not a multiple of 3"),
+        # What the training refuses as well, and before the model is looked at.
+        ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' must be one of"),
+        ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),
+        (
+            "aligner",
+            "batch_size=6 mesh.devices=3 model.spec=nobody",
+            "does not divide into .* on 3",
+        ),
         ("aligner", "mesh.devices=3", "8 queries does not divide into .* on 3 devices"),
         ("aligner", "mesh.devices=3 mesh.tensor=3", "config.mesh.tensor=3 does not divide .* 4 h"),
         ("reader", "gpu=H1000", "config.gpu='H1000' must be one of null, B200, "),

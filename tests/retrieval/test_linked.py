@@ -1,5 +1,7 @@
 """Search along a question's hops: candidates, what is known of them, the head that weighs it."""
 
+import contextlib
+import itertools
 import re
 import zlib
 
@@ -18,7 +20,14 @@ from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.linked import FEATURES, GROUPS, LinkedIndex
 from cirag_jax.retrieval.links import LinkWalk
-from cirag_jax.training.link_head import Task, by_aligner, check_settings, train_link_head
+from cirag_jax.training.link_head import (
+    Stopped,
+    Task,
+    by_aligner,
+    check_questions,
+    check_settings,
+    train_link_head,
+)
 from cirag_jax.types import Dataset, Feedback, Passage, Question
 from configs import aligner, retrievers
 
@@ -187,11 +196,29 @@ def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
 )
 def test_a_head_that_cannot_be_trained_is_refused_before_its_aligner_is(fields, message):
     config = aligner.linked().head
-    check_settings(config, DATASET.questions)
+    check_settings(config)
+    check_questions(DATASET.questions)
     config.update(fields)
-    questions = DATASET.questions if fields else [Question("q", "Where?", ())]
     with pytest.raises(UserError, match=message):
-        check_settings(config, questions)
+        check_settings(config)
+        check_questions([Question("q", "Where?", ())])
+
+
+def test_a_training_stops_wherever_it_is():
+    config = aligner.linked().head
+    config.update({"epochs": 3, "batch_size": 8, "hidden": 8, "steps": 2})
+    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
+
+    def asked(limit):
+        """How often it was asked, told to stop the ``limit``-th time."""
+        times = itertools.count(1)
+        with contextlib.suppress(Stopped), jax.numpy_dtype_promotion("standard"):
+            train_link_head(config, [task], "sentence", 0, lambda: next(times) == limit)
+        return next(times) - 1
+
+    # Two rounds of a search and the epochs, and two measurements; each takes one block.
+    assert asked(0) == 2 * (1 + 3) + 2
+    assert [asked(limit) for limit in (1, 3, 10)] == [1, 3, 10]
 
 
 def test_a_head_is_not_fitted_to_nothing():

@@ -18,7 +18,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
-from cirag_jax.training import aligner, optimizers
+from cirag_jax.training import aligner, link_head, optimizers
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.training.profile import StepProfile
@@ -252,6 +252,13 @@ def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"batch_size": 4, "prefixes_per_question": 1},
+            "4 queries does not divide into .* on 8 dev",
+        ),
+        ({"data.units": "word"}, r"config\.data\.units='word' must be one of triple, sentence, p"),
+        ({"data.limit": -1}, r"config\.data\.limit=-1 must not be negative"),
+        ({"head.rounds": 1, "head.steps": 0}, r"config\.head\.steps=0 must be at least 1"),
         ({"temperature": -0.05}, r"config\.temperature=-0\.05 must be above 0"),
         ({"prefixes_per_question": 0}, r"config\.prefixes_per_question=0 must be at least 1"),
         ({"batch_size": -5}, r"config\.batch_size=-5 must be at least 1"),
@@ -296,6 +303,32 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
     # Nothing is measured: none is refused.
     changes = {"best_metric": "dev/ndcg", "dev.split": "null", "dev.questions": 0, "num_steps": 1}
     assert aligner.train_and_evaluate(_config(folders, **changes), tmp_path)["best_step"] is None
+
+
+def test_a_finished_head_is_kept_and_another_is_trained_anew(
+    folders, tmp_path, one_device, monkeypatch
+):
+    fitted, fit = [], link_head.fit
+    monkeypatch.setattr(link_head, "fit", lambda *args: (fitted.append(1), fit(*args))[1])
+    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
+
+    def train(**more):
+        config = _config(folders, **changes, **{"head.epochs": 2, **more})
+        result = aligner.train_and_evaluate(config, tmp_path)
+        return {name: value for name, value in result.items() if name != "seconds"}
+
+    stopped = train(stop_after_minutes=1e-9)  # The one step, and no head.
+    assert not stopped["complete"] and not fitted
+    assert not list(tmp_path.glob("*link_head*"))
+    first = train()
+    assert first["complete"] and first["head_loss"] > 0 and fitted == [1]
+    file = tmp_path / "link_head.safetensors"
+    before = file.read_bytes()
+    assert train() == first and fitted == [1]
+    assert file.read_bytes() == before
+    assert train(**{"head.epochs": 3}) != first and fitted == [1, 1]
+    file.write_bytes(before[:40])
+    assert train() == first and fitted == [1, 1, 1]
 
 
 @pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one

@@ -59,13 +59,13 @@ def _config(folders, **changes):
     return load_config(str(_ROOT / "configs/cross_encoder.py"), _overrides(folders, **changes))
 
 
-def _step(folders, mesh, repeats=1, **changes):
+def _step(folders, mesh, repeats=1, dtype="float32", **changes):
     config = _config(folders, **changes)
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
     unmined = cross_encoder.unmined_targets(config, dataset, questions)
     targets = cross_encoder.mine_targets(config, unmined, open_encoder_for(config.encoder))
-    model = load_cross_encoder(config.model.spec, mesh=mesh, new_head=0, max_length=64)
+    model = load_cross_encoder(config.model.spec, mesh=mesh, new_head=0, max_length=64, dtype=dtype)
     sampling = data_lib.Sampling(6, 2, 1, 2, 0)
     pairs = data_lib.pairs_of_step(targets, 0, sampling)
     batch = cross_encoder.make_batch(config, model, pairs, mesh)
@@ -114,6 +114,14 @@ def test_a_step_is_the_same_on_a_mesh(folders, alone, shape):
     *_, sharded = _step(folders, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
         np.testing.assert_allclose(sharded[name], wanted[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_step_with_rounded_weights_is_that_with_fp32_ones(folders):
+    """Without ``model.dtype`` each use of a weight rounds it: `_step` gives the model its own."""
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    _, _, wanted = _step(folders, mesh, dtype="bfloat16")
+    _, _, rounded = _step(folders, mesh, dtype="bfloat16", **{"model.dtype": "bfloat16"})
+    assert rounded == wanted
 
 
 def test_steps_learn_a_batch_by_heart(folders):

@@ -1,6 +1,8 @@
+import collections
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +138,46 @@ def test_a_chunk_that_is_kept_holds_no_parameters(scanned, devices):
         _, pull = jax.eval_shape(gradient_cache._embed_and_keep, *arguments)
     kernels = {x.size for x in jax.tree.leaves(params) if x.size > 500}
     assert len(kernels) > 3 and not [x for x in jax.tree.leaves(pull) if x.size in kernels]
+
+
+@pytest.mark.parametrize(("scanned", "keep_bytes"), [(False, 0.0), (True, math.inf)])
+def test_weights_are_rounded_once_a_step_and_gradients_are_not(scanned, keep_bytes):
+    """Each use would else round them again, in both passes of every chunk."""
+    config = dataclasses.replace(
+        CONFIG, num_layers=2, d_ff=40, dtype="bfloat16", scan_layers=scanned
+    )
+    graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    length = 24  # Of no kernel's dimensions.
+    batch = _batch(bucket_lengths=(length,), chunk_tokens=20 * length)
+    batch = aligner.place_batch(batch, mesh)
+    kernels = [(16, 3, 4, 4), (4, 4, 16), (16, 40), (40, 16)]
+
+    def step(dtype):
+        rounds = collections.Counter()
+
+        def run(function, *arguments):
+            if hasattr(function, "lower"):
+                text = function.lower(*arguments).as_text()
+                for dims in re.findall(r"convert .*\(tensor<([\dx]+)xf32>\) -> .*xbf16>", text):
+                    shape = tuple(map(int, dims.split("x")))
+                    rounds[function.__name__] += any(shape[-len(k) :] == k for k in kernels)
+            return function(*arguments)
+
+        loss, _, gradient = gradient_cache.loss_and_gradient(
+            graphdef, params, batch, temperature=0.1, width=16, dtype=dtype, keep_bytes=keep_bytes,
+            run=run,
+        )  # fmt: skip
+        return loss, gradient, +rounds
+
+    loss, gradient, rounds = step("bfloat16")
+    assert rounds == {"_round": len(kernels) * (1 if scanned else 2)}
+    wanted, wanted_gradient, rounds = step("float32")  # Weights as they are: each use rounds.
+    assert rounds.total() >= 4 * len(kernels) and "_round" not in rounds
+    assert loss == wanted
+    for x, y in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
+        assert x.dtype == jnp.float32 and x.any()
+        np.testing.assert_array_equal(x, y)
 
 
 def test_the_second_forward_pass_replays_dropout():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder_params, lora
+from cirag_jax.models import decoder_params, lora, precision
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
@@ -200,6 +200,38 @@ def test_dropout_follows_step_and_micro_batch_and_evaluation_has_none(tmp_path):
     assert values[0] == values[1] and values[0] not in losses
     plain = torch_step(run.peft(), [batch()])
     assert values[0] / plain["tokens"] == pytest.approx(plain["loss"], rel=1e-6)
+
+
+def test_an_adapter_that_is_rounded_once_a_step_trains_as_before(monkeypatch):
+    config = decoder.DecoderConfig(
+        320, 32, 2, 4, 2, 8, 48, dtype="bfloat16", param_dtype="bfloat16", remat="projections"
+    )
+    mesh, tx = sharding.make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
+    params = decoder_params.to_params(decoder_params.random_state(config))
+    adapter = jax.tree.map(lambda x: x + 0.1, lora.init_adapter(config, LORA))
+    placed = [lora_step.place_batch(batch(seed=seed), mesh) for seed in range(2)]
+
+    def trained():
+        """The adapter after a step, its metrics, and the dtypes that a micro-batch is given."""
+        state = make_state(adapter, tx, 0, mesh)
+        step, dtypes = lora_step.TrainStep(config, LORA, tx, state, mesh, chunk=16), set()
+
+        def run(function, *arguments):
+            if function is step._gradient:
+                dtypes.update(str(leaf.dtype) for leaf in jax.tree.leaves(arguments[0]))
+            return function(*arguments)
+
+        with jax.set_mesh(mesh):
+            state, metrics = step(state, params, placed, run)
+        return jax.tree.map(np.asarray, (lora.to_adapter(state.params), metrics)), dtypes
+
+    found, dtypes = trained()
+    assert dtypes == {"bfloat16"}
+    monkeypatch.setattr(precision, "rounded", lambda params, dtype, run: params)
+    wanted, dtypes = trained()  # Each use rounds.
+    assert dtypes == {"float32"}
+    assert found[1]["gradient_norm"] > 0
+    assert_close(found, wanted, 0)
 
 
 def test_without_counting_tokens_only_decay_moves_the_adapter(run):
