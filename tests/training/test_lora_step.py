@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder_params, lora, precision
+from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
