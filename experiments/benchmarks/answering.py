@@ -38,8 +38,23 @@ Results
     together              16       5.26   3.41   3.28      1126      587        71      0
     no reuse               4       9.41   1.90   1.72      1656        0        60      0
 
-  ``no reuse`` of ``cirag`` and the other methods: not run. Overhead: 0.092 ms a request (beside
-  other work).
+  ``kirag``, ``c2rag``, ``dualrag``, likewise beside tests, which got little of the cores;
+  2026-11-26, ``--questions 12 --serial 1``, commit 6312e05; no answer differs. One question is a
+  small sample:
+
+    kirag    transformers           1      23.40   1.00   1.00      3339        0       234      0
+             one at a time          1      14.07   1.66   1.78      1908     1431       234      0
+             together              12      10.08   2.32   4.12      2059     1621       240      0
+    c2rag    transformers           1      14.53   1.00   1.00      1088        0       134      0
+             one at a time          1      15.03   0.97   1.43      1085        3       134      0
+             together              12       5.61   2.59   4.97       390      642       117      0
+             no reuse               3      11.24   1.29   2.13       949        0       120      0
+    dualrag  transformers           1      23.21   1.00   1.00      3623        0       212      0
+             one at a time          1      14.69   1.58   2.04      2091     1532       212      0
+             together              12       8.91   2.61   3.96      1140     2521       244      0
+
+  ``no reuse`` of ``cirag``, ``kirag`` and ``dualrag``: not run. Overhead: 0.092 ms a request
+  (beside other work).
   GPU: not measured (no device at hand).
 """
 
