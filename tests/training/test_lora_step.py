@@ -254,6 +254,7 @@ def test_a_gradient_that_was_added_is_let_go_before_the_next():
         pass
 
     step: Any = object.__new__(lora_step.TrainStep)
+    step.config = types.SimpleNamespace(dtype="float32")
     step._gradient, step._add, step._apply = "gradient", "add", "apply"
     made, alive = [], []
 
