@@ -314,9 +314,10 @@ class Engine:
         with self._lane_cache(lane.length) as cache:
             slots: list[Row | None] = [None] * self._batch(lane.length)
             while True:
+                has_more = True  # Asked once where there is nothing, not for every free row.
                 for number, slot in enumerate(slots):
-                    if slot is None and not queue:
-                        refill(sum(slot is not None for slot in slots))
+                    if slot is None and not queue and has_more:
+                        has_more = refill(sum(slot is not None for slot in slots))
                     if slot is None and queue:
                         slots[number] = row = queue.popleft()
                         row.started = time.perf_counter()
