@@ -1,5 +1,7 @@
 """What answers requests: searches, triples, ranking, and a real (tiny) language model."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
@@ -350,6 +352,34 @@ def test_calls_that_come_while_others_are_answered(engine, tmp_path):
     assert isinstance(found[3], RequestError) and str(found[3]) == str(expected[3])
     assert found[1].logprobs == expected[1].logprobs and found[2].text == known.text
     assert [found[i].text for i in (0, 4)] == [expected[i].text for i in (0, 4)]
+
+
+def test_calls_that_are_all_cached_are_no_end(engine, tmp_path):
+    """A backend that has nothing left asks once more, and then stops: it must hear of the next."""
+    cache = ResponseCache(tmp_path / "cache")
+    known, other = say(WORDS[1]), say(WORDS[2])
+    ask(GenerateHandler(engine, {"reader": 6}, cache=cache), known)
+    waves, came = [[known], [known], [other]], []
+
+    class Backend:
+        takes_more = True
+
+        def generate(self, requests, progress, done, more):
+            came.extend(more())
+            return engine.generate([*requests, *came], progress, done)
+
+    handler = GenerateHandler(cast(Any, Backend()), {"reader": 6}, cache=cache)
+    calls, found = [Call(Key("p", 0), say(WORDS[0]))], {}
+
+    def more():
+        new = [Call(Key(f"p{len(waves)}", 0), request) for request in waves.pop(0)]
+        calls.extend(new)
+        return new
+
+    handler(calls[:], found.__setitem__, lambda: more() if waves else [])
+    cache.close()
+    assert [request.messages for request in came] == [other.messages]
+    assert sorted(found) == list(range(4))
 
 
 def test_errors_are_not_cached(engine, tmp_path):
