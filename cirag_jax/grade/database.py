@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cirag_jax.datasets.chunks import ChunkSettings, spans
+from cirag_jax.errors import UserError
 from cirag_jax.grade.records import Document
 from cirag_jax.types import Passage
 
@@ -30,8 +31,24 @@ def _passage(document: Document, number: int, span: range, count: int) -> Chunk:
     return Chunk(Passage(name, document.title, " ".join(sentences), sentences), document.id, span)
 
 
+def _by_id(chunks: Iterable[Chunk]) -> dict[str, Passage]:
+    found: dict[str, Chunk] = {}
+    for one in chunks:
+        other = found.setdefault(one.passage.id, one)
+        if other is not one:
+            raise UserError(
+                f"the documents {other.document!r} and {one.document!r} both have a chunk "
+                f"{one.passage.id!r}; give one of them another id."
+            )
+    return {name: one.passage for name, one in found.items()}
+
+
 class Database:
-    """The chunks of documents, and where in them a sentence of a document stands."""
+    """The chunks of documents, and where in them a sentence of a document stands.
+
+    Raises:
+      UserError: two chunks have one id, for a document may be called as the part of another.
+    """
 
     def __init__(self, documents: Iterable[Document], settings: ChunkSettings):
         self.chunks = tuple(c for document in documents for c in chunk(document, settings))
@@ -39,7 +56,7 @@ class Database:
         for one in self.chunks:
             for sentence in one.sentences:
                 self._holding.setdefault((one.document, sentence), []).append(one)
-        self.passages: Mapping[str, Passage] = {c.passage.id: c.passage for c in self.chunks}
+        self.passages: Mapping[str, Passage] = _by_id(self.chunks)
 
     def places(self, document: str, sentence: int) -> list[Place]:
         """The chunks that hold a sentence, with its place in each."""

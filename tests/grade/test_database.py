@@ -1,6 +1,9 @@
 """Where evidence stands in the database."""
 
+import pytest
+
 from cirag_jax.datasets.chunks import ChunkSettings
+from cirag_jax.errors import UserError
 from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Document
 
@@ -16,3 +19,10 @@ def test_evidence_takes_few_chunks_and_counts_sentences_in_them():
     assert database.evidence([("d", 2), ("d", 4), ("e", 0)]) == (("d@2", 0), ("d@2", 2), ("e", 0))
     assert database.evidence([("d", 2), ("d", 2)]) == (("d@1", 2),)
     assert database.passages["d@2"].sentences == document(*[4] * 6).sentences[2:5]
+
+
+def test_a_document_that_is_called_as_a_chunk_of_another_is_refused():
+    found = [document(*[4] * 6, name="a"), document(4, name="a@4"), document(4, name="a@2")]
+    with pytest.raises(UserError, match="documents 'a' and 'a@2' both have a chunk 'a@2'; give"):
+        Database(found, ChunkSettings(4, 12, 4))
+    assert len(Database(found[:2], ChunkSettings(4, 12, 4)).passages) == 4
