@@ -47,8 +47,13 @@ class PathSettings:
             raise UserError("config.paths.hops must be numbers of at least 1.")
 
 
-def node_paths(edges: Iterable[Edge], settings: PathSettings) -> Iterator[Nodes]:
-    """The nodes of all paths of the lengths wanted, in an order that the edges' order decides."""
+def node_paths(
+    edges: Iterable[Edge], settings: PathSettings, cut: list[str] | None = None
+) -> Iterator[Nodes]:
+    """The nodes of all paths of the lengths wanted, in an order that the edges' order decides.
+
+    ``cut`` gets the nodes from which more paths lead than ``settings.most_per_source``.
+    """
     networkx = extra("networkx")
     found = networkx.DiGraph()
     found.add_edges_from((edge.head, edge.tail) for edge in edges)
@@ -59,6 +64,8 @@ def node_paths(edges: Iterable[Edge], settings: PathSettings) -> Iterator[Nodes]
         for nodes in itertools.islice(paths, settings.most_per_source or None):
             if len(nodes) - 1 in wanted:
                 yield nodes
+        if cut is not None and next(paths, None) is not None:
+            cut.append(source)
 
 
 def _shortest(networkx: Any, graph: Any, source: str, most: int) -> Iterator[Nodes]:
@@ -84,11 +91,15 @@ def _simple(networkx: Any, graph: Any, source: str, most: int) -> Iterator[Nodes
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """Paths in the order of their lengths, and why candidates were passed over -> how many."""
+    """Paths in the order of their lengths, and why candidates were passed over -> how many.
+
+    ``cut_sources`` is the number of nodes of which not all paths were looked at.
+    """
 
     paths: tuple[Path, ...]
     candidates: dict[int, int]
     reasons: dict[int, dict[str, int]]
+    cut_sources: int
 
 
 def draw(
@@ -108,7 +119,8 @@ def draw(
     rng = np.random.default_rng(settings.seed)
     held: dict[int, list[Nodes]] = {hops: [] for hops in settings.hops}
     seen: collections.Counter[int] = collections.Counter()
-    for nodes in node_paths(edges, settings):
+    cut: list[str] = []
+    for nodes in node_paths(edges, settings, cut):
         _hold(held[len(nodes) - 1], nodes, seen, settings.most_candidates, rng)
     between: dict[tuple[str, str], list[Edge]] = collections.defaultdict(list)
     for edge in edges:
@@ -143,7 +155,8 @@ def draw(
                 starts[start] += 1
                 ends[end] += 1
         reasons[hops] = dict(why)
-    return Drawn(tuple(paths), {hops: seen[hops] for hops in settings.hops}, reasons)
+    counts = {hops: seen[hops] for hops in settings.hops}
+    return Drawn(tuple(paths), counts, reasons, len(cut))
 
 
 def _hold(

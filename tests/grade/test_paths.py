@@ -78,6 +78,18 @@ def test_what_starts_or_ends_too_often_is_passed_over():
     assert len(drawn.paths) == 2 and drawn.reasons == {2: {"start_used_up": 7}}
 
 
+@pytest.mark.parametrize("kind", ["shortest", "simple"])
+def test_nodes_of_which_not_all_paths_are_looked_at_are_counted(kind):
+    """From ``a`` six paths lead, of one edge or two, from ``b`` five."""
+    edges = edges_of(("a", "b"), *(("b", f"e{i}") for i in range(5)))
+    for most, wanted in ((4, 2), (5, 1), (6, 0), (0, 0)):
+        settings = PathSettings(kind=kind, hops=(2,), per_hop=0, most_per_source=most)
+        drawn = paths.draw(edges, settings)
+        assert drawn.cut_sources == wanted
+        # The nearest node comes first, where paths are shortest.
+        assert kind == "simple" or drawn.candidates == {2: min(most or 6, 6) - 1}
+
+
 def test_the_draw_is_fixed_by_its_seed_and_keeps_its_number():
     settings = PathSettings(hops=(2,), per_hop=5)
     first = paths.draw(star(60), settings)

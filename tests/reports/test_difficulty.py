@@ -1,5 +1,7 @@
 """Heat maps of the difficulty matrix: axes, colours, what is written in the cells."""
 
+import matplotlib
+import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib import colors
@@ -58,6 +60,31 @@ def test_colours_are_told_apart_without_red_and_green(drawn):
     assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("PuOr", -40, 40)
     assert figure.axes[1].get_ylabel() == "error, points"
     assert [text.get_text() for text in figure.axes[0].texts][:2] == ["-40\nn=5", "+0\nn=5"]
+
+
+@pytest.mark.parametrize(("signed", "name"), [(False, "cividis"), (True, "PuOr")])
+def test_the_picture_has_the_colour_of_its_value_in_every_cell(signed, name, drawn, tmp_path):
+    """Hops go down and quartiles to the right, so that no two cells can be taken for each other."""
+    value = {(row, column): (4 * row + column) / 15 for row in range(4) for column in range(4)}
+    matrix = {
+        hop: [cell(value[row, column] - 0.5 * signed) for column in range(4)]
+        for row, hop in enumerate((2, 3, 4, 5))
+    }
+    matrix[3][2] = missing("no question")
+    figure = drawn({"a": matrix}, "error", signed=signed)
+    figures.save(figure, tmp_path, "matrix")
+    found = matplotlib.image.imread(tmp_path / "matrix.png")
+    height, width, _ = found.shape
+    panel = figure.axes[0].get_position()
+    for (row, column), place in value.items():
+        # Beside the words in its middle: an eighth of the cell from its left edge.
+        x = panel.x0 + (column + 1 / 8) / 4 * panel.width
+        y = panel.y1 - (row + 1 / 2) / 4 * panel.height
+        seen = found[round((1 - y) * height), round(x * width), :3]
+        wanted = matplotlib.colormaps[name](place)[:3]
+        if (row, column) == (1, 2):
+            wanted = colors.to_rgb("#e6e6e6")
+        assert list(seen) == pytest.approx(wanted, abs=1 / 255), (row, column)
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -21,6 +21,7 @@ from tests.reports import made_up
 from tests.reports.made_up import HOSTILE, OWN, PREDICTION, blocks
 
 TEXTS = "[...document.querySelectorAll('{}')].map(n => n.textContent)"
+LOADED = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"  # of every picture
 
 
 def workdir(root, name, pairs, **more):
@@ -152,7 +153,7 @@ def test_one_run_has_its_trace_as_before(made, tmp_path):
     assert "of the first seed" in (tmp_path / "d" / "index.html").read_text("utf-8")
 
 
-def test_difficulty_is_shown_where_it_was_measured(made, tmp_path, monkeypatch):
+def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeypatch):
     questions = [
         dataclasses.replace(q, supporting=("p-bay",), supporting_sentences=None, hops=3)
         for q, _ in made_up.many(4)
@@ -182,6 +183,10 @@ def test_difficulty_is_shown_where_it_was_measured(made, tmp_path, monkeypatch):
     text = (tmp_path / "out" / "index.html").read_text("utf-8")
     assert text.count("data:image/svg+xml") == 4  # two more: of each run, of their difference
     assert '<a href="#difficulty">' in text and "cirag: error 0.0 % of 4 questions" in text
+    page.open(tmp_path / "out" / "index.html")
+    assert page.evaluate(LOADED) == [True] * 4
+    assert page.requests() == [(tmp_path / "out" / "index.html").as_uri(), *pictures_of(page)]
+    assert len(pictures_of(page)) == 4 and page.complaints() == []
 
     def refused(message):
         with pytest.raises(UserError, match=message):
@@ -267,8 +272,7 @@ def test_every_answer_leads_to_its_question_in_its_run_s_trace(page, shown):
     ]
     shares = page.evaluate(TEXTS.format("#answers .share"))
     assert shares == ["75.0 % right", "50.0 % right", "50.0 % right"]
-    pictures = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"
-    assert page.evaluate(pictures) == [True, True]
+    assert page.evaluate(LOADED) == [True, True]
     assert page.requests() == [(out / "index.html").resolve().as_uri(), *pictures_of(page)]
     assert page.complaints() == []
     row = "#answers tbody tr:nth-child(2)"
@@ -348,8 +352,7 @@ def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
     assert page.text("#scores tbody tr:nth-child(2) td") == names[1].replace(
         "\u202e\x1b", "\\u202e\\x1b"
     )
-    pictures = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"
-    assert page.evaluate(pictures) == [True, True]
+    assert page.evaluate(LOADED) == [True, True]
     assert page.count("#page :is(script, svg, iframe, meta, link, object)") == 0
     assert page.evaluate("[document.title, typeof window.owned]") == [
         f"</title><script>{OWN}</script>", "undefined",
