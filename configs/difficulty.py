@@ -49,6 +49,7 @@ def get_config() -> Any:
     config.chunks = config_words.block_of(ChunkSettings())
     # A gold passage counts as retrieved among the first K of a run's; 0: wherever it stands.
     config.retrieved_at = 0
+    config.least_in_cell = 1  # Cells of fewer questions are n/a, and no points of correlations.
     config.encoder = retrievers.encoder()
     config.bootstrap_samples = 10_000  # Resamples of the intervals.
     config.seed = 0  # Of what is drawn, and of the resamples.

@@ -16,7 +16,7 @@ from cirag_jax.commands.judge import FILE as JUDGEMENTS
 from cirag_jax.datasets import load
 from cirag_jax.datasets.articles import UNITS, Articles
 from cirag_jax.datasets.chunks import ChunkSettings
-from cirag_jax.datasets.records import decode, read_lines
+from cirag_jax.datasets.records import decode, field_error, read_lines
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers, difficulty
 from cirag_jax.evaluation.difficulty import AGGREGATES, Graded
@@ -34,7 +34,7 @@ QUESTIONS = "difficulty.jsonl"
 _GIVE = "name the run's dataset by --config.data.dir=FOLDER"
 _RECORDED = (
     "score", "judgements", "profile", "aggregate", "power", "unit", "retrieved_at",
-    "bootstrap_samples", "seed",
+    "least_in_cell", "bootstrap_samples", "seed",
 )  # fmt: skip
 
 HowOften = tuple[int, int]
@@ -50,11 +50,21 @@ class Row(msgspec.Struct):
 
 
 class Judgement(msgspec.Struct):
-    """What is used of a line of ``judgements.jsonl``."""
+    """What is used of a line of ``judgements.jsonl``.
+
+    ``judged`` is the text; ``answer`` the short one, where that was read from the text.
+    """
 
     id: Filled
     system: str
+    judged: str | None
+    answer: str | None = None
     judge: bool | None = None
+
+    def is_about(self, answer: str) -> bool:
+        """Whether it judges the response that gave this short answer, if anything."""
+        own = self.judged if self.answer is None else self.answer
+        return self.judged is None or own is None or own.strip() == answer.strip()
 
 
 class _Data(msgspec.Struct):
@@ -96,6 +106,20 @@ class Judged(NamedTuple):
     errors: Ratio
     whose: Sequence[str] | None
     left_out: Mapping[str, int]
+
+
+class _How(NamedTuple):
+    """How the figures are made.
+
+    Attributes:
+      aggregate: of the columns.
+      least: questions of a cell that is no n/a.
+      often: resamples and seed of the intervals.
+    """
+
+    aggregate: str
+    least: int
+    often: HowOften
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -145,15 +169,13 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     judged = {
         run.name: _judged(config, run, known, articles, questions, judgements) for run in runs
     }
-    chosen, how_often = graded[config.aggregate], (config.bootstrap_samples, config.seed)
+    how = _How(config.aggregate, config.least_in_cell, (config.bootstrap_samples, config.seed))
     result = {
         "num_questions": len(questions),
         "left_out": left_out,
-        "hops": {hop: _hop(chosen, hop) for hop in chosen.hops},
-        "systems": {
-            name: _system(one, graded, config.aggregate, how_often) for name, one in judged.items()
-        },
-        "differences": _differences(judged, chosen, how_often),
+        "hops": {hop: _hop(graded[how.aggregate], hop) for hop in graded[how.aggregate].hops},
+        "systems": {name: _system(one, graded, how) for name, one in judged.items()},
+        "differences": _differences(judged, graded[how.aggregate], how),
         "settings": {
             "runs": {run.name: run.folder for run in runs},
             "data": dataset.name,
@@ -168,7 +190,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _check(config: Config) -> None:
-    check_at_least(1, config, "bootstrap_samples")
+    check_at_least(1, config, "bootstrap_samples", "least_in_cell")
     check_at_least(0, config, "retrieved_at")
     answers.check_profile(config.profile)
     options = {"score": METRICS, "aggregate": AGGREGATES, "unit": UNITS}
@@ -193,12 +215,17 @@ def _read(name: str, folder: pathlib.Path) -> Run:
     return Run(name, folder, rows)
 
 
-def _judgements(folder: str, runs: Sequence[Run]) -> dict[tuple[str, str], bool | None]:
-    """By run and question whether the judge found the answer right; None: it gave no verdict."""
+def _judgements(folder: str, runs: Sequence[Run]) -> dict[tuple[str, str], Judgement]:
+    """What the judge said, by run and question."""
     file = pathlib.Path(folder).expanduser() / JUDGEMENTS
     if not file.is_file():
         raise UserError(f"{folder} is no workdir of configs/judge.py: it has no {JUDGEMENTS}.")
-    found = {(row.system, row.id): row.judge for _, row in read_lines(file, Judgement)}
+    found: dict[tuple[str, str], Judgement] = {}
+    for place, row in read_lines(file, Judgement):
+        if (row.system, row.id) in found:
+            told = f"repeats the verdict about {row.id!r} of the run {row.system!r}"
+            raise field_error(place, "id", told)
+        found[row.system, row.id] = row
     judged = {system for system, _ in found}
     for run in runs:
         if run.name not in judged:
@@ -288,7 +315,7 @@ def _judged(
     known: Collection[str],
     articles: Articles,
     questions: Sequence[Question],
-    judgements: Mapping[tuple[str, str], bool | None] | None,
+    judgements: Mapping[tuple[str, str], Judgement] | None,
 ) -> Judged:
     """``known``: ids of all questions of the dataset; ``judgements``: as `_judgements`."""
     left_out: collections.Counter[str] = collections.Counter(
@@ -300,8 +327,7 @@ def _judged(
         rows = run.rows.get(question.id, ())
         reason, verdict = _why_not(rows), None
         if reason is None and judgements is not None:
-            verdict = judgements.get((run.name, question.id))
-            reason = "no verdict" if verdict is None else None
+            verdict, reason = _verdict(rows[0], judgements.get((run.name, question.id)))
         if reason:
             left_out[reason] += 1
         errors.append(None if reason else 1 - _score(config, rows[0], question, verdict))
@@ -318,6 +344,17 @@ def _why_not(rows: Sequence[Row]) -> str | None:
     if len(rows) > 1:
         return "more than one prediction"
     return NOT_ANSWERED if rows[0].error == NOT_ANSWERED else None
+
+
+def _verdict(row: Row, found: Judgement | None) -> tuple[bool | None, str | None]:
+    """What the judge said of a prediction, or why it does not count; what failed needs none."""
+    if row.error is not None:
+        return None, None
+    if found is not None and not found.is_about(row.answer):
+        return None, "another answer was judged"
+    if found is None or found.judge is None:
+        return None, "no verdict"
+    return found.judge, None
 
 
 def _score(config: Config, row: Row, question: Question, verdict: bool | None) -> float:
@@ -343,28 +380,28 @@ def _hop(graded: Graded, hop: int) -> dict[str, Any]:
     return {"num_questions": count, "edges": graded.edges[hop]}
 
 
-def _system(
-    one: Judged, graded: Mapping[str, Graded], chosen: str, how_often: HowOften
-) -> dict[str, Any]:
-    axes = graded[chosen]
+def _system(one: Judged, graded: Mapping[str, Graded], how: _How) -> dict[str, Any]:
+    axes = graded[how.aggregate]
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
-        found = difficulty.error_rate(one.errors, rows, *how_often)
+        found = difficulty.error_rate(one.errors, rows, *how.often)
         if one.whose is not None:
             found["errors"] = difficulty.blame(one.errors, one.whose, rows)
         return found
 
-    correlations = {how: difficulty.correlations(own, one.errors) for how, own in graded.items()}
+    correlations = {
+        name: difficulty.correlations(own, one.errors, how.least) for name, own in graded.items()
+    }
     everyone = np.arange(len(axes.hops_Q))
     return {
-        "error": difficulty.error_rate(one.errors, everyone, *how_often),
+        "error": difficulty.error_rate(one.errors, everyone, *how.often),
         "left_out": one.left_out,
         "by_hops": {hop: measure(axes.cell(hop)) for hop in axes.hops},
-        "matrix": difficulty.matrix(axes, measure),
-        "failures": _failures(one, how_often),
+        "matrix": difficulty.matrix(axes, measure, how.least),
+        "failures": _failures(one, how.often),
         "correlations": correlations,
         "strongest": difficulty.strongest(
-            {how: own["mean"]["value"] for how, own in correlations.items()}
+            {name: own["mean"]["value"] for name, own in correlations.items()}
         ),
     }
 
@@ -375,19 +412,17 @@ def _failures(one: Judged, how_often: HowOften) -> dict[str, Any]:
     return difficulty.failures(one.errors, one.whose, *how_often)
 
 
-def _differences(
-    judged: Mapping[str, Judged], graded: Graded, how_often: HowOften
-) -> dict[str, Any]:
+def _differences(judged: Mapping[str, Judged], graded: Graded, how: _How) -> dict[str, Any]:
     found = {}
     for (first, a), (second, b) in itertools.combinations(judged.items(), 2):
 
         def measure(rows: np.ndarray, a: Judged = a, b: Judged = b) -> dict[str, Any]:
-            return difficulty.error_difference(a.errors, b.errors, rows, *how_often)
+            return difficulty.error_difference(a.errors, b.errors, rows, *how.often)
 
         found[f"{first}-{second}"] = {
             "error": measure(np.arange(len(graded.hops_Q))),
             "by_hops": {hop: measure(graded.cell(hop)) for hop in graded.hops},
-            "matrix": difficulty.matrix(graded, measure),
+            "matrix": difficulty.matrix(graded, measure, how.least),
         }
     return found
 

@@ -273,10 +273,11 @@ def _rows(
             "question": question.question,
             "gold": question.answers,
             "judged": text,
-            **{name: found[i][place] for name, found in verdicts.items()},
+            "answer": found.answer if found else "",
+            **{name: own[i][place] for name, own in verdicts.items()},
         }
         for i, one in enumerate(given)
-        for place, ((question, _), text) in enumerate(zip(one.answered, one.texts, strict=True))
+        for place, ((question, found), text) in enumerate(zip(one.answered, one.texts, strict=True))
     ]
 
 

@@ -125,20 +125,33 @@ def grade(hops: Sequence[int], difficulties: Sequence[float]) -> Graded:
     return Graded(hops_Q, difficulty_Q, bin_Q, edges, reasons)
 
 
-def matrix(graded: Graded, measure: Callable[[np.ndarray], Values]) -> dict[int, list[Values]]:
+def matrix(
+    graded: Graded, measure: Callable[[np.ndarray], Values], least: int = 1
+) -> dict[int, list[Values]]:
     """Hop -> its four cells, from low to high D_r.
 
-    ``measure`` gets the places of a cell's questions; without quartiles a cell has a reason alone.
+    Args:
+      graded: the questions.
+      measure: gets the places of a cell's questions; without quartiles a cell has a reason alone.
+      least: questions that must count in a cell, else it has a reason in place of its value.
     """
     return {
         hop: [
             missing(graded.reasons[hop])
             if hop in graded.reasons
-            else measure(graded.cell(hop, column))
+            else _of_enough(measure(graded.cell(hop, column)), least)
             for column in range(NUM_BINS)
         ]
         for hop in graded.hops
     }
+
+
+def _of_enough(found: Values, least: int) -> Values:
+    count = found["num_questions"]
+    if not 0 < count < least:
+        return found
+    rest = {name: value for name, value in found.items() if name not in ("value", "low", "high")}
+    return missing(f"fewer than {least} questions ({count})", **rest)
 
 
 def missing(reason: str, **values: Any) -> Values:
@@ -207,17 +220,22 @@ def correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray
     }
 
 
-def correlations(graded: Graded, errors: Ratio) -> Values:
+def correlations(graded: Graded, errors: Ratio, least: int = 1) -> Values:
     """How the error grows with the difficulty.
+
+    Args:
+      graded: the questions.
+      errors: as of `error_rate`.
+      least: as of `matrix`; smaller cells are no points.
 
     Returns:
       ``bins``: hop -> r of the mean D_r of a quartile with its error rate, over the quartiles that
       hold questions (Table 1); ``mean``: the mean of these (Table 3). ``questions``: hop -> r of
       D_r with the error over single questions, and ``all`` of them. ``hops``: r of the number of
       hops with the error, over questions. ``diagonal``: r of the place on the matrix's diagonal
-      with the error rate there.
+      with the error rate there, of the four lowest numbers of hops that there are.
     """
-    bins = {hop: _over_bins(graded, errors, hop) for hop in graded.hops}
+    bins = {hop: _over_bins(graded, errors, hop, least) for hop in graded.hops}
     rows = {str(hop): _counted(errors, graded.cell(hop)) for hop in graded.hops}
     rows["all"] = _counted(errors, np.arange(len(graded.hops_Q)))
     everyone = rows["all"]
@@ -229,7 +247,7 @@ def correlations(graded: Graded, errors: Ratio) -> Values:
             for name, own in rows.items()
         },
         "hops": correlation(graded.hops_Q[everyone], errors.top_Q[everyone]),
-        "diagonal": _diagonal(graded, errors),
+        "diagonal": _diagonal(graded, errors, least),
     }
 
 
@@ -255,21 +273,21 @@ def _rate(errors: Ratio, rows: np.ndarray) -> float:
     return float(errors.top_Q[rows].mean())
 
 
-def _over_bins(graded: Graded, errors: Ratio, hop: int) -> Values:
+def _over_bins(graded: Graded, errors: Ratio, hop: int, least: int) -> Values:
     if hop in graded.reasons:
         return missing(graded.reasons[hop], num_points=0)
     cells = [_counted(errors, graded.cell(hop, column)) for column in range(NUM_BINS)]
-    cells = [rows for rows in cells if len(rows)]
+    cells = [rows for rows in cells if len(rows) >= least]
     means = [graded.difficulty_Q[rows].mean() for rows in cells]
     return correlation(means, [_rate(errors, rows) for rows in cells])
 
 
-def _diagonal(graded: Graded, errors: Ratio) -> Values:
+def _diagonal(graded: Graded, errors: Ratio, least: int) -> Values:
     rows = [
         _counted(errors, graded.cell(hop, column))
         for column, hop in enumerate(graded.hops[:NUM_BINS])
     ]
-    filled = [place for place, own in enumerate(rows) if len(own)]
+    filled = [place for place, own in enumerate(rows) if len(own) >= least]
     return correlation(filled, [_rate(errors, rows[place]) for place in filled])
 
 

@@ -109,6 +109,9 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         if left_out:
             told = ", ".join(f"{reason} ({count})" for reason, count in left_out.items())
             found.append(f"{what} left out: {told}.")
+    least = result["settings"].get("least_in_cell", 1)
+    if least > 1:
+        found.append(f"Cells of fewer than {least} questions are n/a, and no points of r.")
     for name, system in result["systems"].items():
         if "reason" in system["failures"]:
             found.append(f"Failures of {name}: n/a, {system['failures']['reason']}.")

@@ -15,6 +15,7 @@ from cirag_jax import cli
 from cirag_jax.commands import difficulty as command
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
+from cirag_jax.io import write_lines
 from cirag_jax.retrieval import encoders
 from cirag_jax.types import Dataset, Passage, Question
 from configs import difficulty as config_file
@@ -242,6 +243,34 @@ def test_predictions_that_do_not_count(tmp_path, capsys):
     assert "Predictions of a left out: question unknown (1), more than" in capsys.readouterr().err
 
 
+def test_cells_of_few_questions_are_not_told(two_runs, capsys):
+    """Of the first column of 2 hops one of four predictions counts, of the last three."""
+    root, _, second = two_runs
+    made = grid()
+    gone = {"q2-0", "q2-1", "q2-2", "q2-12"}
+    rows = [prediction(q, right=place(q)[1] > 1) for _, q in made if q.id not in gone]
+    result = evaluate(root, run(root, "c", rows), second, least_in_cell=4)
+    first, *between, last = result["systems"]["c"]["matrix"][2]
+    assert first["value"] is None and "low" not in first and first["num_questions"] == 1
+    assert first["reason"] == "fewer than 4 questions (1)"
+    assert last["reason"] == "fewer than 4 questions (3)"
+    assert [cell["value"] for cell in between] == [0.5, 0.5]
+    pair = result["differences"]["c-b"]["matrix"]
+    assert pair[2][0] == {"value": None, "reason": first["reason"], "num_questions": 1}
+    assert pair[3][0]["value"] == -0.5
+    correlations = result["systems"]["c"]["correlations"]["min"]
+    assert correlations["bins"][2]["reason"] == "fewer than 3 points (2)"
+    assert correlations["diagonal"]["reason"] == "fewer than 3 points (1)"
+    assert correlations["questions"]["2"]["num_points"] == 12
+    assert result["systems"]["c"]["by_hops"][2]["num_questions"] == 12
+    assert result["settings"]["least_in_cell"] == 4
+    table = (root / "w" / "table.md").read_text()
+    assert re.search(r"^\| 2 +\| +n/a \| +50\.0 \[", table, re.MULTILINE)
+    assert "Cells of fewer than 4 questions are n/a, and no points of r." in table
+    for name, count in (("matrix", 2), ("difference", 2)):
+        assert (root / "w" / f"{name}.svg").read_text().count("<!-- n/a -->") == count
+
+
 def test_a_run_of_which_nothing_counts(tmp_path, capsys):
     made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
     dataset(tmp_path, *made)
@@ -329,10 +358,13 @@ def test_a_judge_says_what_is_right(tmp_path):
     name = run(tmp_path, "a", rows)
     (tmp_path / "j").mkdir()
     verdicts = [True, True, None, True]  # of the last nothing
-    told = [{"id": f"q{i}", "system": "a", "judge": v} for i, v in enumerate(verdicts)]
-    told.append({"id": "q4", "system": "b", "judge": True})
+    told = [
+        {"id": row["id"], "system": "a", "judged": row["answer"], "judge": verdict}
+        for row, verdict in zip(rows, verdicts, strict=False)
+    ]
+    told.append({"id": "q4", "system": "b", "judged": "it is right", "judge": True})
     file = tmp_path / "j" / "judgements.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in told))
+    write_lines(file, told)
     result = evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
     system = result["systems"]["a"]
     assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
@@ -342,9 +374,39 @@ def test_a_judge_says_what_is_right(tmp_path):
         evaluate(tmp_path, run(tmp_path, "c", rows), judgements=str(tmp_path / "j"))
     with pytest.raises(UserError, match=r"w is no workdir of configs/judge.py: it has no judgem"):
         evaluate(tmp_path, name, judgements=str(tmp_path / "w"))
-    file.write_text('{"id": "q0", "system": "a", "judge": 3}\n')
+    write_lines(file, [*told, told[1]])
+    with pytest.raises(UserError, match=r"jsonl:6: field 'id' repeats the verdict about 'q1' of"):
+        evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
+    write_lines(file, [{**told[0], "judge": 3}])
     with pytest.raises(UserError, match=r"judgements.jsonl:1: field 'judge' must be"):
         evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
+    file.write_text('{"id": "q0", "system": "a", "judge": true}\n')
+    with pytest.raises(UserError, match=r"judgements.jsonl:1: field 'judged' is missing"):
+        evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
+
+
+def test_a_verdict_about_another_answer_does_not_count(tmp_path, capsys):
+    """The run was made anew since; the judge strips what it is shown, or saw a whole response."""
+    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(6)]
+    dataset(tmp_path, *made)
+    rows = [prediction(one, right=True) for _, one in made]
+    rows[0]["answer"], rows[5]["error"] = " it is right\n", "lost"
+    judged = [
+        {"judged": "it is right"},
+        {"judged": "it was right"},
+        {"judged": "So it is right.", "answer": "it is right"},
+        {"judged": "it is right", "answer": "wrong"},
+        {"judged": "it was right", "judge": None},
+        {"judged": "it was right"},  # a failure is one, whatever was there before
+    ]
+    told = [{"id": f"q{i}", "system": "a", "judge": True, **row} for i, row in enumerate(judged)]
+    (tmp_path / "j").mkdir()
+    write_lines(tmp_path / "j" / "judgements.jsonl", told)
+    result = evaluate(tmp_path, run(tmp_path, "a", rows), judgements=str(tmp_path / "j"))
+    system = result["systems"]["a"]
+    assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
+    assert system["left_out"] == {"another answer was judged": 3}
+    assert "left out: another answer was judged (3)" in (tmp_path / "w" / "table.md").read_text()
 
 
 def test_the_aggregate_makes_the_columns(tmp_path):
@@ -426,6 +488,7 @@ def test_bad_input(tmp_path):
     refuses(r"config\.power must not be 0", good, power=0.0)
     refuses(r"config\.profile='x' is no profile", good, profile="x")
     refuses(r"config\.bootstrap_samples=0 must be at least 1", good, bootstrap_samples=0)
+    refuses(r"config\.least_in_cell=0 must be at least 1", good, least_in_cell=0)
     refuses(r"config\.retrieved_at=-1 must not be negative", good, retrieved_at=-1)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "predictions.jsonl").write_text('{"id": "q0", "answer": 3}\n')

@@ -149,6 +149,8 @@ def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
     (request,) = judges["judge"].asked
     assert "the seat lies in its county" in request.messages[1].text
     assert request.json_schema is None
+    (row,) = lines(tmp_path / "j" / command.FILE)
+    assert row["judged"].startswith("Thought: ") and row["answer"] == "Orlin County"
 
 
 @pytest.mark.parametrize(
