@@ -65,7 +65,10 @@ def get_config(preset: str = "") -> Any:
     config.encoder = retrievers.encoder()  # Embeds the claims.
     config.seed = 0  # Of what is drawn.
     config.in_flight = 64  # Requests under way at once.
+    config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
+    # Prints what the first step that asks would take, and ends: later ones depend on its results.
+    config.estimate_only = False
     return {"rules": _rules, "small": _small, "medium": _medium, "paper": _paper}.get(
         preset, lambda c: c
     )(config)

@@ -17,7 +17,8 @@ def main(config, workdir):
     """Generates what the config describes."""
     from cirag_jax.commands import generate_questions
 
-    return generate_questions.generate_questions(config, workdir)
+    result = generate_questions.generate_questions(config, workdir)
+    return cli.Shown(result) if config.estimate_only else result
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import collections
 import contextlib
 import dataclasses
 import pathlib
+import shutil
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import backends, question_files, task
@@ -33,7 +35,8 @@ from cirag_jax.llm.types import Message, Usage
 from cirag_jax.models.io import fingerprint
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec, journal, journal_reader
+from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.records import Record, damaged
@@ -44,6 +47,14 @@ from cirag_jax.types import Config, Count, Triple
 
 class _Stopped(Exception):
     """The deadline or a budget ended the run before its end."""
+
+
+class _Estimated(Exception):
+    """Ends an estimate: what the step takes that is the first to ask."""
+
+    def __init__(self, step: str, requests: int, tokens: int):
+        super().__init__(step)
+        self.told = {"step": step, "requests": requests, "prompt_tokens": tokens}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +92,10 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       Counts of every step, why things were dropped, the share of questions by hops that need an
-      added link (Table 2), tokens by role, ``seconds`` and ``complete``.
+      added link (Table 2), of groups that a person judged how many are right (A.6), tokens by role,
+      ``seconds`` and ``complete``. With ``config.estimate_only`` the ``step`` that is the first to
+      ask, None where none has anything to ask, its ``requests`` and ``prompt_tokens`` at most and
+      ``complete``: False; ``workdir`` stays as it is.
 
     Raises:
       UserError: the config, the documents or a model cannot be used, or no question came of them.
@@ -99,6 +113,8 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         place = config.documents or "the built-in dataset"
         raise UserError(f"no document of {place} is left{_because(dropped)}.")
     say(f"{len(found):,} documents" + (f"; {_told(dropped)}" if dropped else ""))
+    if config.estimate_only:
+        return _estimate_only(config, settings, found, workdir)
     with contextlib.ExitStack() as stack:
         book = stack.enter_context(Journal(workdir / journal.FILE, _bound(config, settings)))
         run = _Run(config, settings, book, stack, until)
@@ -121,11 +137,42 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         }
 
 
+def _estimate_only(
+    config: Config, settings: Settings, found: Sequence[Document], workdir: pathlib.Path
+) -> dict[str, Any]:
+    """Runs the steps that have nothing to ask, in a copy of the journal, up to one that has."""
+    told: dict[str, Any] = {"step": None, "requests": 0, "prompt_tokens": 0}
+    with contextlib.ExitStack() as stack:
+        book = stack.enter_context(_copy(workdir / journal.FILE, _bound(config, settings)))
+        try:
+            _generate(_Run(config, settings, book, stack, None), found, workdir, {})
+            say("nothing is left to ask")
+        except _Estimated as estimate:
+            told = estimate.told
+            say("the steps after it ask about its results, so that no estimate of them is possible")
+    return {"documents": len(found), **told, "complete": False}
+
+
+@contextlib.contextmanager
+def _copy(file: pathlib.Path, bound: Mapping[str, Any]) -> Iterator[Journal]:
+    """A journal that has what ``file`` has, if that is there, and is gone afterwards."""
+    journal_reader.check_settings(file, bound)
+    with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
+        for part in (file, file.with_name(f"{file.name}-wal")):
+            if part.is_file():
+                shutil.copyfile(part, pathlib.Path(folder) / part.name)
+        with Journal(pathlib.Path(folder) / file.name, bound) as book:
+            yield book
+
+
 def _generate(
     run: "_Run", found: Sequence[Document], workdir: pathlib.Path, result: dict[str, Any]
 ) -> None:
     """All steps, one after the other; ``result`` is filled as they end."""
     settings = run.settings
+    # What is wrong with either is said before anything is asked.
+    question_files.read_review(workdir)
+    database = Database(found, settings.chunks)
     stated = _claims(run, found, result)
     facts = _facts(run, stated, result)
     groups, clustered = _groups(run, stated, facts, result)
@@ -152,6 +199,13 @@ def _generate(
         return reason or (checks.path(path) if checks is not None else None)
 
     drawn = paths.draw(graph.edges, settings.paths, usable)
+    result["cut_sources"] = drawn.cut_sources
+    if drawn.cut_sources:
+        say(
+            f"WARNING: from {drawn.cut_sources:,} nodes more than "
+            f"{settings.paths.most_per_source:,} paths lead, and only so many of each were looked "
+            "at (config.paths.most_per_source)"
+        )
     result["candidates"] = {str(hops): count for hops, count in drawn.candidates.items()}
     result["passed_over"] = {str(hops): dict(why) for hops, why in drawn.reasons.items()}
     if not drawn.paths:
@@ -161,7 +215,8 @@ def _generate(
             f"{_because(added(drawn.reasons.values()))}."
         )
     asked = _ask(run, drawn.paths, graph, stated, by_id, templates, checks)
-    database = Database(found, settings.chunks)
+    if run.config.estimate_only:
+        return
     result |= question_files.write(
         run.config, found, database, stated, graph, clustered, groups, asked, workdir
     )
@@ -251,20 +306,36 @@ class _Run:
     def _opened(self) -> GenerateHandler:
         if self._handler is None:
             spent = sum(self._book.usage().values(), Usage())
+            cache = None
+            if self.config.cache:
+                cache = self._stack.enter_context(
+                    contextlib.closing(ResponseCache(self.config.cache))
+                )
             backend: Any = backends.open_backend(self.config.llm, spent=spent)
             self._stack.enter_context(contextlib.closing(backend))
-            self._handler = GenerateHandler(backend, {}, seed=self.config.seed)
+            self._handler = GenerateHandler(
+                backend,
+                {},
+                seed=self.config.seed,
+                cache=cache,
+                identity=backends.fingerprint(self.config.llm),
+            )
         return self._handler
 
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
         """Says what a step's requests take, of each of which so many are alike.
 
         It is the most: what one role rejects is no more shown to the next.
+
+        Raises:
+          _Estimated: there are any, and no more than this is wanted.
         """
         sizes = [(count, count * estimate_tokens(tuple(turns))) for count, turns in messages]
         if sizes:
             requests, tokens = (sum(column) for column in zip(*sizes, strict=True))
             say(f"{step}: at most {requests:,} requests, about {tokens:,} prompt tokens")
+            if self.config.estimate_only:
+                raise _Estimated(step, requests, tokens)
 
 
 def _job(step: str, decided_by: Any, program: Any) -> Job:

@@ -7,11 +7,14 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from cirag_jax.datasets import jsonl
+from cirag_jax.datasets.records import read_lines
 from cirag_jax.grade import clusters, equivalence
 from cirag_jax.grade.database import Database
-from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
-from cirag_jax.io import write_lines
+from cirag_jax.grade.records import Claim, Document, Fact, Group, Kind, Path
+from cirag_jax.io import say, write_lines
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.types import Config, Dataset, Question, Triple
 
@@ -27,6 +30,27 @@ class Asked:
 
     path: Path
     outcome: Mapping[str, Any]
+
+
+class Reviewed(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of `REVIEW`: a group and what a person says of it, null until then."""
+
+    names: tuple[str, ...]
+    kind: Kind
+    claims: tuple[str, ...]
+    judgement: bool | None
+
+
+def read_review(workdir: pathlib.Path) -> list[Reviewed]:
+    """What an earlier run sampled and perhaps a person judged; [] where there is nothing.
+
+    Raises:
+      UserError: a line cannot be used.
+    """
+    file = workdir / REVIEW
+    if not file.is_file() or not file.stat().st_size:  # without a group it is empty
+        return []
+    return [row for _, row in read_lines(file, Reviewed)]
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
@@ -48,7 +72,12 @@ def write(
     asked: Sequence[Asked],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
-    """Writes every file of the dataset folder, and those beside it; returns what they count."""
+    """Writes every file of the dataset folder, and those beside it; returns what they count.
+
+    Raises:
+      UserError: as `read_review`; nothing is written.
+    """
+    before = read_review(workdir)
     kept, rows = _questions(asked, graph, stated, database)
     kept = _with_contexts(kept, database, config.context)
     by_chunk = _triples(graph, stated, database)
@@ -58,7 +87,9 @@ def write(
     shown = _group_rows(groups, clustered, graph, stated)
     write_lines(workdir / GROUPS, shown)
     random.Random(config.seed).shuffle(shown)
-    write_lines(workdir / REVIEW, ({**row, "judgement": None} for row in shown[: config.review]))
+    sample = [msgspec.convert({**r, "judgement": None}, Reviewed) for r in shown[: config.review]]
+    others = _carry(before, sample)
+    write_lines(workdir / REVIEW, map(msgspec.structs.asdict, (*sample, *others)))
     dropped = _dropped(rows, config.paths.hops)
     return {
         "paths": dict(collections.Counter(str(len(one.path)) for one in asked)),
@@ -68,6 +99,7 @@ def write(
         "dropped_by_hops": {hops: dict(why) for hops, why in dropped.items() if why},
         "needs_link": _needs_link(rows),
         "chunks": len(database.chunks),
+        **_reviewed(sample),
     }
 
 
@@ -216,6 +248,39 @@ def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> 
     names = dict.fromkeys(name for name, node in ends if node in nodes)
     told = dict.fromkeys(stated[fact.claim].text for fact in named)
     return {"names": list(names), "kind": group.kind, "claims": list(told)}
+
+
+def _carry(before: Sequence[Reviewed], sample: Sequence[Reviewed]) -> list[Reviewed]:
+    """Gives the judgements of ``before`` to equal groups of ``sample``; the judged rows left over.
+
+    Two clusters may have groups of the same names, which their claims then tell apart.
+    """
+    left = [row for row in before if row.judgement is not None]
+    for with_claims in (True, False):
+        waiting: dict[Any, list[Reviewed]] = collections.defaultdict(list)
+        for row in left:
+            waiting[_key(row, with_claims)].append(row)
+        for row in sample:
+            if row.judgement is None and (same := waiting[_key(row, with_claims)]):
+                row.judgement = same.pop(0).judgement
+        left = [row for rows in waiting.values() for row in rows]
+    if left:
+        say(f"{REVIEW}: {len(left)} judged groups are not in the sample any more; they stay below")
+    return left
+
+
+def _key(row: Reviewed, with_claims: bool) -> Any:
+    return frozenset(row.names), row.kind, row.claims if with_claims else None
+
+
+def _reviewed(sample: Sequence[Reviewed]) -> dict[str, Any]:
+    """``review``: kind -> how many groups are judged, and the share of right ones (A.6)."""
+    found: dict[str, Any] = {}
+    for kind in sorted({row.kind for row in sample if row.judgement is not None}):
+        own = [row.judgement for row in sample if row.kind == kind and row.judgement is not None]
+        found[kind] = {"judged": len(own), "right": sum(own) / len(own)}
+        say(f"{REVIEW}: of {len(own)} {kind} groups {100 * sum(own) / len(own):.1f} % are right")
+    return {"review": found} if found else {}
 
 
 def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

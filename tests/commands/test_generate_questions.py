@@ -13,6 +13,7 @@ from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.io import write_lines
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.journal import Journal
 from tests import answering, tiny, tiny_decoder
@@ -168,6 +169,105 @@ def test_what_is_left_to_ask_is_estimated(model, folders, tmp_path, capsys):
     assert told() == {}
     again = told("questions.validation=model")
     assert again.keys() == {"questions"} and again["questions"][0] >= 20
+
+
+def test_the_estimate_of_the_first_step_that_asks_may_be_all(
+    whole, model, folders, tmp_path, capsys
+):
+    def files(workdir):
+        return {path.name: path.read_bytes() for path in workdir.iterdir()}
+
+    def estimated(workdir, *more):
+        result, err = execute(capsys, arguments(folders, workdir, "estimate_only=true", *more))
+        return result, err
+
+    asked, before = len(model.asked), files(whole[0])
+    result, err = estimated(tmp_path / "w")
+    assert result == {"documents": 5, "step": "claims", "requests": 27, "complete": False,
+                      "prompt_tokens": result["prompt_tokens"]}  # fmt: skip
+    assert result["prompt_tokens"] > 30 * 27 and "claims: at most 27 requests, about " in err
+    assert "the steps after it ask about its results, so that no estimate of them is poss" in err
+    assert list(files(tmp_path / "w")) == [".lock"]
+    by_rules = ("claims.filter=rules", "claims.kind=rules")
+    assert estimated(tmp_path / "w", *by_rules)[0]["step"] == "triples"
+    assert list(files(tmp_path / "w")) == [".lock"]
+    # Of what a workdir has the answers, nothing is asked again.
+    assert estimated(whole[0], "questions.validation=model")[0]["step"] == "questions"
+    result, err = estimated(whole[0])
+    assert (result["step"], result["requests"]) == (None, 0) and "nothing is left to ask" in err
+    argv = arguments(folders, whole[0], "estimate_only=true", "seed=1")
+    assert f"{whole[0] / journal.FILE} was started with seed=0, not 1" in fails(capsys, argv)
+    assert files(whole[0]) == before and len(model.asked) == asked
+
+
+def test_runs_share_their_responses(model, folders, tmp_path, capsys):
+    cache = f"cache={tmp_path / 'responses.sqlite'}"
+    first, _ = execute(capsys, arguments(folders, tmp_path / "a", cache))
+    asked = len(model.asked)
+    second, _ = execute(capsys, arguments(folders, tmp_path / "b", cache))
+    assert len(model.asked) == asked and same_bytes(tmp_path / "a", tmp_path / "b") == []
+    assert second["questions"] == first["questions"]
+    # Another model's responses are others.
+    more = (cache, "llm.dtype=bfloat16")
+    execute(capsys, arguments(folders, tmp_path / "c", *more))
+    assert len(model.asked) == 2 * asked
+
+
+# ------------------------------------------------------------------------------ judged by a person
+
+
+def test_judgements_outlive_the_same_command(whole, folders, capsys):
+    workdir, first = whole
+    file = workdir / "review.jsonl"
+    assert "review" not in first
+    write_lines(file, [{**row, "judgement": False} for row in answering.lines(file)])
+    judged = file.read_bytes()
+    result, err = execute(capsys, arguments(folders, workdir))
+    assert result["review"] == {"always": {"judged": 1, "right": 0.0}}
+    assert file.read_bytes() == judged and "of 1 always groups 0.0 % are right" in err
+    # One that is not sampled any more is no part of the share; it is not lost.
+    result, err = execute(capsys, arguments(folders, workdir, "review=0"))
+    assert "review" not in result and file.read_bytes() == judged
+    assert "1 judged groups are not in the sample any more; they stay below" in err
+    result, _ = execute(capsys, arguments(folders, workdir))
+    assert result["review"]["always"]["judged"] == 1 and file.read_bytes() == judged
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"judgement": "yes"}, ":2: field 'judgement' must be"),
+        ({"judgment": True}, ":2: field 'judgment' is unknown; did you mean 'judgement'"),
+        ({"kind": "exact"}, ":2: field 'kind' cannot be used: invalid enum value 'exact'"),
+        ({"names": "Osk"}, ":2: field 'names' must be a list, not a string"),
+        (None, ":2: invalid or truncated JSON"),
+    ],
+)
+def test_a_malformed_review_is_refused_and_kept(line, message, model, folders, tmp_path, capsys):
+    good = {"names": ["Osk"], "kind": "always", "claims": [], "judgement": True}
+    text = "{" if line is None else json.dumps({**good, **line})
+    (tmp_path / "review.jsonl").write_text(f"{json.dumps(good)}\n{text}\n")
+    before = (tmp_path / "review.jsonl").read_bytes()
+    assert f"review.jsonl{message}" in fails(capsys, arguments(folders, tmp_path))
+    assert (tmp_path / "review.jsonl").read_bytes() == before and model.asked == []
+
+
+def test_groups_of_the_same_names_are_told_apart_by_their_claims():
+    def row(claims, judgement=None, kind="context", names=("A", "B")):
+        return question_files.Reviewed(names, kind, (claims,), judgement)
+
+    before = [row("x", False), row("y", True), row("z"), row("w", True, "always")]
+    sample = [
+        row("y"),
+        row("new", names=("B", "A")),
+        row("x", names=("C",)),
+        row("z", kind="always"),
+    ]
+    left = question_files._carry(before, sample)
+    assert [one.judgement for one in sample] == [True, False, None, True] and left == []
+    assert question_files._reviewed(sample) == {
+        "review": {"always": {"judged": 1, "right": 1.0}, "context": {"judged": 2, "right": 0.5}}
+    }
 
 
 def test_a_question_that_needs_links_of_both_kinds_counts_once():
@@ -370,6 +470,24 @@ def test_documents_without_a_fact(model, folders, tmp_path, capsys):
     argv = arguments({**folders, "articles": tmp_path}, tmp_path / "w")
     message = fails(capsys, argv)
     assert message.endswith("became a claim (1 empty, 1 opinion).")
+
+
+def test_chunks_of_one_id_are_refused_before_anything_is_asked(model, folders, tmp_path, capsys):
+    rows = [{"id": "a", "text": "Ule feeds Tarn. Tarn governs Osk."},
+            {"id": "a@1", "text": "Osk borders Fenn."}]  # fmt: skip
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = ("chunks.least=1", "chunks.most=3", "chunks.overlap=0")
+    argv = arguments({**folders, "articles": tmp_path}, tmp_path / "w", *sizes)
+    assert "the documents 'a' and 'a@1' both have a chunk 'a@1'; give one" in fails(capsys, argv)
+    assert model.asked == []
+
+
+def test_nodes_whose_paths_are_cut_are_counted(whole, folders, capsys):
+    workdir, first = whole
+    assert first["cut_sources"] == 0
+    result, err = execute(capsys, arguments(folders, workdir, "paths.most_per_source=4"))
+    assert result["cut_sources"] == 2 and result["candidates"] == {"2": 5, "3": 3, "4": 0, "5": 0}
+    assert err.count("WARNING: from 2 nodes more than 4 paths lead, and only so many") == 1
 
 
 def test_no_path_at_all(model, folders, tmp_path, capsys):
