@@ -193,7 +193,7 @@ def test_the_estimate_of_the_first_step_that_asks_may_be_all(
     assert list(files(tmp_path / "w")) == [".lock"]
     # Of what a workdir has the answers, nothing is asked again.
     assert estimated(whole[0], "questions.validation=model")[0]["step"] == "questions"
-    result, err = estimated(whole[0])
+    result, err = estimated(whole[0], "context=0")  # which would make other questions.jsonl
     assert (result["step"], result["requests"]) == (None, 0) and "nothing is left to ask" in err
     argv = arguments(folders, whole[0], "estimate_only=true", "seed=1")
     assert f"{whole[0] / journal.FILE} was started with seed=0, not 1" in fails(capsys, argv)
