@@ -4,7 +4,8 @@ Questions in which all systems score alike are exchangeable, so they are drawn t
 questions of each kind a resample holds is multinomial, how many of a kind are swapped is binomial.
 That is the distribution of drawing question by question, at a cost that grows with the number of
 kinds (exact match of two systems has four) and not with the number of questions. Where there are
-almost as many kinds as questions, as of ROUGE, questions are drawn one by one, which is then faster.
+almost as many kinds as questions, as of ROUGE, questions are drawn one by one, which then is faster
+and needs memory for a block of resamples alone.
 """
 
 import itertools
@@ -199,12 +200,16 @@ def permutation_test(
     """
     rng = np.random.default_rng((seed, 1))  # not the bootstrap's stream
     moved = _drawn(scores, _halves, samples, rng)
-    whole = [np.array([column.sum() for column in columns]) for columns in zip(*scores, strict=True)]
+    whole = [
+        np.array([column.sum() for column in columns]) for columns in zip(*scores, strict=True)
+    ]
     p = []
     for i, j in pairs:
         # What a system keeps of its own, and what it gets of the other's.
         first_R, second_R = (
-            _divided(*(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(whole, moved, strict=True)))
+            _divided(
+                *(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(whole, moved, strict=True))
+            )
             for a, b in ((i, j), (j, i))
         )
         observed = scores[i].value - scores[j].value
