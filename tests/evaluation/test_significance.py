@@ -78,7 +78,7 @@ def twofold():
     top_Q = rng.random(45)
     rows = np.sort([*range(45), *range(0, 45, 3)])
     a = Ratio(top_Q[rows], rng.integers(1, 4, 45).astype(float)[rows])
-    b = Ratio((top_Q + rng.random(45) - 0.6)[rows], rng.integers(1, 4, 45).astype(float)[rows])
+    b = Ratio((top_Q + rng.random(45) - 0.7)[rows], rng.integers(1, 4, 45).astype(float)[rows])
     return a, b
 
 
@@ -130,7 +130,7 @@ def test_swaps_are_those_of_a_loop(way):
         loop.append(abs(first[0] / first[1] - second[0] / second[1]))
     p = np.mean(np.array(loop) >= abs(a.value - b.value) - 1e-9)
     error = 4 * np.sqrt(2 * p * (1 - p) / 20_000)
-    assert 0.01 < p < 0.9 and sampled_p(a, b, samples=20_000) == pytest.approx(p, abs=error)
+    assert 0.01 < p < 0.3 and sampled_p(a, b, samples=20_000) == pytest.approx(p, abs=error)
 
 
 def test_questions_of_many_kinds_are_drawn_one_by_one_in_little_memory():
@@ -138,7 +138,9 @@ def test_questions_of_many_kinds_are_drawn_one_by_one_in_little_memory():
     match = [mean_of((rng.random(400) < 0.5).astype(float)) for _ in range(2)]
     assert significance._rows(match)[1].shape == (4,)
     rouge = {name: mean_of(rng.random(100_000)) for name in "ab"}
-    assert significance._rows(list(rouge.values()))[1].tolist() == [1] * 100_000
+    long = [mean_of(rng.integers(0, 40, 2000) / 40) for _ in range(2)]
+    row_KC, size_K = significance._rows(long)
+    assert size_K.tolist() == [1] * 2000 > [1] * len(np.unique(row_KC, axis=0))
     tracemalloc.start()
     pairwise(rouge, samples=100)
     peak = tracemalloc.get_traced_memory()[1]
