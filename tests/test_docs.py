@@ -5,6 +5,7 @@ import pathlib
 import re
 import runpy
 import shlex
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 
 from cirag_jax import cli
 from cirag_jax.config_files import load_config
+from cirag_jax.evaluation import metrics
+from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.types import Prediction, Question
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -71,6 +75,38 @@ def test_settings_of_the_commands_exist(page):
         overrides = [argument for argument in arguments if argument.startswith("--config.")]
         if "NAME" not in (files or [default])[0]:
             load_config((files or [default])[0], overrides, extend)
+
+
+def test_every_module_of_evaluation_is_on_the_page_of_metrics():
+    page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    package = ROOT / "cirag_jax"
+    files = (package / "evaluation").rglob("*.py")
+    modules = [p.relative_to(package).as_posix() for p in files if p.name != "__init__.py"]
+    assert len(modules) > 15 and not [name for name in modules if f"`{name}`" not in page]
+
+
+def test_every_file_that_the_page_of_metrics_names_is_there():
+    page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page))
+    places = (ROOT, ROOT / "cirag_jax")
+    assert named and not [n for n in named if not any((p / n).is_file() for p in places)]
+
+
+def test_the_metric_of_ones_own_works_as_it_is_shown(monkeypatch):
+    text = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    module = types.ModuleType("brief")
+    exec(example, vars(module))
+    monkeypatch.setattr(metrics, "_FAMILIES", {**metrics._FAMILIES, "brief": module})
+    monkeypatch.setattr(metrics, "_TITLES", {**metrics._TITLES, **module.TITLES})
+    metrics.check(("brief",))
+    question = Question("q", "", ("x",))
+    said = [Prediction("Orlin County", "passage"), Prediction("in the county of Orlin", "passage")]
+    answered = [Answered(question, found) for found in (*said, None)]
+    scores = metrics.measure(answered, Scoring(), ("brief",))
+    assert [metrics.title(name) for name in scores] == ["brief"]
+    assert scores["brief"].value == 0.5 and scores["brief"].bottom_Q.sum() == 2
+    assert metrics.reason("brief", answered) == "applies to no question"
 
 
 def anchors(path: pathlib.Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -124,10 +125,11 @@ def measure_runs(
 
     Returns:
       The runs, and ``systems``: of each the scores of `metrics.measure` with intervals (questions
-      resampled), ``repeats``, ``granularities``, ``recall_by_step``, ``failures``, means a question
-      of ``calls``, ``generated_tokens``, ``seconds`` and by role (``roles``) and stage
-      (``stages``), ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of
-      each pair and score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages),
+      resampled), NaN with the ``reason`` where they are of no question, ``repeats``,
+      ``granularities``, ``recall_by_step``, ``failures``, means a question of ``calls``,
+      ``generated_tokens``, ``seconds`` and by role (``roles``) and stage (``stages``),
+      ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of each pair and
+      score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages),
       ``settings``, ``different``.
 
     Raises:
@@ -150,19 +152,19 @@ def measure_runs(
     ids = list(runs[0].records)
     how_often = (config.bootstrap_samples, config.seed)
     scores = {run.name: _scores(run, ids, config.metrics, scoring) for run in runs}
+    names = list(dict.fromkeys(name for of in scores.values() for name in of[0]))
+    pooled = {name: _pooled(of_seeds) for name, of_seeds in scores.items()}
     result: dict[str, Any] = {
         "systems": {
             run.name: {
-                **intervals(_pooled(scores[run.name]), *how_often),
+                **_bounded(run, ids, names, pooled[run.name], how_often),
                 "repeats": _repeats(scores[run.name]),
                 **_described(run, ids, how_often),
             }
             for run in runs
         },
-        "differences": pairwise_scores(
-            {name: _pooled(of_seeds) for name, of_seeds in scores.items()}, *how_often
-        ),
-        "scores": list(dict.fromkeys(n for of in scores.values() for n in of[0])),
+        "differences": pairwise_scores(pooled, *how_often),
+        "scores": names,
         "num_questions": len(ids),
         "num_annotated": sum(bool(r.input.get("supporting")) for r in runs[0].records.values()),
         "settings": {
@@ -174,6 +176,7 @@ def measure_runs(
         },
         "different": different,
     }
+    _explain(result)
     return runs, result
 
 
@@ -322,6 +325,32 @@ def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
         )
         for name in of_seeds[0]
     }
+
+
+def _bounded(
+    run: Run,
+    ids: Sequence[str],
+    names: Sequence[str],
+    ratios: Mapping[str, Ratio],
+    how_often: tuple[int, int],
+) -> dict[str, Any]:
+    """Every score with its interval; one of no question is NaN and has its ``reason``."""
+    answered = [answered_of(records[i]) for records in run.repeats for i in ids]
+    found: dict[str, Any] = dict(intervals(ratios, *how_often))
+    for name in names:
+        score = found.setdefault(name, dict.fromkeys(("value", "low", "high"), float("nan")))
+        if np.isnan(score["value"]):
+            score["reason"] = metrics.reason(name, answered, corpus=run.needs.corpus)
+    return found
+
+
+def _explain(result: Mapping[str, Any]) -> None:
+    """A difference that there is not has the ``reason`` of the score that there is not."""
+    for (first, one), (second, other) in itertools.combinations(result["systems"].items(), 2):
+        for name, difference in result["differences"].get(f"{first}-{second}", {}).items():
+            reasons = [score["reason"] for score in (one[name], other[name]) if "reason" in score]
+            if reasons:
+                difference["reason"] = reasons[0]
 
 
 def _repeats(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     write_lines(workdir / FILE, rows)
     write_table(table_of(result), workdir)
     if any(system["calibration"]["bins"] for system in systems.values()):
-        _draw(systems, workdir)
+        figures.save(_draw(systems), workdir, "calibration")
     return result
 
 
@@ -202,7 +202,7 @@ def _calibration(found: Sequence[Reading], said: Sequence[Read], profile: str) -
     return calibration([c for c, _ in given], [one for _, one in given], len(found))
 
 
-def _draw(systems: Mapping[str, Any], folder: pathlib.Path) -> None:
+def _draw(systems: Mapping[str, Any]) -> Any:
     """Confidence against accuracy, and accuracy against the share that is answered."""
     drawn, (left, right) = figures.pyplot().subplots(
         1, 2, figsize=(9, 4), layout="constrained", sharey=True
@@ -225,7 +225,7 @@ def _draw(systems: Mapping[str, Any], folder: pathlib.Path) -> None:
         axes.set_ylim(0, 100)
         axes.grid(alpha=0.3)
         axes.legend()
-    figures.save(drawn, folder, "calibration")
+    return drawn
 
 
 def _row(name: str, made: Reading, said: Read, profile: str) -> dict[str, Any]:

@@ -10,9 +10,6 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 from cirag_jax.errors import UserError
 
@@ -113,30 +110,6 @@ def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> f
       ValueError: no gold answer, or no such profile.
     """
     return _best(lambda p, gold: float(gold in p if gold else not p), prediction, golds, profile)
-
-
-def score_answers(
-    predictions: Sequence[str], golds: Sequence[Sequence[str]], profile: str = DEFAULT
-) -> dict[str, Any]:
-    """Scores a run; a question that failed is to be given as an empty prediction.
-
-    ``golds`` are the accepted answers of each question, the main one first.
-
-    Returns:
-      ``em``, ``f1`` and ``acc``: means over the questions, in [0, 1], NaN without questions;
-      ``per_question``: a float64 array [Q] under each of these names.
-
-    Raises:
-      ValueError: lengths differ, a question without gold answer, or no such profile.
-    """
-    pairs = list(zip(predictions, golds, strict=True))
-    metrics = {"em": exact_match, "f1": f1, "acc": accuracy}
-    per_question = {
-        name: np.array([metric(p, g, profile) for p, g in pairs], np.float64)
-        for name, metric in metrics.items()
-    }
-    means = {name: float(a_Q.mean()) if pairs else np.nan for name, a_Q in per_question.items()}
-    return {**means, "per_question": per_question}
 
 
 def _best(

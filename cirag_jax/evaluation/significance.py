@@ -3,18 +3,21 @@
 Questions in which all systems score alike are exchangeable, so they are drawn together: how many
 questions of each kind a resample holds is multinomial, how many of a kind are swapped is binomial.
 That is the distribution of drawing question by question, at a cost that grows with the number of
-kinds (exact match of two systems has four) and not with the number of questions.
+kinds (exact match of two systems has four) and not with the number of questions. Where there are
+almost as many kinds as questions, as of ROUGE, questions are drawn one by one, which then is faster
+and needs memory for a block of resamples alone.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from cirag_jax.evaluation.overlap import Ratio
 
 SAMPLES = 10_000
-_BLOCK = 1 << 22  # Counts that are held at once.
+_BLOCK = 1 << 17  # Counts that are held at once; they stay in a core's cache.
+_A_KIND = 30  # To draw the count of one kind takes as long as to draw so many questions.
 _TIES = 1e-9  # Sums that differ by less are equal.
 
 
@@ -119,39 +122,65 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------ resampling
 
 
-def _kinds(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct rows of all scores, and how many groups are of each.
+# Counts of every group of rows in so many resamples, from the rows' sizes: [R, K].
+_Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
+
+
+def _rows(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray]:
+    """What is drawn: distinct rows of all scores with their number, or one row a question.
 
     Returns:
-      ``top_KM`` and ``bottom_KM`` float64, ``size_K`` int64.
+      ``row_KC`` float64, the M columns of the tops and then those of the bottoms, and ``size_K``
+      int64, how many questions are of each row.
+
+    Raises:
+      ValueError: the groups differ in number.
     """
     sizes = {len(a.top_Q) for a in scores}
     if len(sizes) > 1:
         low, high = min(sizes), max(sizes)
         raise ValueError(f"{high} and {low} groups cannot be paired")
-    columns = [column for a in scores for column in a]
-    row_KN, size_K = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
-    return row_KN[:, 0::2], row_KN[:, 1::2], size_K
+    row_QC = np.stack([*(a.top_Q for a in scores), *(a.bottom_Q for a in scores)]).T
+    row_KC, size_K = np.unique(row_QC, axis=0, return_counts=True)
+    if len(size_K) * _A_KIND > len(row_QC):
+        return row_QC, np.ones(len(row_QC), np.int64)
+    return row_KC, size_K
 
 
-def _blocks(samples: int, width: int) -> Iterator[int]:
-    """Sizes of the blocks in which ``samples`` are drawn, in bounded memory."""
-    size = max(_BLOCK // max(width, 1), 1)
-    for start in range(0, samples, size):
-        yield min(size, samples - start)
+def _drawn(
+    scores: Sequence[Ratio], draw: _Draw, samples: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of every score over what each resample draws: ``top_RM`` and ``bottom_RM``."""
+    row_KC, size_K = _rows(scores)
+    block = max(_BLOCK // max(len(size_K), 1), 1)
+    counts = (min(block, samples - start) for start in range(0, samples, block))
+    sum_RC = np.concatenate([draw(rng, size_K, n).astype(np.float64) @ row_KC for n in counts])
+    return sum_RC[:, : len(scores)], sum_RC[:, len(scores) :]
+
+
+def _with_replacement(rng: np.random.Generator, size_K: np.ndarray, samples: int) -> np.ndarray:
+    """As many questions as there are, each time any of them."""
+    total, shape = int(size_K.sum()), (samples, len(size_K))
+    if total > len(size_K):
+        return rng.multinomial(total, size_K / total, samples)
+    if not total:
+        return np.zeros(shape)
+    cell_RQ = rng.integers(0, total, shape) + total * np.arange(samples)[:, None]
+    return np.bincount(cell_RQ.ravel(), minlength=cell_RQ.size).reshape(shape)
+
+
+def _halves(rng: np.random.Generator, size_K: np.ndarray, samples: int) -> np.ndarray:
+    """Each question with probability 1/2."""
+    shape = (samples, len(size_K))
+    if size_K.sum() > len(size_K):
+        return rng.binomial(size_K, 0.5, shape)
+    byte_RB = rng.integers(0, 256, (samples, -(-len(size_K) // 8)), np.uint8)
+    return np.unpackbits(byte_RB, axis=1, count=len(size_K))
 
 
 def _resampled(scores: Sequence[Ratio], samples: int, seed: int) -> np.ndarray:
     """Every score in each bootstrap resample: float64 [R, M], NaN where nothing counts."""
-    top_KM, bottom_KM, size_K = _kinds(scores)
-    total, rng = int(size_K.sum()), np.random.default_rng(seed)
-    if not total:
-        return np.full((samples, len(scores)), np.nan)
-    drawn = []
-    for count in _blocks(samples, len(size_K)):
-        count_RK = rng.multinomial(total, size_K / total, count).astype(np.float64)
-        drawn.append(_divided(count_RK @ top_KM, count_RK @ bottom_KM))
-    return np.concatenate(drawn)
+    return _divided(*_drawn(scores, _with_replacement, samples, np.random.default_rng(seed)))
 
 
 def permutation_test(
@@ -169,31 +198,24 @@ def permutation_test(
     Raises:
       ValueError: the groups differ in number.
     """
-    top_KM, bottom_KM, size_K = _kinds(scores)
-    first, second = map(list, zip(*pairs, strict=True))
     rng = np.random.default_rng((seed, 1))  # not the bootstrap's stream
-
-    def halves(values_KM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What a pair shares, summed over all groups, and what a swap turns round."""
-        a_KP, b_KP = values_KM[:, first], values_KM[:, second]
-        return size_K @ (a_KP + b_KP) / 2, (a_KP - b_KP) / 2
-
-    def differences(signs_RK: np.ndarray) -> np.ndarray:
-        """Of groups whose signs sum to these; a swap has the sign -1."""
-        moved_RP, below_RP = signs_RK @ turned_KP, signs_RK @ turned_below_KP
-        a_RP = _divided(shared_P + moved_RP, shared_below_P + below_RP)
-        b_RP = _divided(shared_P - moved_RP, shared_below_P - below_RP)
-        return a_RP - b_RP
-
-    shared_P, turned_KP = halves(top_KM)
-    shared_below_P, turned_below_KP = halves(bottom_KM)
-    observed_P = differences(size_K[None].astype(np.float64))[0]
-    as_large_P = np.ones(len(pairs))
-    for count in _blocks(samples, len(size_K)):
-        swapped_RK = rng.binomial(size_K, 0.5, (count, len(size_K)))
-        found_RP = differences((size_K - 2 * swapped_RK).astype(np.float64))
-        as_large_P += (np.abs(found_RP) >= np.abs(observed_P) - _TIES).sum(axis=0)
-    return np.where(np.isnan(observed_P), np.nan, as_large_P / (samples + 1))
+    moved = _drawn(scores, _halves, samples, rng)
+    whole = [
+        np.array([column.sum() for column in columns]) for columns in zip(*scores, strict=True)
+    ]
+    p = []
+    for i, j in pairs:
+        # What a system keeps of its own, and what it gets of the other's.
+        first_R, second_R = (
+            _divided(
+                *(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(whole, moved, strict=True))
+            )
+            for a, b in ((i, j), (j, i))
+        )
+        observed = scores[i].value - scores[j].value
+        as_large = (np.abs(first_R - second_R) >= np.abs(observed) - _TIES).sum() + 1
+        p.append(np.nan if np.isnan(observed) else as_large / (samples + 1))
+    return np.array(p)
 
 
 def _divided(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,11 @@ def _scores(result: Mapping[str, Any]) -> Table:
     )
     if any(system["sees_gold"] for system in systems.values()):
         caption += "; * sees the gold annotations"
+    caption += "".join(
+        f"; n/a of {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
+        for name, system in systems.items()
+        for reason, of_reason in _reasons(system, columns).items()
+    )
     repeats = [
         f"{name}{_spread(system['repeats']['std'])} over {system['repeats']['count']}"
         for name, system in systems.items()
@@ -118,6 +123,15 @@ def _scores(result: Mapping[str, Any]) -> Table:
     if repeats:
         caption += "; means over repeats with other seeds: " + ", ".join(repeats)
     return Table(caption, [[*header, *GRANULARITIES, "failed"], *rows])
+
+
+def _reasons(system: Mapping[str, Any], columns: Sequence[str]) -> dict[str, list[str]]:
+    """Why a run has no score in some columns, each reason with its columns."""
+    found: dict[str, list[str]] = {}
+    for name in columns:
+        if "reason" in system[name]:
+            found.setdefault(system[name]["reason"], []).append(name)
+    return found
 
 
 def _spread(std: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+import matplotlib.image
 import pytest
 
 from cirag_jax.commands import comparison as command
@@ -71,7 +72,7 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     table = (tmp_path / "c" / "table.md").read_text()
     assert "| student " in table and "+50.0 [" in table and "67 %" in table and "33 %" in table
     assert table.strip() in capsys.readouterr().err
-    assert (tmp_path / "c" / "granularities.png").read_bytes()[:4] == b"\x89PNG"
+    assert matplotlib.image.imread(tmp_path / "c" / "granularities.png").shape[:2] == (390, 1050)
 
 
 def test_recall_by_step(tmp_path):
@@ -92,7 +93,53 @@ def test_recall_by_step(tmp_path):
     header = next(line for line in table.splitlines() if "step 1" in line)
     assert "step 3" in header and "| a   | 25.0 [" in table
     assert "Recall by step" in (tmp_path / "c" / "table.html").read_text()
-    assert (tmp_path / "c" / "recall_by_step.png").read_bytes()[:4] == b"\x89PNG"
+    assert matplotlib.image.imread(tmp_path / "c" / "recall_by_step.png").shape[:2] == (600, 1050)
+
+
+def test_a_score_of_no_question_says_why(tmp_path):
+    """The second run ranks no triples, and nobody annotates sentences."""
+    pairs = [(dataclasses.replace(q, supporting_sentences=()), p) for q, p in many(2)]
+    bare = answered(pairs, lambda i, p: dataclasses.replace(p, triples=()))
+    folders = [workdir(tmp_path, "a", pairs), workdir(tmp_path, "b", bare)]
+    families = ("answers", "recall", "hits", "by_granularity")
+    result = compare(tmp_path, *folders, metrics=families, recall_at=(3,))
+    a, b = result["systems"].values()
+    reasons = {name: b[name].get("reason") for name in result["scores"]}
+    assert reasons == {
+        **dict.fromkeys(("em", "f1", "acc", "recall@3", "sentence_em", "sentence_f1")),
+        "sentence_recall@3": "no gold sentences",
+        "triple_recall@3": "ranks no triples",
+        "hit@3": "gold passages are known",
+        **{
+            f"{stage}_{name}": "no question was answered there"
+            for stage in ("triple", "passage", "default")
+            for name in ("em", "f1")
+        },
+    }
+    assert all(
+        (b[n]["value"] != b[n]["value"]) == (reason is not None) for n, reason in reasons.items()
+    )
+    assert "reason" not in a["triple_recall@3"]
+    differences = result["differences"]["a-b"]
+    assert differences["triple_recall@3"]["reason"] == "ranks no triples"
+    assert "reason" not in differences["f1"]
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert "; n/a of b: ranks no triples (triple R@3)\n" in table
+    silent = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
+    none = compare(tmp_path, workdir(tmp_path, "d", silent))
+    assert none["systems"]["d"]["f1"]["reason"] == "no gold answer"
+
+
+def test_a_method_without_a_corpus_says_so_beside_one_that_has_it(tmp_path, monkeypatch):
+    folders = [workdir(tmp_path, name, many(2)) for name in "ab"]
+    monkeypatch.setattr(
+        command.Run, "needs", property(lambda run: command.Needs(corpus=run.name == "a"))
+    )
+    result = compare(tmp_path, *folders, metrics=("answers", "recall"), recall_at=(3,))
+    assert result["systems"]["b"]["recall@3"]["reason"] == "retrieves nothing"
+    assert "recall@3" not in result["differences"]["a-b"]
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert "; n/a of b: retrieves nothing (R@3, sentence R@3, triple R@3)\n" in table
 
 
 def test_no_difference_is_said_to_be_impossible_by_chance(tmp_path):

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cirag_jax.evaluation import answers
+from cirag_jax.evaluation.metrics.answers import measure
+from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.types import Prediction, Question
 
 PROFILES = sorted(answers.PROFILES)
 every_profile = pytest.mark.parametrize("profile", PROFILES)
@@ -126,18 +129,22 @@ def test_normal_form(profile, text):
 
 
 def test_a_run_is_scored_question_by_question():
-    predictions = ["Orlin County", "no", "", "in Cork"]
-    golds = [("Orlin", "Orlin County"), ("yes",), ("Cork",), ("Cork", "the city of Cork")]
-    scores = answers.score_answers(predictions, golds)
-    per_question = scores["per_question"]
-    assert per_question["em"].tolist() == [1, 0, 0, 0]
-    assert per_question["acc"].tolist() == [1, 0, 0, 1]
-    np.testing.assert_allclose(per_question["f1"], [1, 0, 0, 2 / 3])
-    assert all(array.dtype == np.float64 for array in per_question.values())
-    assert (scores["em"], scores["acc"]) == (0.25, 0.5)
-    assert scores["f1"] == pytest.approx((1 + 2 / 3) / 4)
-    kirag = answers.score_answers(predictions, golds, "kirag")
-    assert kirag["f1"] == pytest.approx((2 / 3 + 2 / 3) / 4)
+    said = ["Orlin County", "no", "", "in Cork", "x"]
+    golds = [("Orlin", "Orlin County"), ("yes",), ("Cork",), ("Cork", "the city of Cork"), ()]
+    answered = [
+        Answered(Question(str(i), "", gold), Prediction(text, "passage") if text else None)
+        for i, (text, gold) in enumerate(zip(said, golds, strict=True))
+    ]
+    scores = measure(answered, Scoring())
+    assert scores["em"].top_Q.tolist() == [1, 0, 0, 0, 0]
+    assert scores["acc"].top_Q.tolist() == [1, 0, 0, 1, 0]
+    np.testing.assert_allclose(scores["f1"].top_Q, [1, 0, 0, 2 / 3, 0])
+    for score in scores.values():
+        assert score.bottom_Q.tolist() == [1, 1, 1, 1, 0]  # there is no gold answer of the last
+    assert (scores["em"].value, scores["acc"].value) == (0.25, 0.5)
+    assert scores["f1"].value == pytest.approx((1 + 2 / 3) / 4)
+    assert measure(answered, Scoring("kirag"))["f1"].value == pytest.approx((2 / 3 + 2 / 3) / 4)
+    assert math.isnan(measure([], Scoring())["em"].value)
 
 
 def test_what_cannot_be_scored():
@@ -147,7 +154,3 @@ def test_what_cannot_be_scored():
         answers.f1("x", [])
     with pytest.raises(ValueError, match="at least one gold"):
         answers.accuracy("x", "x")  # a string is a list of its letters
-    with pytest.raises(ValueError, match="zip"):
-        answers.score_answers(["x"], [])
-    empty = answers.score_answers([], [])
-    assert math.isnan(empty["em"]) and empty["per_question"]["em"].shape == (0,)

@@ -1,11 +1,14 @@
 """The tests of significance against scipy's, exact ones and hand-made figures."""
 
 import itertools
+import math
+import tracemalloc
 
 import numpy as np
 import pytest
 import scipy.stats
 
+from cirag_jax.evaluation import significance
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.significance import (
     holm,
@@ -60,6 +63,89 @@ def test_kinds_of_questions_are_questions():
         assert together[bound] == pytest.approx(apart[bound], abs=0.005)
     p = [sampled_p(mean_of(x), mean_of(b), samples=20_000) for x in (a, a + hair)]
     assert p[0] == pytest.approx(p[1], abs=0.015) and 0.05 < p[0] < 0.5
+
+
+@pytest.fixture(params=["by kind", "by question"])
+def way(request, monkeypatch):
+    """Both ways of drawing, whatever the number of kinds."""
+    monkeypatch.setattr(significance, "_A_KIND", 0 if request.param == "by kind" else math.inf)
+    monkeypatch.setattr(significance, "_BLOCK", 1000)  # several blocks, the last one smaller
+
+
+def twofold():
+    """Two scores that go together, of 45 questions of which every third is there twice."""
+    rng = np.random.default_rng(5)
+    top_Q = rng.random(45)
+    rows = np.sort([*range(45), *range(0, 45, 3)])
+    a = Ratio(top_Q[rows], rng.integers(1, 4, 45).astype(float)[rows])
+    b = Ratio((top_Q + rng.random(45) - 0.7)[rows], rng.integers(1, 4, 45).astype(float)[rows])
+    return a, b
+
+
+def assert_one_distribution(drawn, loop):
+    """Kolmogorov's and Smirnov's test, at the level 0.001."""
+    for ours, theirs in zip(drawn, loop, strict=True):
+        assert scipy.stats.ks_2samp(ours, theirs).pvalue > 0.001
+
+
+def test_resamples_are_those_of_a_loop(way):
+    a, b = twofold()
+    found_RM = significance._resampled([a, b], 20_000, seed=1)
+    assert found_RM.shape == (20_000, 2)
+    rng, loop = np.random.default_rng(2), []
+    for _ in range(20_000):
+        rows = rng.integers(0, 60, 60)
+        loop.append([score.top_Q[rows].sum() / score.bottom_Q[rows].sum() for score in (a, b)])
+    found, loop = found_RM.T, np.transpose(loop)
+    assert_one_distribution([*found, found[0] - found[1]], [*loop, loop[0] - loop[1]])
+    again = significance._resampled([a, b], 20_000, seed=1)
+    other = significance._resampled([a, b], 20_000, seed=3)
+    assert (found_RM == again).all() and (found_RM != other).any()
+
+
+def test_sums_have_the_moments_of_their_distribution(way):
+    """Within five standard errors of the mean and of the variance."""
+    a, b = twofold()
+    values_QC = np.stack([a.top_Q, b.top_Q, a.bottom_Q, b.bottom_Q], axis=1)
+    for draw, mean_C, variance_C in (
+        (significance._with_replacement, values_QC.sum(axis=0), 60 * values_QC.var(axis=0)),
+        (significance._halves, values_QC.sum(axis=0) / 2, (values_QC**2).sum(axis=0) / 4),
+    ):
+        parts = significance._drawn([a, b], draw, 50_000, np.random.default_rng(7))
+        sum_RC = np.concatenate(parts, axis=1)
+        error_C = 5 * np.sqrt(variance_C / 50_000)
+        assert (abs(sum_RC.mean(axis=0) - mean_C) < error_C).all()
+        assert (abs(sum_RC.var(axis=0) / variance_C - 1) < 5 * np.sqrt(2 / 50_000)).all()
+
+
+def test_swaps_are_those_of_a_loop(way):
+    a, b = twofold()
+    rng, loop = np.random.default_rng(2), []
+    for _ in range(20_000):
+        swapped = rng.random(60) < 0.5
+        first, second = (
+            [np.where(swapped, y, x).sum() for x, y in zip(*pair, strict=True)]
+            for pair in ((a, b), (b, a))
+        )
+        loop.append(abs(first[0] / first[1] - second[0] / second[1]))
+    p = np.mean(np.array(loop) >= abs(a.value - b.value) - 1e-9)
+    error = 4 * np.sqrt(2 * p * (1 - p) / 20_000)
+    assert 0.01 < p < 0.3 and sampled_p(a, b, samples=20_000) == pytest.approx(p, abs=error)
+
+
+def test_questions_of_many_kinds_are_drawn_one_by_one_in_little_memory():
+    rng = np.random.default_rng(0)
+    match = [mean_of((rng.random(400) < 0.5).astype(float)) for _ in range(2)]
+    assert significance._rows(match)[1].shape == (4,)
+    rouge = {name: mean_of(rng.random(100_000)) for name in "ab"}
+    long = [mean_of(rng.integers(0, 40, 2000) / 40) for _ in range(2)]
+    row_KC, size_K = significance._rows(long)
+    assert size_K.tolist() == [1] * 2000 > [1] * len(np.unique(row_KC, axis=0))
+    tracemalloc.start()
+    pairwise(rouge, samples=100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40e6  # all counts at once would take 80 million bytes
 
 
 def test_a_swap_takes_the_denominator_along():

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation.evidence import GRANULARITIES
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
 
@@ -53,6 +54,28 @@ def measure(
         if corpus or not getattr(_FAMILIES[name], "NEEDS_CORPUS", False):
             found |= _FAMILIES[name].measure(answered, scoring)
     return found
+
+
+def reason(name: str, answered: Sequence[Answered], *, corpus: bool = True) -> str:
+    """Why a score is of no question; arguments as of `measure`."""
+    kind = name.partition("@")[0]
+    if not corpus and any(
+        kind in family.TITLES and getattr(family, "NEEDS_CORPUS", False)
+        for family in _FAMILIES.values()
+    ):
+        return "retrieves nothing"
+    for granularity, own in _FAMILIES["recall"].SCORES.items():
+        if kind == own:
+            ranked_of = GRANULARITIES[granularity][0]
+            ranks_any = any(ranked_of(found) for _, found in answered if found)
+            return f"no gold {granularity}s" if ranks_any else f"ranks no {granularity}s"
+    if not any(question.answers for question, _ in answered):
+        return "no gold answer"
+    if kind in _FAMILIES["hits"].TITLES:
+        return "gold passages are known"
+    if kind in _FAMILIES["by_granularity"].TITLES:
+        return "no question was answered there"
+    return "applies to no question"
 
 
 def title(name: str) -> str:

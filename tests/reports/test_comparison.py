@@ -1,0 +1,156 @@
+"""The figures of a comparison and of a reader: axes, data and files."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from cirag_jax.commands import evaluate_reader
+from cirag_jax.reports import comparison, figures, tables
+from tests.reports.test_tables import result_of
+
+
+def bounded(value, low, high):
+    return {"value": value, "low": low, "high": high}
+
+
+def system(counts, steps, seconds, f1, sees_gold=False):
+    stages = ("triple", "sentence", "passage", "default")
+    return {
+        "granularities": dict(zip(stages, counts, strict=True)),
+        "recall_by_step": [bounded(value, value, value) for value in steps],
+        "seconds_alone": bounded(*seconds) if seconds else None,
+        "f1": bounded(*f1),
+        "sees_gold": sees_gold,
+    }
+
+
+RESULT = {
+    "systems": {
+        "a": system((2, 1, 0, 1), (0.25, 0.5, 0.75), (2.0, 1.5, 4.0), (0.5, 0.4, 0.7)),
+        "$b": system((0, 0, 3, 0), (0.4,), (0.5, 0.25, 1.0), (0.25, 0.0, 0.5), sees_gold=True),
+        "c": system((0, 0, 0, 0), (), None, (0.0, 0.0, 0.0)),
+    }
+}
+CALIBRATION = {
+    "bins": [
+        {"confidence": 0.15, "right": 0.4, "count": 5},
+        {"confidence": 0.95, "right": 0.8, "count": 10},
+    ],
+    "error": 0.18,
+    "coverage": [{"answered": 0.9, "right": 0.6}, {"answered": 0.3, "right": 0.7}],
+}
+READERS = {
+    "student": {"calibration": CALIBRATION},
+    "base": {"calibration": {"bins": [], "error": None, "coverage": []}},
+}
+
+
+@pytest.fixture
+def drawn():
+    made = []
+
+    def draw(function, *arguments):
+        made.append(function(*arguments))
+        return made[-1]
+
+    yield draw
+    for figure in made:
+        figures.pyplot().close(figure)
+
+
+def texts(artists):
+    return [artist.get_text() for artist in artists]
+
+
+def points(line):
+    """Two lists, as numbers of double precision."""
+    return [np.asarray(values, float).tolist() for values in line.get_data()]
+
+
+def test_the_bars_are_shares_of_the_answers(drawn):
+    (axes,) = drawn(comparison._draw_granularities, RESULT).axes
+    assert axes.get_xlabel() == "questions answered from, %" and axes.get_ylabel() == ""
+    assert axes.get_xlim() == (0, 100) and axes.yaxis.get_inverted()  # the first run is above
+    assert texts(axes.get_yticklabels()) == ["a", r"\$b", "c"]
+    assert texts(axes.get_legend().get_texts()) == ["triple", "sentence", "passage", "default"]
+    bars = [[(b.get_x(), b.get_width()) for b in of_stage] for of_stage in axes.containers]
+    assert [of_stage[0] for of_stage in bars] == [(0, 50), (50, 25), (75, 0), (75, 25)]
+    assert [of_stage[1] for of_stage in bars] == [(0, 0), (0, 0), (0, 100), (100, 0)]
+    assert [of_stage[2] for of_stage in bars] == [(0, 0)] * 4
+    rows = [round(bar.get_y() + bar.get_height() / 2) for bar in axes.containers[0]]
+    assert rows == [0, 1, 2]
+
+
+def test_recall_rises_with_the_steps(drawn):
+    (axes,) = drawn(comparison._draw_steps, RESULT).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "gold passages found so far, %")
+    assert axes.get_ylim() == (0, 103)
+    assert [points(line) for line in axes.lines] == [[[1, 2, 3], [25, 50, 75]], [[1], [40]]]
+    assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]
+
+
+def test_f1_against_seconds(drawn):
+    (axes,) = drawn(comparison._draw_latency, RESULT).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds a question, alone", "F1, %")
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]  # c was not asked alone
+    found = []
+    for point, _, (across, along) in axes.containers:
+        (left, y), (right, _) = across.get_segments()[0]
+        (x, low), (_, high) = along.get_segments()[0]
+        assert points(point) == [[x], [y]]
+        found.append((x, left, right, y, low, high))
+    assert found == [
+        pytest.approx((2, 1.5, 4, 50, 40, 70)),
+        pytest.approx((0.5, 0.25, 1, 25, 0, 50)),
+    ]
+
+
+def test_recall_at_every_k(drawn):
+    (axes,) = drawn(tables._draw, result_of((2, 5, 10), 5, data="a$b")).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("K passages", "Recall@K, %")
+    assert axes.get_xticks().tolist() == [2, 5, 10]
+    assert axes.get_title() == r"a\$b, 7 questions"
+    assert [points(line) for line in axes.lines] == [[[2, 5, 10], [10, 25, 50]]] * 2
+    assert texts(axes.get_legend().get_texts()) == ["BM25", "iterative, trained"]
+    assert [line.get_linestyle() for line in axes.lines] == [
+        "--",
+        "-",
+    ]  # what was trained stands out
+
+
+def test_confidence_against_what_is_right(drawn):
+    left, right = drawn(evaluate_reader._draw, READERS).axes
+    assert left.get_xlabel() == "confidence of the answer, %" and left.get_ylabel() == "right, %"
+    assert right.get_xlabel() == "answered, the most confident first, %"
+    for axes in (left, right):
+        assert axes.get_xlim() == axes.get_ylim() == (0, 100)
+    assert points(left.lines[0]) == [[0, 100], [0, 100]]  # where confidence is right
+    (dots,) = left.collections
+    np.testing.assert_allclose(dots.get_offsets(), [[15, 40], [95, 80]])
+    assert dots.get_sizes().tolist() == [20, 30]
+    np.testing.assert_allclose(points(right.lines[0]), [[90, 30], [60, 70]])
+    assert texts(left.get_legend().get_texts()) == ["student, error 18 points"]
+    assert texts(right.get_legend().get_texts()) == ["student"]
+
+
+@pytest.mark.parametrize(
+    ("draw", "result", "inches"),
+    [
+        (comparison._draw_granularities, RESULT, (7, 3.2)),
+        (comparison._draw_steps, RESULT, (7, 4)),
+        (comparison._draw_latency, RESULT, (7, 4.5)),
+        (tables._draw, result_of((2, 5), 5), (6, 4)),
+        (evaluate_reader._draw, READERS, (9, 4)),
+    ],
+    ids=["granularities", "recall_by_step", "latency", "recall", "calibration"],
+)
+def test_the_file_is_an_image_with_something_on_it(draw, result, inches, tmp_path):
+    figures.save(draw(result), tmp_path, "x")
+    pixels = matplotlib.image.imread(tmp_path / "x.png")  # 150 dots an inch
+    assert pixels.shape[:2] == (round(150 * inches[1]), round(150 * inches[0]))
+    colours = {
+        matplotlib.colors.to_hex(p) for p in np.unique(pixels[..., :3].reshape(-1, 3), axis=0)
+    }
+    assert "#ffffff" in colours and len(colours) > 20
+    assert "<svg" in (tmp_path / "x.svg").read_text("utf-8")
