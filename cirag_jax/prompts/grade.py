@@ -71,8 +71,9 @@ _QUESTION = (
 _WORDING = (
     "You put a fact about two things, (source|relation|target), into other words, twice. The "
     'phrase describes the target by the source: it begins with "the", names the source as the fact '
-    "does, and never names the target. The question asks for the target: it names the source as the fact "
-    "does, and the target is its whole answer. Say nothing that the fact and its claim do not say. "
+    "does, and never names the target. The question asks for the target: it names the source as "
+    "the fact does, and the target is its whole answer. Say nothing that the fact and its claim do "
+    "not say. "
     f"{_INERT}Answer on one line: Phrase: ... | Question: ..."
 )
 _VALID = (
@@ -403,11 +404,14 @@ def parse_wording(text: str, head: str, tail: str) -> Worded:
     spelt, does not stand in both once) and ``names_later`` (the tail stands in one).
     """
     text = _answer(text)
-    found = re.search(r"(?i)\bphrase\s*:(.*?)(?:\|\s*|\n\s*)question\s*:([^|\n]*)", text, re.DOTALL)
-    if found is None:
+    told = re.search(r"(?i)\bphrase\s*:", text)
+    asked = re.search(r"(?i)\bquestion\s*:", text[told.end() :] if told else "")
+    if told is None:
         return Worded("", "", "no_phrase")
-    phrase, question = (_line(part).strip(" |*`\"'") for part in found.groups())
-    phrase = phrase.rstrip(".?")
+    rest = text[told.end() :]
+    phrase = _line(rest[: asked.start()] if asked else rest).strip(" |*`\"'").rstrip(".?")
+    question = _line(rest[asked.end() :].strip().partition("\n")[0]) if asked else ""
+    question = question.partition("|")[0].strip(" *`\"'")
     if not re.search(r"\w", phrase):
         return Worded("", "", "no_phrase")
     if not re.search(r"\w", question):
@@ -423,8 +427,9 @@ def parse_wording(text: str, head: str, tail: str) -> Worded:
 
 
 def named(name: str) -> re.Pattern[str]:
-    """Finds a name in a text, as prompts show it, whole and in any case."""
-    return re.compile(rf"(?<!\w){re.escape(name_as_shown(name))}(?!\w)", re.IGNORECASE)
+    """Finds a name in a text, whole and in any case, as it is spelt or as prompts show it."""
+    forms = "|".join(re.escape(form) for form in dict.fromkeys((name, name_as_shown(name))))
+    return re.compile(rf"(?<!\w)(?:{forms})(?!\w)", re.IGNORECASE)
 
 
 def _answer(text: str) -> str:
