@@ -101,6 +101,8 @@ def _medium(config: Any) -> Any:
     config.llm.context = 4096
     config.llm.overflow = "truncate"
     config.claims.context_words = 400
+    config.triples.claims = 4
+    config.questions.kind = "hops"
     config.equivalence.claims = 20
     config.in_flight = 16
     return config

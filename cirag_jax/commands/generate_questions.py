@@ -182,7 +182,9 @@ def _generate(
     result["group_problems"] = dict(graph.problems)
     by_id = {document.id: document for document in found}
     templates = None
-    if settings.questions.kind == "rules":
+    if settings.questions.kind == "hops":
+        templates = questions.WordedTemplates(_wordings(run, graph, stated, result))
+    elif settings.questions.kind == "rules":
         typed = any(fact.type for fact in facts)
         templates = questions.TypedTemplates() if typed else questions.RelationTemplates(graph)
     checks = None
@@ -494,6 +496,38 @@ def _groups(
     return groups, clustered
 
 
+def _wordings(
+    run: _Run, graph: equivalence.Graph, stated: Sequence[Claim], result: dict[str, Any]
+) -> dict[int, questions.Wording]:
+    """The facts that can be part of a path in a language model's words, by their places."""
+    settings, facts = run.settings.questions, graph.facts
+
+    def program(fact: Fact) -> Any:
+        return lambda: questions.word(fact, stated[fact.claim], settings)
+
+    jobs = {
+        at: _job(
+            "wording",
+            [facts[at].parts, stated[facts[at].claim].text, settings.max_tokens],
+            program(facts[at]),
+        )
+        for at in sorted(questions.worth_wording(graph.edges))
+    }
+    unique = list({job.id: job for job in jobs.values()}.values())  # a fact may be stated twice
+    waiting = run.waiting(unique)
+    left = (facts[at] for at, job in jobs.items() if job.id in waiting)
+    shown = (prompts.wording_messages(fact.parts, stated[fact.claim].text) for fact in left)
+    run.estimate("wordings", ((1, turns) for turns in shown))
+    records = run.records("wordings", unique, True, questions.Wording)
+    failed: questions.Wording = {"reason": "request_failed"}
+    found = {at: records[job.id].outcome or failed for at, job in jobs.items()}
+    result["wordings"] = len(found)
+    result["wording_problems"] = dict(
+        collections.Counter(worded["reason"] for worded in found.values() if "reason" in worded)
+    )
+    return found
+
+
 def _ask(
     run: _Run,
     drawn: Sequence[Path],
@@ -516,14 +550,15 @@ def _ask(
         decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
         jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
     waiting, asking = run.waiting(jobs), []
+    roles = [role for role in settings.roles if role != "asker" or templates is None]
     for path, turns, job in zip(drawn, messages, jobs, strict=True):
         last = graph.facts[path[-1].fact]
         # A claim is about as long as a question.
         told = prompts.validation_messages(stated[last.claim].text, last.tail)
         if job.id in waiting:
-            asking += [(1, {"asker": turns, "validator": told}[role]) for role in settings.roles]
+            asking += [(1, {"asker": turns, "validator": told}[role]) for role in roles]
     run.estimate("questions", asking)
-    records = run.records("questions", jobs, bool(settings.roles), questions.Outcome)
+    records = run.records("questions", jobs, bool(roles), questions.Outcome)
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [
         Asked(path, records[job.id].outcome or failed)

@@ -19,7 +19,7 @@ from cirag_jax.datasets.demo.templates import ASKS, HARMLESS, STEPS
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.grade.claims import window
 from cirag_jax.grade.equivalence import SMALL_WORDS, Graph
-from cirag_jax.grade.records import Claim, Document, Fact, Path
+from cirag_jax.grade.records import Claim, Document, Edge, Fact, Path
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
@@ -38,21 +38,23 @@ class QuestionSettings:
     """How questions are asked and checked.
 
     Attributes:
-      kind: model, or rules (templates over relations).
+      kind: model (asked for the question of a whole path, as in the paper), hops (asked to put
+        each fact into other words, which are then put together: within reach of small models), or
+        rules (templates over relations).
       validation: rules (`Checks`), model (the paper: is it clear alone), both, or off.
       one_source: rules: drop a path of which another document links two neighbours, too.
       context_words: words of an article that are shown around each claim; 0: all.
       max_tokens: most new tokens of a question.
     """
 
-    kind: Literal["model", "rules"] = "model"
+    kind: Literal["model", "hops", "rules"] = "model"
     validation: Literal["rules", "model", "both", "off"] = "both"
     one_source: bool = False
     context_words: int = 120
     max_tokens: int = 160
 
     def __post_init__(self):
-        check_choice("config.questions.kind", self.kind, ("model", "rules"))
+        check_choice("config.questions.kind", self.kind, ("model", "hops", "rules"))
         options = ("rules", "model", "both", "off")
         check_choice("config.questions.validation", self.validation, options)
         check_at_least(1, self, "max_tokens", prefix="config.questions.")
@@ -61,7 +63,7 @@ class QuestionSettings:
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of a language model that are asked."""
-        model = (self.kind == "model", self.validation in ("model", "both"))
+        model = (self.kind != "rules", self.validation in ("model", "both"))
         return tuple(r for r, asked in zip(("asker", "validator"), model, strict=True) if asked)
 
 
@@ -97,6 +99,64 @@ class RelationTemplates:
     def answers(self, path: Path, names: Sequence[str]) -> tuple[str, ...]:
         """See `Templates`."""
         return tuple(names)
+
+
+class Wording(TypedDict):
+    """What `word` gives: two sentences' parts, or why there are none."""
+
+    phrase: NotRequired[str]
+    question: NotRequired[str]
+    reason: NotRequired[str]
+
+
+def word(fact: Fact, claim: Claim, settings: QuestionSettings) -> Program[Mapping[str, Any]]:
+    """A fact as a phrase for its tail and as a question for it, by a language model.
+
+    Returns:
+      ``phrase`` and ``question``, or ``reason``: see `prompts.grade.parse_wording`.
+    """
+    messages = prompts.wording_messages(fact.parts, claim.text)
+    told: Generated = yield Generate(messages, "asker", settings.max_tokens)
+    found = prompts.parse_wording(told.text, fact.head, fact.tail)
+    if found.problem:
+        return {"reason": found.problem}
+    return {"phrase": found.phrase, "question": found.question}
+
+
+class WordedTemplates:
+    """Questions put together from facts in a language model's words.
+
+    The name of a fact's head gives way to the phrase of the fact before it.
+    """
+
+    def __init__(self, wordings: Mapping[int, Wording]):
+        """``wordings``: by the fact's place."""
+        self._wordings = wordings
+
+    def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
+        """See `Templates`; ``no_wording`` where a fact has none."""
+        text = ""
+        for edge in path:
+            worded = self._wordings.get(edge.fact, {})
+            part = worded.get("question" if edge == path[-1] else "phrase")
+            if part is None:
+                return "", "no_wording"
+            if text:
+                before, after = prompts.named(facts[edge.fact].head).split(part)
+                part = before + text + after
+            text = part
+        return text[0].upper() + text[1:], "clumsy" if _repeats(text) else None
+
+    def answers(self, path: Path, names: Sequence[str]) -> tuple[str, ...]:
+        """See `Templates`."""
+        return tuple(names)
+
+
+def worth_wording(edges: Iterable[Edge]) -> set[int]:
+    """The facts (places) that can be part of a path of two or more."""
+    edges = tuple(edges)
+    heads, tails = {edge.head for edge in edges}, {edge.tail for edge in edges}
+    return {edge.fact for edge in edges if edge.head in tails or edge.tail in heads}
 
 
 class TypedTemplates:
@@ -290,8 +350,7 @@ def ask(
       `Checks.question` or `prompts.grade.parse_question`; ``cut``, ``unclear`` or ``no_verdict``.
     """
     names = answer_names(path, graph)
-    if settings.kind == "rules":
-        assert templates is not None
+    if templates is not None:
         question, reason = templates.ask(path, graph.facts)
         answers = templates.answers(path, names)
     else:

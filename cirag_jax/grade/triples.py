@@ -10,6 +10,7 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.grade.records import Claim, Fact
 from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
+from cirag_jax.triples.normalization import name_key
 from cirag_jax.types import Count, Triple
 
 
@@ -49,13 +50,20 @@ def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[
 
     Returns:
       ``triples``: head, relation, tail and the place of the claim; ``problems``: see
-      `prompts.grade.parse_triples`.
+      `prompts.grade.parse_triples`, and ``not_said`` where the claim lacks a word of a name: small
+      models repeat the example, or what another claim says.
     """
     messages = prompts.triple_messages(claims)
     told: Generated = yield Generate(messages, "extractor", settings.max_tokens)
     found = prompts.parse_triples(told.text, told.finish_reason, len(claims))
-    triples = [[*parts, place] for parts, place in found.triples]
-    return {"triples": triples, "problems": list(found.problems)}
+    words = [set(name_key(claim, "unicode").split()) for claim in claims]
+    triples = [
+        [*parts, place]
+        for parts, place in found.triples
+        if set(name_key(f"{parts[0]} {parts[2]}", "unicode").split()) <= words[place]
+    ]
+    unsaid = ["not_said"] * (len(found.triples) - len(triples))
+    return {"triples": triples, "problems": [*found.problems, *unsaid]}
 
 
 def facts(triples: Iterable[tuple[Triple, int]]) -> tuple[Fact, ...]:

@@ -1,6 +1,7 @@
 """GRADE's messages and parsers (Lee et al., 2025, appendix A.9), in our own words.
 
-Claims, triples, entities that are the same, questions, and three kinds of verdict. Articles and
+Claims, triples, entities that are the same, facts in other words, questions, and three kinds of
+verdict. Articles and
 what a model writes are hostile: they are searched, never evaluated, and no text makes a parser
 raise. What cannot be used is named, so that it can be counted.
 """
@@ -19,6 +20,7 @@ Kind = Literal["always", "context"]
 MAX_CHARS = 20_000  # what lies beyond is not read
 MAX_CLAIM_CHARS = 600
 MAX_NAME_CHARS = 200
+MAX_NAME_WORDS = 12  # a longer one is a clause, which no other triple will have
 MAX_QUESTION_CHARS = 800
 MAX_LINES = 400
 NO_GROUPS = "No identical entities found"
@@ -44,7 +46,8 @@ _CONSISTENT = (
 _TRIPLES = (
     "You list what numbered sentences state, as relations between two things: people, places, "
     "organisations, works, events, dates, quantities, concepts. Name both things as the sentence "
-    "names them, never by a pronoun. List every relation once, in one direction. "
+    "names them and briefly, never by a pronoun. What ties them together stands in the relation "
+    "alone. List every relation once, in one direction. "
     f"{_INERT}Write each on a line of its own, with the number of its sentence, and nothing else: "
     "(source|relation|target|number)"
 )
@@ -65,6 +68,14 @@ _QUESTION = (
     f"the triples and claims do not say. {_INERT}Answer on one line: "
     "Question: ... | Answer: ..."
 )
+_WORDING = (
+    "You put a fact about two things, (source|relation|target), into other words, twice. The "
+    'phrase describes the target by the source: it begins with "the", names the source as the fact '
+    "does, and never names the target. The question asks for the target: it names the source as "
+    "the fact does, and the target is its whole answer. Say nothing that the fact and its claim do "
+    "not say. "
+    f"{_INERT}Answer on one line: Phrase: ... | Question: ..."
+)
 _VALID = (
     "You check a question and its answer before they are published alone, without any article. "
     "They are good if a stranger knows what is asked and about whom: names are written out, no "
@@ -81,6 +92,29 @@ _EXAMPLE_CLAIMS = (
     "Ferrymoor Observatory was founded by Agnes Thorley.",
     "Agnes Thorley came from Wexley.",
 )
+_TOLD = (
+    "Ferrymoor Observatory was founded in 1871 by Agnes Thorley, an astronomer from Wexley.",
+    "Agnes Thorley's father was the painter Hugh Thorley.",
+    "The Long Winter is a 1902 novel by Ada Thorley, published by Marden Press.",
+)
+_TOLD_TRIPLES = (
+    (("Ferrymoor Observatory", "was founded by", "Agnes Thorley"), 1),
+    (("Ferrymoor Observatory", "was founded in", "1871"), 1),
+    (("Agnes Thorley", "came from", "Wexley"), 1),
+    (("Agnes Thorley", "worked as", "astronomer"), 1),
+    (("Agnes Thorley", "had as father", "Hugh Thorley"), 2),
+    (("Hugh Thorley", "worked as", "painter"), 2),
+    (("The Long Winter", "was written by", "Ada Thorley"), 3),
+    (("The Long Winter", "was published by", "Marden Press"), 3),
+    (("The Long Winter", "appeared in", "1902"), 3),
+)
+_WORDED = (
+    (_TOLD_TRIPLES[0][0], "the person who founded Ferrymoor Observatory",
+     "Who founded Ferrymoor Observatory?"),
+    (_TOLD_TRIPLES[6][0], "the author of The Long Winter", "Who wrote The Long Winter?"),
+    (_TOLD_TRIPLES[8][0], "the year in which The Long Winter appeared",
+     "In which year did The Long Winter appear?"),
+)  # fmt: skip
 _EXAMPLE_QUESTION = "From which town did the founder of Ferrymoor Observatory come?"
 
 
@@ -114,12 +148,10 @@ def consistency_messages(sentence: str, claim: str) -> tuple[Message, ...]:
 
 def triple_messages(claims: Sequence[str]) -> tuple[Message, ...]:
     """Asks for the triples of claims, numbered from 1 (A.9.3)."""
-    answer = "\n".join(
-        f"({'|'.join(parts)}|{number})" for number, parts in enumerate(_EXAMPLE_TRIPLES, 1)
-    )
+    answer = "\n".join(f"({'|'.join(parts)}|{number})" for parts, number in _TOLD_TRIPLES)
     return (
         Message("system", _TRIPLES),
-        Message("user", _numbered(_EXAMPLE_CLAIMS)),
+        Message("user", _numbered(_TOLD)),
         Message("assistant", answer),
         Message("user", _numbered(claims)),
     )
@@ -179,6 +211,20 @@ def _chain(triples: Sequence[Parts], claims: Sequence[str], same: Sequence[tuple
     return "\n".join(lines)
 
 
+def wording_messages(triple: Parts, claim: str) -> tuple[Message, ...]:
+    """Asks for a triple as a phrase and as a question; read by `parse_wording`."""
+    claims = (_TOLD[0], _TOLD[2], _TOLD[2])
+    shown: list[Message] = [Message("system", _WORDING)]
+    for (parts, phrase, question), example in zip(_WORDED, claims, strict=True):
+        shown.append(Message("user", _fact(parts, example)))
+        shown.append(Message("assistant", f"Phrase: {phrase} | Question: {question}"))
+    return (*shown, Message("user", _fact(triple, claim)))
+
+
+def _fact(triple: Parts, claim: str) -> str:
+    return f"Fact: ({'|'.join(map(name_as_shown, triple))})\nClaim: {_line(claim)}"
+
+
 def validation_messages(question: str, answer: str) -> tuple[Message, ...]:
     """Asks whether a question and its answer stand alone (A.9.6); read by `parse_verdict`."""
     turn = f"Question: {_line(question)}\nAnswer: {_line(answer)}"
@@ -234,7 +280,7 @@ def parse_triples(text: str, finish_reason: str, count: int) -> Listed:
 
     A line is ``source|relation|target|number``, with or without parentheses. Problems: ``no_lines``
     (nothing of the kind), ``bad_line``, ``out_of_range`` (there is no such sentence), ``self_loop``
-    (both ends are one), ``truncated``.
+    (both ends are one), ``long_name`` (more than `MAX_NAME_WORDS`), ``truncated``.
     """
     lines = [line for line in _answer(text).splitlines() if "|" in line][:MAX_LINES]
     found: dict[tuple[str, str, str, int], tuple[Parts, int]] = {}
@@ -266,6 +312,8 @@ def _triple_of(line: str, count: int) -> tuple[Parts, int] | str:
         return "out_of_range"
     if parts[0].casefold() == parts[2].casefold():
         return "self_loop"
+    if max(len(parts[0].split()), len(parts[2].split())) > MAX_NAME_WORDS:
+        return "long_name"
     return (parts[0], parts[1], parts[2]), int(number[1]) - 1
 
 
@@ -339,6 +387,49 @@ def parse_question(text: str) -> Asked:
     if len(answer) > MAX_NAME_CHARS:
         return Asked("", "", "long_answer")
     return Asked(question, answer, None)
+
+
+class Worded(NamedTuple):
+    """A triple as a phrase and as a question, both empty where there is a problem."""
+
+    phrase: str
+    question: str
+    problem: str | None
+
+
+def parse_wording(text: str, head: str, tail: str) -> Worded:
+    """Phrase and question in an answer about a triple with these ends.
+
+    Problems: ``no_phrase``, ``no_question``, ``long_question``; ``no_start`` (the head, as it is
+    spelt, does not stand in both once) and ``names_later`` (the tail stands in one).
+    """
+    text = _answer(text)
+    told = re.search(r"(?i)\bphrase\s*:", text)
+    asked = re.search(r"(?i)\bquestion\s*:", text[told.end() :] if told else "")
+    if told is None:
+        return Worded("", "", "no_phrase")
+    rest = text[told.end() :]
+    phrase = _line(rest[: asked.start()] if asked else rest).strip(" |*`\"'").rstrip(".?")
+    question = _line(rest[asked.end() :].strip().partition("\n")[0]) if asked else ""
+    question = question.partition("|")[0].strip(" *`\"'")
+    if not re.search(r"\w", phrase):
+        return Worded("", "", "no_phrase")
+    if not re.search(r"\w", question):
+        return Worded("", "", "no_question")
+    if max(len(phrase), len(question)) > MAX_QUESTION_CHARS:
+        return Worded("", "", "long_question")
+    if any(len(named(head).findall(part)) != 1 for part in (phrase, question)):
+        return Worded("", "", "no_start")
+    rest = (named(head).sub(" ", part) for part in (phrase, question))
+    if any(named(tail).search(part) for part in rest):
+        return Worded("", "", "names_later")
+    return Worded(phrase, question, None)
+
+
+def named(name: str) -> re.Pattern[str]:
+    """Finds a name in a text, whole and in any case, as it is spelt or as prompts show it."""
+    forms = "|".join(re.escape(form) for form in dict.fromkeys((name, name_as_shown(name))))
+    return re.compile(rf"(?<!\w)(?:{forms})(?!\w)", re.IGNORECASE)
 
 
 def _answer(text: str) -> str:

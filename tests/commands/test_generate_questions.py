@@ -129,6 +129,25 @@ def test_every_step_and_why_things_were_dropped(whole, model):
     assert asked.count("asker") == 10 and asked.count("extractor") == 1
 
 
+def test_facts_are_worded_once_and_put_together(whole, model, folders, tmp_path, capsys):
+    workdir, _ = whole
+    asked = len(model.asked)
+    hops = arguments(folders, tmp_path / "hops", "questions.kind=hops")
+    result, err = execute(capsys, hops)
+    # Six facts, each once; that of Vell has no words, and so has no question that ends there.
+    assert (result["wordings"], result["wording_problems"]) == (6, {"no_phrase": 1})
+    assert "wordings: at most 6 requests" in err
+    assert [role for role, _ in model.asked[asked:]].count("asker") == 6
+    assert result["passed_over"]["2"] == {"no_wording": 1}
+    assert result["hops"] == {"2": 4, "3": 2, "4": 2, "5": 1} or result["questions"] == 8
+    texts = {row["question"] for row in answering.lines(tmp_path / "hops" / "questions.jsonl")}
+    assert "What is it that what Ule feeds governs?" in texts
+    assert same_bytes(workdir, tmp_path / "hops") == ["questions.jsonl", "paths.jsonl"]
+    # Killed after any of its steps nothing is asked again.
+    execute(capsys, hops)
+    assert [role for role, _ in model.asked[asked:]].count("asker") == 6
+
+
 def test_the_folder_is_a_dataset_of_this_project(whole):
     workdir, _ = whole
     dataset = jsonl.read_dataset(workdir)

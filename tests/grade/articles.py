@@ -72,6 +72,11 @@ class Model:
         return '[Osk|Oskton|"always"]' if both else "No identical entities found"
 
     def asker(self, shown):
+        if shown.startswith("Fact: "):
+            head, verb, tail = shown.partition("(")[2].partition(")")[0].split("|")
+            if tail == "Vell":
+                return "I would rather not."
+            return f"Phrase: what {head} {verb} | Question: What is it that {head} {verb}?"
         # An attack on a journal may have emptied a part.
         triples = re.findall(r"Triple \d+: (\w*)\|(\w*)\|(\w*)", shown)
         if triples[-1][2] == "Vell":

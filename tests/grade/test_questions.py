@@ -189,6 +189,64 @@ def test_rules_ask_nobody_and_the_paper_checks_by_model_alone():
     assert QuestionSettings(kind="rules", validation="off").roles == ()
 
 
+def worded(made, *facts):
+    """`WordedTemplates` of facts that a model has put into other words."""
+    graph, claims, _ = made
+    says = {
+        "Low Tide": "Phrase: the director of Low Tide | Question: Who directed Low Tide?",
+        "Ann Bell": "Phrase: the town where Ann Bell was born | Question: Where was Ann Bell born?",
+        "Osk": "Phrase: what Osk rules | Question: What is Tarn to Osk?",
+    }
+    found = {}
+    for at in facts:
+        program = questions.word(graph.facts[at], claims[graph.facts[at].claim], QuestionSettings())
+        shown = next(program)
+        assert shown.role == "asker" and claims[at].text in shown.messages[-1].text
+        with pytest.raises(StopIteration) as end:
+            program.send(Generated(says[graph.facts[at].head], "stop"))
+        found[at] = end.value.value
+    return questions.WordedTemplates(found)
+
+
+def test_facts_in_other_words_become_one_question():
+    made = world()
+    graph = made[0]
+    asked = worded(made, 0, 1).ask(path_of(graph, 0, 1), graph.facts)
+    assert asked == ("Where was the director of Low Tide born?", None)
+    # The last fact's wording names its answer, so that it has none.
+    templates = worded(made, 0, 1, 2)
+    assert templates.ask(path_of(graph, 0, 1, 2), graph.facts) == ("", "no_wording")
+    assert templates.ask(path_of(graph, 0, 1, 3), graph.facts) == ("", "no_wording")
+    assert templates.answers(path_of(graph, 0, 1), ("Osk", "Osk town")) == ("Osk", "Osk town")
+
+
+def test_facts_between_others_alone_are_worth_words():
+    graph, *_ = world(("Fenn", "borders", "Brum", "y", "Fenn borders Brum."))
+    assert questions.worth_wording(graph.edges) == {0, 1, 2, 3}
+
+
+def test_put_together_by_hops_only_the_validator_is_asked():
+    made = world()
+    settings, path = QuestionSettings(kind="hops"), path_of(made[0], 0, 1)
+    program = questions.ask(path, *made, settings, worded(made, 0, 1), checks_of(made))
+    assert next(program).role == "validator"
+    with pytest.raises(StopIteration) as end:
+        program.send(Generated("True", "stop"))
+    question = "Where was the director of Low Tide born?"
+    assert end.value.value == {"question": question, "answers": ["Osk"]}
+
+
+def test_a_triple_that_its_claim_does_not_state_is_counted():
+    claims = ["Low Tide is a film by Ann Bell.", "Ann Bell was born in Osk."]
+    program = triples.extract(claims, triples.TripleSettings())
+    next(program)
+    text = "(Low Tide|director|Ann Bell|1)\n(Ann Bell|born in|Osk|1)\n(ann bell|came from|OSK|2)"
+    with pytest.raises(StopIteration) as end:
+        program.send(Generated(text, "stop"))
+    kept = [["Low Tide", "director", "Ann Bell", 0], ["ann bell", "came from", "OSK", 1]]
+    assert end.value.value == {"triples": kept, "problems": ["not_said"]}
+
+
 def test_other_names_of_the_answer_are_accepted_and_shown_as_the_same():
     rows = (("the town of Osk", "county", "Brum", "y", "The town of Osk is in Brum."),)
     group = equivalence.Group(0, ("osk", "the town of osk"), "always")

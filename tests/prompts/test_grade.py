@@ -62,6 +62,7 @@ def test_triples_know_their_sentence():
         ("(a|b|1)\n(a|b|c|d)\n(a||c|1)", "stop", ("bad_line",) * 3),
         ("I cannot.", "stop", ("no_lines",)),
         ("(a|b|" + "c" * 201 + "|1)", "length", ("bad_line", "truncated")),
+        ("(a|b|" + "c " * 13 + "|1)", "stop", ("long_name",)),
     ],
 )
 def test_what_is_no_triple_is_named(text, reason, problems):
@@ -70,6 +71,36 @@ def test_what_is_no_triple_is_named(text, reason, problems):
 
 def test_a_triple_is_listed_once():
     assert len(prompts.parse_triples("(a|b|c|1)\n(A|b|C|1)\n(a|b|c|2)", "stop", 2).triples) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase", "question", "problem"),
+    [
+        ("Phrase: the mouth of Ule | Question: Where does Ule end?", "the mouth of Ule",
+         "Where does Ule end?", None),
+        ("**Phrase:** the mouth of ule.\n**Question:** Where does *Ule* end?\nI hope so.",
+         "the mouth of ule", "Where does *Ule* end?", None),
+        ("Question: Where does Ule end?", "", "", "no_phrase"),
+        ("Phrase: | Question: Where does Ule end?", "", "", "no_phrase"),
+        ("Phrase: the mouth of Ule", "", "", "no_question"),
+        ("Phrase: the mouth of Ule | Question: Where does Ule-water, or Ule, end?", "", "",
+         "no_start"),
+        ("Phrase: the mouth of Uley | Question: Where does Ule end?", "", "", "no_start"),
+        ("Phrase: the mouth of Ule, Old Tarn | Question: Where does Ule end?", "", "",
+         "names_later"),
+        ("Phrase: the mouth of Ule | Question: Where does Ule end? " + "x" * 801, "", "",
+         "long_question"),
+    ],
+)  # fmt: skip
+def test_a_fact_in_other_words(text, phrase, question, problem):
+    assert prompts.parse_wording(text, "Ule", "old Tarn") == (phrase, question, problem)
+
+
+def test_names_in_a_name_and_signs_of_patterns_are_text():
+    text = "Phrase: the part of Ule (river) | Question: What is part of Ule (river)?"
+    assert prompts.parse_wording(text, "Ule (river)", "Ule").problem is None
+    shown = prompts.wording_messages(("Ule | (river)", "has", "a\nmill"), "Ule has\na mill.")
+    assert shown[-1].text == "Fact: (Ule river|has|a mill)\nClaim: Ule has a mill."
 
 
 NAMES = ("USA", "United States", "Ann [x] Lee", "the mayor", "Osk")
@@ -175,16 +206,21 @@ def test_10_000_mutated_outputs_make_no_parser_raise():
         asked = prompts.parse_question(text)
         assert bool(asked.question) == bool(asked.answer) == (asked.problem is None)
         kinds.add(("question", asked.problem))
+        worded = prompts.parse_wording(text, "Ule", "Tarn")
+        assert bool(worded.question) == bool(worded.phrase) == (worded.problem is None)
     found = {str(kind) for _, kind in kinds}
     assert found >= {"True", "False", "empty", "no_claim", "bad_line", "out_of_range", "self_loop"}
     assert found >= {"no_kind", "unknown_name", "too_few", "no_groups", "no_question", "no_answer"}
 
 
-@pytest.mark.parametrize("unit", ["[", "|", "Question:", "answer ", "(a|b", "\n", " ", "claim: "])
+@pytest.mark.parametrize(
+    "unit", ["[", "|", "Question:", "answer ", "(a|b", "\n", " ", "claim: ", "phrase:"]
+)
 def test_long_outputs_take_no_long_time(unit):
     text = unit * 200_000
     prompts.parse_claim(text)
     prompts.parse_triples(text, "stop", 2)
     prompts.parse_groups(text, "stop", NAMES)
     prompts.parse_question(text)
+    prompts.parse_wording(text, "Ule", "Tarn")
     prompts.parse_verdict(text, "yes", "no")
