@@ -139,7 +139,7 @@ def test_facts_are_worded_once_and_put_together(whole, model, folders, tmp_path,
     assert "wordings: at most 6 requests" in err
     assert [role for role, _ in model.asked[asked:]].count("asker") == 6
     assert result["passed_over"]["2"] == {"no_wording": 1}
-    assert result["hops"] == {"2": 4, "3": 2, "4": 2, "5": 1} or result["questions"] == 8
+    assert result["hops"] == {"2": 4, "3": 2, "4": 2}
     texts = {row["question"] for row in answering.lines(tmp_path / "hops" / "questions.jsonl")}
     assert "What is it that what Ule feeds governs?" in texts
     assert same_bytes(workdir, tmp_path / "hops") == ["questions.jsonl", "paths.jsonl"]

@@ -142,7 +142,11 @@ def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
     path = path_of(made[0], *facts)
     templates = RelationTemplates(made[0]) if settings.kind == "rules" else None
     checked = checks_of(made) if checks else None
-    program = questions.ask(path, *made, settings, templates, checked)
+    return answered(questions.ask(path, *made, settings, templates, checked), *answers)
+
+
+def answered(program, *answers):
+    """What a program asks for, and what it gives."""
     asked = []
     try:
         request = next(program)
@@ -199,12 +203,10 @@ def worded(made, *facts):
     }
     found = {}
     for at in facts:
-        program = questions.word(graph.facts[at], claims[graph.facts[at].claim], QuestionSettings())
-        shown = next(program)
-        assert shown.role == "asker" and claims[at].text in shown.messages[-1].text
-        with pytest.raises(StopIteration) as end:
-            program.send(Generated(says[graph.facts[at].head], "stop"))
-        found[at] = end.value.value
+        fact = graph.facts[at]
+        program = questions.word(fact, claims[fact.claim], QuestionSettings())
+        (asked,), found[at] = answered(program, says[fact.head])
+        assert asked.role == "asker" and claims[at].text in asked.messages[-1].text
     return questions.WordedTemplates(found)
 
 
@@ -229,22 +231,17 @@ def test_put_together_by_hops_only_the_validator_is_asked():
     made = world()
     settings, path = QuestionSettings(kind="hops"), path_of(made[0], 0, 1)
     program = questions.ask(path, *made, settings, worded(made, 0, 1), checks_of(made))
-    assert next(program).role == "validator"
-    with pytest.raises(StopIteration) as end:
-        program.send(Generated("True", "stop"))
-    question = "Where was the director of Low Tide born?"
-    assert end.value.value == {"question": question, "answers": ["Osk"]}
+    asked, found = answered(program, "True")
+    assert [request.role for request in asked] == ["validator"]
+    assert found == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
 
 
 def test_a_triple_that_its_claim_does_not_state_is_counted():
     claims = ["Low Tide is a film by Ann Bell.", "Ann Bell was born in Osk."]
-    program = triples.extract(claims, triples.TripleSettings())
-    next(program)
     text = "(Low Tide|director|Ann Bell|1)\n(Ann Bell|born in|Osk|1)\n(ann bell|came from|OSK|2)"
-    with pytest.raises(StopIteration) as end:
-        program.send(Generated(text, "stop"))
+    _, found = answered(triples.extract(claims, triples.TripleSettings()), text)
     kept = [["Low Tide", "director", "Ann Bell", 0], ["ann bell", "came from", "OSK", 1]]
-    assert end.value.value == {"triples": kept, "problems": ["not_said"]}
+    assert found == {"triples": kept, "problems": ["not_said"]}
 
 
 def test_other_names_of_the_answer_are_accepted_and_shown_as_the_same():

@@ -1,5 +1,6 @@
 """The figures of a comparison and of a reader: axes, data and files."""
 
+import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
