@@ -10,14 +10,16 @@ parameters; ``paper`` has the paper's sizes, for a server or a GPU. docs/methods
 describes the steps.
 
 Record (2026-11-25, two shared CPU cores beside other work, Python 3.11, commit 834c6e2):
-  rules (2026-11-26, commit 82cf8fc): 585 questions of the built-in facts, 150 each of 2, 3 and 4
-  hops and 135 of 5; 23 s.
+  rules (2026-11-26, commit 5d2c64b): 585 questions of the built-in facts, 150 each of 2, 3 and 4
+  hops and 135 of 5; 11 s.
   rules with --config.documents=F --config.questions.one_source=false (F: the 600 passages of
   MuSiQue that have triples first): 2,042 claims in 48 clusters, 422 in several; 9 exact and 12
   contextual groups, 9 and 9 of them right (read by hand); 47 edges added to 5,173; one question,
   for relations of open extraction have no templates; 18 s.
   small with --config.limit=4: 2 of 22 sentences became claims, 1 triple, no path; 134 s.
-  medium, paper, and any run with UMAP: not yet run.
+  medium (2026-11-26, commit 5d2c64b, asking for whole paths and ten claims a request) with 30
+  passages of 2WikiMultihopQA: 193 claims of 211 sentences, 9 paths, no question; 73 min beside
+  other work. With questions.kind=hops and one claim a request: not yet run. paper: not yet run.
 """
 
 from typing import Any
@@ -101,7 +103,8 @@ def _medium(config: Any) -> Any:
     config.llm.context = 4096
     config.llm.overflow = "truncate"
     config.claims.context_words = 400
-    config.triples.claims = 4
+    config.triples.claims, config.triples.max_tokens = 1, 192
+    config.llm.no_repeat_ngram_size = 20  # Greedy lists may go round in circles.
     config.questions.kind = "hops"
     config.equivalence.claims = 20
     config.in_flight = 16
