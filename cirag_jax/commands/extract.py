@@ -363,6 +363,7 @@ class _Run:
             self._plan.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
+        self._end_drop()
         totals, seconds = self._book.totals(), self._book.add_seconds(0.0)
         rate = totals.programs / seconds if seconds else None
         wanted = estimate(self._plan.wanted(), self._config, self._settings, rate)["passages"]
@@ -461,8 +462,7 @@ class _Run:
             self._check(self._before.failed)
             show(self._before)
             yield shard.passages, records
-            self._book.add(totals)
-            shard.file.unlink()
+            self._drop(shard.file, totals)
 
     def _progress(self, records: Mapping[str, Record], totals: Totals) -> Progress:
         """Of a shard; counts its outcomes, too."""
@@ -482,8 +482,19 @@ class _Run:
     def _drop_shards(self) -> None:
         """Removes what workers left of blocks that are cut otherwise now; its calls count."""
         for file in sorted(self._shards.glob("*.sqlite")):
-            self._book.add(journal_reader.read_totals(file)[0])
+            self._drop(file, journal_reader.read_totals(file)[0])
         shutil.rmtree(self._shards, ignore_errors=True)
+
+    def _drop(self, file: pathlib.Path, totals: Totals) -> None:
+        """Removes a shard's journal; its calls count, once: see `_end_drop`."""
+        self._book.add(totals, file.name)
+        file.unlink()
+
+    def _end_drop(self) -> None:
+        """Removes what `_drop` has counted, but was killed before it removed it."""
+        if name := self._book.added():
+            (self._shards / name).unlink(missing_ok=True)
+            self._book.forget_added()
 
     def _encode(self, found: Extraction) -> dict[str, Any]:
         self._count(found)
