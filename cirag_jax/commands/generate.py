@@ -49,7 +49,8 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         name: f"{name}@{codec.digest(codec.dump(codec.encode_request(request)))}"
         for name, request in requests.items()
     }
-    with Journal(workdir / journal.FILE, backends.fingerprint(config)) as book:
+    schemas = any(request.json_schema is not None for request in requests.values())
+    with Journal(workdir / journal.FILE, backends.fingerprint(config, schemas)) as book:
         known = book.outcomes()
         pending = {name: r for name, r in requests.items() if programs[name] not in known}
         run = _Run(0.0, 0.0, 0, False, backends.model_name(config))

@@ -249,7 +249,7 @@ def test_workers_with_other_settings_are_refused(server, tmp_path, ray, monkeypa
     monkeypatch.setattr(
         backends,
         "fingerprint",
-        lambda config: {**found(config), "packages": {"tokenizers": str(fake.started)}},
+        lambda *given: {**found(*given), "packages": {"tokenizers": str(fake.started)}},
     )
     with pytest.raises(UserError, match="a worker of the Ray cluster has other software"):
         extract(server, folder, tmp_path / "v")

@@ -24,6 +24,12 @@ _PATTERNS = (*HUB_PATTERNS, "*.gguf")
 _BLOCK, _BLOCKS = 1 << 12, 1 << 10
 _PACKAGE = Path(__file__).resolve().parents[2]
 
+# Any release of these may cut a text, stem a word or forbid a token otherwise, patches included,
+# and counts whole: tokenizers, transformers (which reads tokenizers and fills chat templates),
+# sentence-transformers, sentencex, bm25s, PyStemmer, llguidance. Patches of these two mend errors
+# and holes; what a template writes and how an index is built changes with a minor version.
+_SERIES = ("jinja2", "faiss")
+
 START_ANEW = "use another --workdir, or remove it to start anew"
 
 # Those that runs keep; a commit of the hub, which a user can ask for, has 40 digits.
@@ -75,8 +81,13 @@ def digest(spec: str) -> str:
 
 
 def of_packages(*names: str) -> dict[str, str]:
-    """Versions of installed packages that decide what a model reads or writes."""
-    return {name: importlib.metadata.version(name) for name in names}
+    """Versions of installed packages that decide results, as far as they count."""
+    return {name: version_that_counts(name, importlib.metadata.version(name)) for name in names}
+
+
+def version_that_counts(name: str, version: str) -> str:
+    """The whole of it; of a package whose patches change no result, major and minor version."""
+    return ".".join(version.split(".")[:2]) if name in _SERIES else version
 
 
 def small_files(folder: Path) -> dict[str, str]:

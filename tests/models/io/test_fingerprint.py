@@ -11,8 +11,8 @@ import pytest
 from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
 from cirag_jax.models.io import fingerprint, peft_format, pretrained
+from cirag_jax.retrieval import faiss_index
 from cirag_jax.training import state
-from configs.common import language_model
 from configs.common import language_model
 from tests import tiny, tiny_decoder
 
@@ -145,6 +145,16 @@ def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):
     assert code() == old
     (methods / "m.py").write_text(method.replace("X = 1", "X = 2"))
     assert code() != old
+
+
+def test_versions_count_as_far_as_they_change_results(monkeypatch):
+    monkeypatch.setattr(fingerprint.importlib.metadata, "version", lambda name: "3.1.6")
+    whole = ("tokenizers", "transformers", "sentencex", "bm25s", "PyStemmer", "llguidance")
+    assert fingerprint.of_packages(*whole) == dict.fromkeys(whole, "3.1.6")
+    assert fingerprint.of_packages("jinja2") == {"jinja2": "3.1"}
+    monkeypatch.undo()
+    assert set(faiss_index.packages()) == {"faiss"}
+    assert faiss_index.packages()["faiss"].count(".") == 1
 
 
 CODE = '''"""A module."""
