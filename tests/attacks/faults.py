@@ -120,13 +120,13 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
         ),
         "distill": Command(
             "distill.py",
-            ["--config=configs/trajectories.py:llm", *flags(
+            ["--config=configs/trajectories.py:mixture", *flags(
                 data__dir=data, encoder__model=encoder, in_flight=2, cirag__num_passages=4,
                 cirag__num_candidates=6, cirag__max_steps=2, retriever__kind="bm25", keep="all",
                 teacher__llm__model=decoder, teacher__llm__max_tokens=6,
                 teacher__llm__batch_size=4, teacher__llm__prefix_tokens=0,
             )],
-            lambda folder: (folder / "trajectories.jsonl").read_bytes(),
+            _distilled,
             ("teacher.llm",),
         ),
         "answer": Command(
@@ -167,6 +167,13 @@ def _trained(folder: pathlib.Path) -> Any:
         for name in [name for name in line if "second" in name or "mfu" in name]:
             del line[name]
     return workdirs.hash_arrays(encoder.state), meta["step"], metrics
+
+
+def _distilled(folder: pathlib.Path) -> Any:
+    """The trajectories, and what became of every question: a random model's are not written."""
+    records = journal_reader.read_records(folder / journal.FILE)
+    ends = [(record.id, record.outcome, record.error, record.usage.tokens) for record in records]
+    return (folder / "trajectories.jsonl").read_bytes(), ends
 
 
 def _stored(folder: pathlib.Path) -> Any:
