@@ -85,8 +85,10 @@ def model_name(config: Any) -> str | None:
     return DEFAULT_MODEL
 
 
-def fingerprint(config: Any) -> dict[str, Any]:
+def fingerprint(config: Any, schemas: bool = False) -> dict[str, Any]:
     """What decides the texts of the language model of ``config``, as JSON.
+
+    ``schemas``: whether it is asked for JSON of a schema.
 
     Where a server runs, how fast it is asked and what it may take do not, unless the config names
     no model: then the server is asked which one it has, and its address counts as well.
@@ -109,8 +111,16 @@ def fingerprint(config: Any) -> dict[str, Any]:
     fields["weights"] = of_model(name or DEFAULT_MODEL)
     if config.adapter is not None and local_path(config.adapter).exists():
         fields["adapter_weights"] = of_model(config.adapter)
-    readers = ("transformers",) if config.backend == "transformers" else ()
-    return {**fields, "packages": of_packages("tokenizers", *readers)}
+    packages = ["tokenizers", "transformers", "jinja2"]  # these write the prompt in either backend
+    if schemas:
+        packages.append("llguidance")
+    return {**fields, "packages": of_packages(*packages)}
+
+
+def encoder_packages(config: Any) -> tuple[str, ...]:
+    """Packages that decide what the encoder of ``config`` (`configs.retrievers.encoder`) reads."""
+    theirs = ("sentence-transformers", "transformers")
+    return ("tokenizers", *(theirs if config.backend == "sentence_transformers" else ()))
 
 
 def _default_dtype(backend: str) -> str | None:

@@ -81,12 +81,12 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     def work() -> None:
         with contextlib.ExitStack() as stack:
-            identity, bound = _bound(config, settings)
-            book = stack.enter_context(Journal(paths[index], bound, replace=config.replace))
+            identity = _identity(config, settings)
+            book = stack.enter_context(Journal(paths[index], identity, replace=config.replace))
             store = stack.enter_context(TripleStore.create(parts[index]))
             corpus = stack.enter_context(CorpusScan(config.data.dir))
             plan = _Plan(config, identity, corpus, store, _selected(config), (index, count))
-            store.note(_Run(config, settings, plan, store, book, bound).run(started))
+            store.note(_Run(config, settings, plan, store, book).run(started))
             book.add_seconds(time.monotonic() - started)
 
     processes.together(work)
@@ -112,18 +112,11 @@ def _settings(config: Config) -> ExtractionSettings:
     )
 
 
-def _identity(config: Config, settings: ExtractionSettings, model: str | None) -> Mapping[str, Any]:
-    model = model or backends.DEFAULT_MODEL
-    return extraction.extractor_identity(config.extractor, model, settings)
-
-
-def _bound(
-    config: Config, settings: ExtractionSettings
-) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Who extracts, for the store, and all that decides what a passage is answered."""
-    made_by = backends.fingerprint(config.extractor)
-    identity = _identity(config, settings, made_by["model"])
-    return identity, {**identity, **settings.identity, "extractor": made_by}
+def _identity(config: Config, settings: ExtractionSettings) -> dict[str, Any]:
+    """Who extracts: all that decides the triples of a passage."""
+    extraction.check_adapter(config.extractor, settings)
+    made_by = backends.fingerprint(config.extractor, settings.constrained)
+    return extraction.extractor_identity(made_by, settings)
 
 
 def _selected(config: Config) -> Collection[str] | None:
@@ -155,7 +148,7 @@ def _estimate_only(
             totals, seconds = journal_reader.read_totals(workdir / journal.FILE)
             rate = totals.programs / seconds if seconds else None
         corpus = stack.enter_context(CorpusScan(config.data.dir))
-        identity = _identity(config, settings, backends.fingerprint(config.extractor)["model"])
+        identity = _identity(config, settings)
         plan = _Plan(config, identity, corpus, store, _selected(config), (0, 1))
         return {**estimate(plan.wanted(), config, settings, rate), "complete": False}
 
@@ -278,6 +271,11 @@ class _Plan:
         if entry.extractor != self.identity:
             if not self.config.replace:
                 remedy = "--config.replace=true extracts again, another --workdir keeps the triples"
+                if "extractor" not in entry.extractor:
+                    raise UserError(
+                        f"{self.store.path} is of an earlier version, which did not note all that "
+                        f"decides its triples; {remedy}."
+                    )
                 check_same(self.store.path, entry.extractor, self.identity, remedy)
             return True
         if self.config.retry == "errors":  # of requests: an unreadable answer would come again
@@ -300,11 +298,11 @@ class _Shard(NamedTuple):
 class _Worker:
     """Extracts shards, in a process of a Ray cluster."""
 
-    def __init__(self, config: Config, bound: dict[str, Any]):
-        """Opens the language model; ``bound`` is what the command found to decide its answers."""
-        self._config, self._settings, self._bound = config, _settings(config), bound
+    def __init__(self, config: Config, identity: dict[str, Any]):
+        """Opens the language model, which must be that of ``identity``."""
+        self._config, self._settings, self._identity = config, _settings(config), identity
         remedy = "a worker of the Ray cluster has other software, or another model"
-        check_same("the extraction", bound, _bound(config, self._settings)[1], remedy)
+        check_same("the extraction", identity, _identity(config, self._settings), remedy)
         self._handler = GenerateHandler(backends.open_backend(config.extractor), {})
 
     def __call__(self, shard: _Shard) -> bool:
@@ -324,8 +322,8 @@ class _Worker:
         """Waits where a worker that is lost, or of a command that was killed, still has it open."""
         for _ in range(_REFUSALS):
             with contextlib.suppress(InUse):
-                return Journal(file, self._bound, replace=self._config.replace)
-        return Journal(file, self._bound, replace=self._config.replace)
+                return Journal(file, self._identity, replace=self._config.replace)
+        return Journal(file, self._identity, replace=self._config.replace)
 
 
 def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
@@ -346,10 +344,9 @@ class _Run:
         plan: _Plan,
         store: TripleStore,
         book: Journal,
-        bound: dict[str, Any],
     ):
         self._config, self._settings, self._plan = config, settings, plan
-        self._store, self._book, self._bound = store, book, bound
+        self._store, self._book = store, book
         self._shards = book.path.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
         self._example = ""  # what a model wrote where there was no triple
@@ -363,6 +360,7 @@ class _Run:
             self._plan.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
+        self._end_drop()
         totals, seconds = self._book.totals(), self._book.add_seconds(0.0)
         rate = totals.programs / seconds if seconds else None
         wanted = estimate(self._plan.wanted(), self._config, self._settings, rate)["passages"]
@@ -448,7 +446,7 @@ class _Run:
                     return
                 yield _Shard(name, self._shards / f"{name}.sqlite", block, until)
 
-        work = functools.partial(_Worker, config, self._bound)
+        work = functools.partial(_Worker, config, dict(self._plan.identity))
         on_devices = config.extractor.backend != "openai"
         done = cluster.in_order(work, shards(), config, self._shards, on_devices=on_devices)
         for shard, is_whole in done:
@@ -461,8 +459,7 @@ class _Run:
             self._check(self._before.failed)
             show(self._before)
             yield shard.passages, records
-            self._book.add(totals)
-            shard.file.unlink()
+            self._drop(shard.file, totals)
 
     def _progress(self, records: Mapping[str, Record], totals: Totals) -> Progress:
         """Of a shard; counts its outcomes, too."""
@@ -482,8 +479,19 @@ class _Run:
     def _drop_shards(self) -> None:
         """Removes what workers left of blocks that are cut otherwise now; its calls count."""
         for file in sorted(self._shards.glob("*.sqlite")):
-            self._book.add(journal_reader.read_totals(file)[0])
+            self._drop(file, journal_reader.read_totals(file)[0])
         shutil.rmtree(self._shards, ignore_errors=True)
+
+    def _drop(self, file: pathlib.Path, totals: Totals) -> None:
+        """Removes a shard's journal; its calls count, once: see `_end_drop`."""
+        self._book.add(totals, file.name)
+        file.unlink()
+
+    def _end_drop(self) -> None:
+        """Removes what `_drop` has counted, but was killed before it removed it."""
+        if name := self._book.added():
+            (self._shards / name).unlink(missing_ok=True)
+            self._book.forget_added()
 
     def _encode(self, found: Extraction) -> dict[str, Any]:
         self._count(found)

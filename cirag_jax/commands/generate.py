@@ -16,6 +16,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Generate, Generated, Token, Usage
+from cirag_jax.models.io.fingerprint import of_packages
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal, Key
@@ -45,10 +46,8 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         {**{name: config[name] for name in names}, "stop": tuple(config.stop)},
         check_schemas=config.backend != "openai",
     )
-    programs = {  # a prompt that was changed is another program
-        name: f"{name}@{codec.digest(codec.dump(codec.encode_request(request)))}"
-        for name, request in requests.items()
-    }
+    is_local = config.backend != "openai"
+    programs = {name: _program(name, request, is_local) for name, request in requests.items()}
     with Journal(workdir / journal.FILE, backends.fingerprint(config)) as book:
         known = book.outcomes()
         pending = {name: r for name, r in requests.items() if programs[name] not in known}
@@ -75,6 +74,16 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         "backend": config.backend,
         "model": run.model,
     }
+
+
+def _program(name: str, request: Generate, is_local: bool) -> str:
+    """The journal's name of a request: a prompt that was changed is another program, and so is one
+    whose schema another release of the library enforces here.
+    """
+    decided_by = codec.encode_request(request)
+    if is_local and request.json_schema is not None:
+        decided_by = {**decided_by, **of_packages("llguidance")}
+    return f"{name}@{codec.digest(codec.dump(decided_by))}"
 
 
 def _job(program: str, request: Generate) -> Job:

@@ -356,8 +356,10 @@ def _bound(config: Config, settings: Settings) -> dict[str, Any]:
 
 
 def _encoder(config: Config) -> dict[str, Any]:
-    """Its settings and its weights."""
-    return {**config.encoder.to_dict(), **fingerprint.of_model(config.encoder.model)}
+    """Its settings, its weights, and what reads its texts."""
+    block = config.encoder
+    packages = fingerprint.of_packages(*backends.encoder_packages(block))
+    return {**block.to_dict(), **fingerprint.of_model(block.model), "packages": packages}
 
 
 def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:

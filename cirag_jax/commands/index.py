@@ -21,7 +21,7 @@ from cirag_jax.datasets.chains import passage_text
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.errors import UserError
 from cirag_jax.io import bar, read_json, remove_parts, replacing, write_json, write_text
-from cirag_jax.models.io.fingerprint import check_same
+from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
@@ -125,7 +125,7 @@ def build_index(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / index_lib.MANIFEST).is_file():
-            _check_same(folder, index_lib.read_manifest(folder), plan)
+            index_lib.check_manifest(folder, index_lib.read_manifest(folder), plan)
             if progress is not None:
                 progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
@@ -178,7 +178,9 @@ def _plan(
         "encoder": None,
     }
     if kind == "bm25":
-        return plan
+        return {**plan, "packages": bm25.packages()}
+    if kind in FAISS_KINDS:
+        plan["packages"] = faiss_index.packages()
     encoder = index_lib.needed(encoder, kind)
     plan |= {
         "encoder": dict(encoder.identity),
@@ -204,15 +206,11 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
         old = read_json(file)
         if not isinstance(old, dict):
             raise UserError(f"{file} is damaged; remove the folder to begin anew.")
-        _check_same(folder, old, plan)
+        index_lib.check_manifest(folder, old, plan)
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise UserError(f"{folder}: not empty and not an index; it is left as it is.")
     else:
         write_json(file, plan)
-
-
-def _check_same(folder: pathlib.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    check_same(folder, index_lib.comparable(old), index_lib.comparable(new))
 
 
 def _embed_shards(
@@ -264,10 +262,9 @@ class _Worker:
     def __init__(self, config: Config, plan: dict[str, Any]):
         """Opens the encoder, which must be the one of ``plan``."""
         self._encoder, self._dtype = _open_encoder(config), plan["dtype"]
-        old = index_lib.comparable({"encoder": plan["encoder"]})
-        new = index_lib.comparable({"encoder": dict(self._encoder.identity)})
+        own = {**plan, "encoder": dict(self._encoder.identity)}
         remedy = "a worker of the Ray cluster has other software, or another model"
-        check_same("the index", old, new, remedy)
+        index_lib.check_manifest("the index", plan, own, remedy)
 
     def __call__(self, shard: Shard) -> None:
         _embed(self._encoder, self._dtype, shard)

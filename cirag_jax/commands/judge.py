@@ -192,7 +192,7 @@ def _judged(
     records, usage = side_by_side.ask(
         config,
         workdir / f"{name}.sqlite",
-        side_by_side.Model(block, {}),
+        side_by_side.Model(block, {}, schemas=block.constrained),
         {"max_tokens": config.max_tokens, "retries": config.retries, "rubric": block.rubric},
         (JUDGE, config.max_tokens),
         list(jobs.values()),

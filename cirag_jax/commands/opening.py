@@ -78,6 +78,11 @@ def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
     return (*needs.roles, "extractor") if online else needs.roles
 
 
+def asks_schemas(needs: Needs, *roles: str) -> bool:
+    """Whether one of the roles is asked for JSON of a schema."""
+    return any("json_schema" in needs.abilities.get(role, ()) for role in roles)
+
+
 def check(config: Config, needs: Needs) -> None:
     """Raises UserError where a block cannot give what is needed, before anything is opened."""
     for name in needs.rankers:
@@ -199,11 +204,11 @@ def open_handlers(
         how = extraction.ExtractionSettings(triple_tokens=block.max_tokens, grounded=block.grounded)
         extractions = _open_extractions(config, how, book.path, stack)
         spent = {**book.usage(), **extractions.usage()}
-        handlers |= _open_models(config, roles, stack, rows, spent, pool)
+        handlers |= _open_models(config, needs, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
         handlers[Extract] = online.OnlineExtractHandler(extractor, extractions, how)
     else:
-        handlers |= _open_models(config, roles, stack, rows, book.usage(), pool)
+        handlers |= _open_models(config, needs, roles, stack, rows, book.usage(), pool)
     if needs.demonstrations:
         shown = demonstrations(task)
         if not shown:
@@ -309,6 +314,7 @@ def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
 
 def _open_models(
     config: Config,
+    needs: Needs,
     roles: Sequence[str],
     stack: contextlib.ExitStack,
     rows: int,
@@ -336,7 +342,7 @@ def _open_models(
             {role: most_tokens(config, role) for role in names},
             seed=config.seed,
             cache=cache,
-            identity=backends.fingerprint(block),
+            identity=backends.fingerprint(block, asks_schemas(needs, *names)),
         )
         handlers |= dict.fromkeys(names, handler)
     return handlers
@@ -384,10 +390,6 @@ def _open_extractions(
     stack: contextlib.ExitStack,
 ) -> Journal:
     """The journal of what is extracted online."""
-    settings = {
-        **extraction.version(),
-        **how.identity,
-        "extractor": backends.fingerprint(config.extractor),
-    }
+    settings = extraction.extractor_identity(backends.fingerprint(config.extractor), how)
     path = beside.with_name(beside.name.replace("journal", online.NAME))
     return stack.enter_context(Journal(path, settings))

@@ -27,7 +27,8 @@ STUDENT, BASE = "student", "base"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A language model to be scored; ``block`` is of `configs.common.language_model`.
+    """A language model to be scored; ``block`` is of `configs.common.language_model`, ``schemas``
+    says whether it is asked for JSON of a schema.
 
     ``described`` is what its checkpoint says of the conversations it was trained on, ``trained_on``
     the ids of the questions (an extractor: passages); None: not known, since an adapter in PEFT's
@@ -37,11 +38,12 @@ class Model:
     block: Config
     described: Mapping[str, Any]
     trained_on: frozenset[str] | None = frozenset()
+    schemas: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
         """What decides its texts, as JSON."""
-        return backends.fingerprint(self.block)
+        return backends.fingerprint(self.block, self.schemas)
 
 
 def models_of(config: Config, role: str) -> dict[str, Model]:
@@ -60,6 +62,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     if block.adapter is not None:
         raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
     found, described, seen = {}, {}, None
+    schemas = bool(config.get("constrained"))
     if spec is not None:
         if not is_training_workdir(spec) and not (local_path(spec) / CONFIG_FILE).is_file():
             raise UserError(
@@ -75,9 +78,9 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
         student.adapter = spec
-        found[STUDENT] = Model(student, described, seen)
+        found[STUDENT] = Model(student, described, seen, schemas)
     if config.base.run or spec is None:
-        found[BASE] = Model(block, {})
+        found[BASE] = Model(block, {}, schemas=schemas)
     return found
 
 

@@ -18,6 +18,7 @@ from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import fingerprint
+from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
 from cirag_jax.runtime import codec, journal, journal_reader
@@ -96,13 +97,15 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     for name, block in blocks.items():
         found |= {f"{name}.{field}": value for field, value in plain(block).items()}
     found |= _models(config, blocks)
+    found["packages"] = _packages(config, needs, blocks)
     if needs.corpus and config.get("question") is None:
         found["data.corpus"] = corpus.policy
     if needs.corpus:
         found["passages"] = hash_corpus(corpus.passages)
     found["code"] = fingerprint.of_code(code)
     for role in opening.roles_of(config, needs):
-        found |= {f"{role}.{k}": v for k, v in backends.fingerprint(config[role]).items()}
+        made_by = backends.fingerprint(config[role], opening.asks_schemas(needs, role))
+        found |= {f"{role}.{k}": v for k, v in made_by.items()}
         found[f"{role}.max_tokens"] = opening.most_tokens(config, role)
     if needs.triples:
         found |= opening.triples_settings(config, task)
@@ -117,10 +120,6 @@ def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "retriever" in blocks and config.retriever.folder:
         found["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
-    if "encoder" in blocks:
-        readers = ("sentence-transformers", "transformers")
-        used = readers if config.encoder.backend == "sentence_transformers" else ()
-        found["encoder.packages"] = fingerprint.of_packages("tokenizers", *used)
     for name, block in blocks.items():
         if block.get("model"):
             found[f"{name}.weights"] = fingerprint.of_model(block.model)
@@ -128,6 +127,19 @@ def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
             text, _ = triple_text_of(config, name.removeprefix("rankers."))
             if text != TripleText("tuple", block.normalization):  # as all did before it was noted
                 found[f"{name}.writes"] = dataclasses.asdict(text)
+    return found
+
+
+def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dict[str, str]:
+    """What splits passages, indexes, ranks and embeds; language models name their own."""
+    kinds = {block.kind for name, block in blocks.items() if name != "encoder"}
+    found = fingerprint.of_packages("sentencex") if needs.corpus else {}
+    if kinds & {"bm25", "linked"}:
+        found |= bm25.packages()
+    if kinds & {*faiss_index.FAISS_KINDS}:
+        found |= faiss_index.packages()
+    if "encoder" in blocks or kinds & {"bi_encoder", "aligner", "cross_encoder"}:
+        found |= fingerprint.of_packages(*backends.encoder_packages(config.encoder))
     return found
 
 

@@ -212,37 +212,39 @@ def program_of(passage: Passage) -> str:
 def version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """What decides, beside the model, which triples a passage gets: JSON that changes with it."""
     own = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
-    return {"prompt": own, "parser": PARSER}
+    return {"prompt": own, "parser": PARSER, **fingerprint.of_packages("sentencex")}
 
 
-def extractor_identity(config: Any, model: str, settings: ExtractionSettings) -> dict[str, Any]:
+def extractor_identity(made_by: Mapping[str, Any], settings: ExtractionSettings) -> dict[str, Any]:
     """Who extracts, as JSON: what makes the triples of a passage others than they were.
 
     Args:
-        config: Of `configs.common.language_model`.
-        model: As the config names it, or as the server does.
+        made_by: What decides the model's texts, of `backends.fingerprint`; where its adapter lies
+            does not.
         settings: How.
     """
-    identity: dict[str, Any] = {"model": model, **version(settings.dialect)}
-    if settings.constrained:
-        identity["constrained"] = True
-    if settings.grounded:
-        identity["grounded"] = True
-    if config.backend != "openai":
-        if config.no_repeat_ngram_size:
-            identity["no_repeat_ngram_size"] = config.no_repeat_ngram_size
-        identity["weights"] = fingerprint.digest(model)
-        if is_training_workdir(config.adapter):
-            from cirag_jax.models.io import workdir
+    apart = ("model", "adapter")
+    return {
+        "model": made_by["model"],
+        **version(settings.dialect),
+        **settings.identity,
+        "extractor": {name: value for name, value in made_by.items() if name not in apart},
+    }
 
-            workdir.check_role(config.adapter, "extractor")
-            if settings.dialect != dialects.OPENIE:
-                raise UserError(
-                    f"{config.adapter} was trained in the dialect openie, not {settings.dialect}."
-                )
-        if config.adapter is not None:
-            identity["adapter"] = fingerprint.digest(config.adapter)
-    return identity
+
+def check_adapter(config: Any, settings: ExtractionSettings) -> None:
+    """Raises `UserError` where the adapter of ``config`` (`configs.common.language_model`) was
+    trained for another role, or in another dialect.
+    """
+    if config.backend == "openai" or not is_training_workdir(config.adapter):
+        return
+    from cirag_jax.models.io import workdir
+
+    workdir.check_role(config.adapter, "extractor")
+    if settings.dialect != dialects.OPENIE:
+        raise UserError(
+            f"{config.adapter} was trained in the dialect openie, not {settings.dialect}."
+        )
 
 
 def weight_files(model: str) -> list[Path]:

@@ -9,6 +9,12 @@ import numpy as np
 import Stemmer
 
 from cirag_jax.errors import UserError, parsing
+from cirag_jax.models.io.fingerprint import of_packages
+
+
+def packages() -> dict[str, str]:
+    """Versions of what cuts, stems and scores: a text is searched as it was indexed."""
+    return of_packages("bm25s", "PyStemmer")
 
 
 def _bm25s() -> Any:

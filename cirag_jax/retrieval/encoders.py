@@ -74,6 +74,7 @@ class FlaxEncoder:
             **encoder.manifest(),
             "dtype": encoder.config.dtype,
             "files": small_files(encoder.folder),
+            "packages": of_packages("tokenizers"),
             "query_max_length": self._limits["query"],
             "passage_max_length": self._limits["passage"],
         }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.models.io.fingerprint import version_that_counts
 from cirag_jax.types import Config
 
 FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")
@@ -40,6 +41,15 @@ class IndexOptions:
             least = 0 if field.name == "ivf_lists" else 1
             check_at_least(least, options, field.name, prefix="config.retriever.")
         return options
+
+
+def packages() -> dict[str, str]:
+    """The version that decides which rows an approximate index finds, as far as it counts.
+
+    Raises:
+      UserError: faiss is not installed.
+    """
+    return {"faiss": version_that_counts("faiss", _faiss().__version__)}  # of faiss-cpu or -gpu
 
 
 class FaissIndex:

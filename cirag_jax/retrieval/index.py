@@ -28,7 +28,8 @@ from cirag_jax.datasets.chains import (
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json
-from cirag_jax.models.io.fingerprint import check_same
+from cirag_jax.models.io.fingerprint import START_ANEW, check_same
+from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
@@ -41,6 +42,7 @@ KINDS = ("exact", *FAISS_KINDS, "bm25")
 LINKED = "linked"  # `LinkedIndex`, which has no folder
 MANIFEST = "manifest.json"
 FORMAT = 2  # 2: the corpus's hash holds sentences, the encoder's identity its files
+_FREE = ("model", "query_max_length")  # of an encoder, see `check_manifest`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,15 +106,13 @@ class PassageIndex:
         kind, options = manifest["kind"], options or IndexOptions()
         ids = tuple(_read_ids(folder, manifest["rows"]))
         if kind == "bm25":
+            now = {**manifest, "packages": bm25.packages()}
+            check_manifest(folder, manifest, now, "build it anew or install that version")
             search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
         else:
-            identity = needed(encoder, kind).identity
-            check_same(
-                folder,
-                comparable({"encoder": manifest["encoder"]}),
-                comparable({"encoder": identity}),
-                f"build it anew or choose that encoder ({manifest['encoder'].get('model')})",
-            )
+            now = {**manifest, "encoder": dict(needed(encoder, kind).identity)}
+            remedy = f"build it anew or choose that encoder ({manifest['encoder'].get('model')})"
+            check_manifest(folder, manifest, now, remedy)
             if kind == "exact":
                 search = make_search(Shards(folder, manifest), kind, options)
             else:
@@ -325,17 +325,31 @@ class _VectorManifest(_Manifest):
     shards: Count
 
 
-def comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest that must not change.
+def check_manifest(
+    place: object, old: Mapping[str, Any], new: Mapping[str, Any], remedy: str = START_ANEW
+) -> None:
+    """As `fingerprint.check_same`, of the fields of manifests that must not change.
 
     Weights of the same hash are the same model wherever they lie, and how much of a query is kept
-    does not change the vectors of passages.
+    does not change the vectors of passages. Every version of faiss searches what another has built.
+    Earlier versions of this program noted no packages: these are not compared then.
+
+    Raises:
+      UserError: they differ.
     """
-    free = ("model", "query_max_length")
-    encoder = {k: v for k, v in (manifest.get("encoder") or {}).items() if k not in free}
-    found = {**manifest, "encoder": encoder or None}
+    old, new = _comparable(old), _comparable(new)
+    new = {name: value for name, value in new.items() if name in old or "packages" not in name}
+    check_same(place, old, new, remedy)
+
+
+def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    encoder = manifest.get("encoder") or {}
+    found = {k: v for k, v in manifest.items() if k != "encoder"}
+    found |= {f"encoder.{k}": v for k, v in encoder.items() if k not in _FREE}
     if manifest.get("kind") == "bm25":
         found.pop("dtype", None)  # It has no vectors; earlier versions noted one.
+    else:
+        found.pop("packages", None)
     return found
 
 

@@ -172,10 +172,20 @@ class Journal(Closing):
         with self._reading():
             return records.forgotten(self._db) + records.totals(self._db)
 
-    def add(self, totals: Totals) -> None:
-        """Counts in `totals` what another journal recorded, which is to be dropped."""
+    def add(self, totals: Totals, name: str) -> None:
+        """Counts in `totals` what another journal recorded, which is to be dropped; see `added`."""
         with self._reading(), sqlite.transaction(self._db):
             self._add_forgotten(totals)
+            self._set("added", name)
+
+    def added(self) -> str | None:
+        """The name last given to `add`: a kill may have come before that journal was dropped."""
+        row = self._one("SELECT value FROM meta WHERE key = 'added'", ())
+        return row[0] if row else None
+
+    def forget_added(self) -> None:
+        """To be called once it is dropped, before another journal may have its name."""
+        self._write("DELETE FROM meta WHERE key = 'added'", ())
 
     def forget(self, programs: Sequence[str]) -> None:
         """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""

@@ -5,13 +5,18 @@
 Each of six commands is run on tiny models: once undisturbed, then for every moment in a workdir of
 its own, where it is killed (signal 9), stopped (SIGTERM) or finds the disk full, at a random share
 of the processor time, or of the largest file, that the undisturbed run took. The same command is
-then given again. Prints a table: how many runs ended by their fault (the others were done before),
-results that differ from the undisturbed one's, and requests asked again although the answer was
-recorded. Exits with 1 where there is one of these.
+then given again. Those that ask a language model are also run over a server that tears random
+connections: it resets them, ends them after half an answer, or lets the client wait in vain.
+Prints a table: how many runs ended by their fault, or met a torn connection (the others were done
+before), results that differ from the undisturbed one's, and requests asked again although the
+answer was recorded. Exits with 1 where there is one of these.
 """
 
 import argparse
+import collections
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -28,9 +33,11 @@ from cirag_jax.models.io import workdir as workdirs
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.triples.store import TripleStore
 from tests import answering, tiny
-from tests.command_server import CommandServer
+from tests.command_server import CommandServer, Done
+from tests.commands.model_server import TEARS, model_server
 
-FAULTS = ("kill", "stop", "full")
+ENDS = ("kill", "stop", "full")
+FAULTS = (*ENDS, "tear")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
 # As in the tests: small programs, no network, each program compiled once.
 _ENVIRONMENT = {
@@ -41,16 +48,37 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_TIMEOUT = 10  # seconds that a client waits for an answer that does not come
+_TORN = 0.2  # of the connections of a run over a server
 Place = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A script of launch/ with its arguments, and what is compared of its workdir."""
+    """A script of launch/ with its arguments, and what is compared of its workdir.
+
+    ``roles`` are the blocks of its language models ("": the config itself is one), ``served`` more
+    arguments where these are a server's.
+    """
 
     script: str
     arguments: Sequence[object]
     outcome: Callable[[pathlib.Path], Any]
+    roles: Sequence[str] = ()
+    served: Sequence[str] = ()
+
+    def over(self, url: str) -> "Command":
+        """The same, asking a server."""
+        values = {
+            "backend": "openai", "base_url": url, "model": "m", "timeout": _TIMEOUT,
+            "max_concurrency": 4,
+        }  # fmt: skip
+        more = [
+            f"--config.{role}{'.' * bool(role)}{name}={value}"
+            for role in self.roles
+            for name, value in values.items()
+        ]
+        return dataclasses.replace(self, arguments=(*self.arguments, *self.served, *more))
 
 
 def commands(root: pathlib.Path) -> dict[str, Command]:
@@ -79,6 +107,7 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
                 [row["id"], row["text"], row["finish_reason"]]
                 for row in answering.lines(folder / "responses.jsonl")
             ],
+            ("",),
         ),
         "extract": Command(
             "extract.py",
@@ -87,19 +116,25 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
                 extractor__batch_size=4, extractor__prefix_tokens=0, block=4, max_empty_share=1,
             ),
             _stored,
+            ("extractor",),
         ),
         "distill": Command(
             "distill.py",
-            ["--config=configs/trajectories.py:annotations", *flags(
+            ["--config=configs/trajectories.py:mixture", *flags(
                 data__dir=data, encoder__model=encoder, in_flight=2, cirag__num_passages=4,
-                cirag__num_candidates=6, retriever__kind="bm25",
+                cirag__num_candidates=6, cirag__max_steps=2, retriever__kind="bm25", keep="all",
+                teacher__llm__model=decoder, teacher__llm__max_tokens=6,
+                teacher__llm__batch_size=4, teacher__llm__prefix_tokens=0,
             )],
-            lambda folder: (folder / "trajectories.jsonl").read_bytes(),
+            _distilled,
+            ("teacher.llm",),
         ),
         "answer": Command(
             "answer.py",
             answering.arguments(folders, "W")[:-1],
             lambda folder: (folder / "predictions.jsonl").read_bytes(),
+            ("integrator", "reader"),
+            ("--config.cirag.prefilled_headers=false",),
         ),
         "index": Command(
             "index.py",
@@ -111,6 +146,12 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
             },
         ),
     }  # fmt: skip
+
+
+def _answer(text: str, wants_triples: bool) -> tuple[str, str]:
+    """What the server says: another text to every prompt, and triples where these are wanted."""
+    word = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return json.dumps({"triples": [["Ule", "feeds", word]]}) if wants_triples else word, "stop"
 
 
 def _prompt(number: int) -> str:
@@ -126,6 +167,13 @@ def _trained(folder: pathlib.Path) -> Any:
         for name in [name for name in line if "second" in name or "mfu" in name]:
             del line[name]
     return workdirs.hash_arrays(encoder.state), meta["step"], metrics
+
+
+def _distilled(folder: pathlib.Path) -> Any:
+    """The trajectories, and what became of every question: a random model's are not written."""
+    records = journal_reader.read_records(folder / journal.FILE)
+    ends = [(record.id, record.outcome, record.error, record.usage.tokens) for record in records]
+    return (folder / "trajectories.jsonl").read_bytes(), ends
 
 
 def _stored(folder: pathlib.Path) -> Any:
@@ -163,12 +211,26 @@ def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
 class Tally:
     """What became of the disturbed runs of a command."""
 
-    tried: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
-    ended: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    tried: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    ended: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     differences: int = 0
     repeated: int = 0
     tracebacks: int = 0
     requests: int = 0
+
+    def count(self, fault: str, has_ended: bool) -> None:
+        """Counts a run, and whether its fault came before its end."""
+        self.tried[fault] += 1
+        self.ended[fault] += has_ended
+
+    def compare(self, told: str, differs: bool, *runs: Done) -> None:
+        """Counts what is wrong with a run and its continuation, and tells of it."""
+        self.differences += differs
+        broken = sum("Traceback" in done.stderr for done in runs)
+        self.tracebacks += broken
+        print(f"{told}; {'DIFFERS' if differs else 'same'}", file=sys.stderr, flush=True)
+        if differs or broken:
+            print(*(done.stderr[-2000:] for done in runs), sep="\n---\n", file=sys.stderr)
 
 
 class Driver:
@@ -178,39 +240,76 @@ class Driver:
         self._server, self._root, self._rng = server, root, rng
 
     def run(self, name: str, command: Command, moments: int) -> Tally:
-        """Disturbs a command at so many moments."""
-        tally, whole = Tally(), self._root / f"{name}-whole"
-        done, asked, _ = self._execute(command, whole, [])
-        if done.returncode:
-            raise SystemExit(f"{name} fails undisturbed:\n{done.stderr}")
+        """Disturbs a command at so many moments, and tears its network as often if it has one."""
+        tally = Tally()
+        self._end(name, command, moments, tally)
+        if command.roles:
+            self._tear(f"{name}-served", command, moments, tally)
+        return tally
+
+    def _end(self, name: str, command: Command, moments: int, tally: Tally) -> None:
+        """Ends a command by what is no network's fault, and has it go on."""
+        whole, asked = self._undisturbed(name, command)
         wanted = command.outcome(whole)
         # Again, now that its programs are compiled: that takes as long as the disturbed ones.
         _, _, seconds = self._execute(command, self._root / f"{name}-again", [])
         tally.requests = len(asked)
         largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
         for moment in range(moments):
-            fault, folder = FAULTS[moment % len(FAULTS)], self._root / f"{name}-{moment}"
+            fault, folder = ENDS[moment % len(ENDS)], self._root / f"{name}-{moment}"
             share = self._rng.uniform(0.05, 0.95)
             if fault == "full":
                 hook = ["limit_files", max(int(share * largest), 1024)]
             else:
                 hook = ["signal_at_cpu", share * seconds, int(_SIGNALS[fault])]
             done, first, _ = self._execute(command, folder, [hook])
-            tally.tried[fault] += 1
-            tally.ended[fault] += done.returncode != 0
-            tally.tracebacks += "Traceback" in done.stderr
             places, programs = _recorded(folder)
             again, second, _ = self._execute(command, folder, [])
-            differs = again.returncode != 0 or command.outcome(folder) != wanted
-            tally.differences += differs
+            tally.count(fault, done.returncode != 0)
             tally.repeated += sum(p in places or p[0] in programs for p in set(second))
-            state = "DIFFERS" if differs else "same"
-            print(f"{name} {moment}: {fault} at {share:.0%}, exit {done.returncode}, {state}; "
-                  f"asked {len(first)} and {len(second)} of {len(asked)}",
-                  file=sys.stderr, flush=True)  # fmt: skip
-            if differs or "Traceback" in done.stderr:
-                print(done.stderr[-2000:], again.stderr[-2000:], sep="\n---\n", file=sys.stderr)
-        return tally
+            differs = again.returncode != 0 or command.outcome(folder) != wanted
+            told = f"{name} {moment}: {fault} at {share:.0%}, exit {done.returncode}"
+            tally.compare(
+                f"{told}; asked {len(first)} and {len(second)} of {len(asked)}",
+                differs,
+                done,
+                again,
+            )
+
+    def _tear(self, name: str, command: Command, moments: int, tally: Tally) -> None:
+        """Tears the connections of a command that asks a server; it does not end by that."""
+        with model_server(_answer) as server:
+            served = command.over(server.url)
+            whole, _ = self._undisturbed(name, served)
+            wanted, answered = command.outcome(whole), server.answered
+            for moment in range(moments):
+                server.answered, torn = collections.Counter(), list[str]()
+                server.tear = functools.partial(self._torn, torn)
+                folder = self._root / f"{name}-{moment}"
+                done, _, _ = self._execute(served, folder, [])
+                repeated = (server.answered - answered).total()
+                tally.count("tear", bool(torn))
+                tally.repeated += repeated
+                differs = done.returncode != 0 or command.outcome(folder) != wanted
+                told = ", ".join(f"{torn.count(kind)} {kind}" for kind in TEARS)
+                told = f"{name} {moment}: torn: {told}, exit {done.returncode}"
+                tally.compare(f"{told}; answered {repeated} twice", differs, done)
+
+    def _torn(self, torn: list[str]) -> str | None:
+        """What becomes of the next answer, which is noted; one at most lets the client wait."""
+        kind = self._rng.choice([k for k in TEARS if k != "late" or k not in torn])
+        if self._rng.random() >= _TORN:
+            return None
+        torn.append(kind)
+        return kind
+
+    def _undisturbed(self, name: str, command: Command) -> tuple[pathlib.Path, list[Place]]:
+        """Its workdir, and what it asked."""
+        whole = self._root / f"{name}-whole"
+        done, asked, _ = self._execute(command, whole, [])
+        if done.returncode:
+            raise SystemExit(f"{name} fails undisturbed:\n{done.stderr}")
+        return whole, asked
 
     def _execute(self, command: Command, folder: pathlib.Path, hooked: list[list]):
         """How it ended, what its language models were asked, and its seconds of processor time."""
@@ -243,8 +342,8 @@ def _disturb(server: CommandServer, root: pathlib.Path, options: argparse.Namesp
     """Prints the table; returns how much was wrong."""
     wrong, chosen = 0, commands(root)
     names = options.only.split(",") if options.only else list(chosen)
-    print("| command | requests | killed | stopped | disk full | differences | repeated |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print("| command | requests | killed | stopped | disk full | torn | differences | repeated |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for name in names:
         driver = Driver(server, root, random.Random(f"{options.seed}/{name}"))
         tally = driver.run(name, chosen[name], options.moments)

@@ -1,14 +1,18 @@
 """An OpenAI-compatible server on loopback that extracts by rules; records what it was asked."""
 
+import collections
 import contextlib
 import http.server
 import json
 import re
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 Answer = Callable[[str, bool], tuple[str, str] | int]
+TEARS = ("reset", "half", "late")
 
 
 def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
@@ -33,9 +37,12 @@ def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
 
 
 class ModelServer(http.server.ThreadingHTTPServer):
-    """``asked``: for every request, in order, the model's name and the last message.
+    """``asked``: for every request, in order, the model's name and the last message; ``answered``:
+    how often each message was, to its end.
 
     ``url_of(name)`` is an address of its own, ``asked_at[name]`` the messages sent there.
+    ``tear()`` says of each answer, of `TEARS`, what becomes of its connection, if anything: it is
+    reset, it ends after half of the answer, or nothing comes until the client gives up.
     """
 
     daemon_threads = True
@@ -45,6 +52,8 @@ class ModelServer(http.server.ThreadingHTTPServer):
         self.answer = answer
         self.asked: list[tuple[str, str]] = []
         self.asked_at: dict[str, list[str]] = {}
+        self.answered: collections.Counter[str] = collections.Counter()
+        self.tear: Callable[[], str | None] = lambda: None
         self.lock = threading.Lock()
 
     @property
@@ -80,19 +89,31 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         usage: dict[str, Any] = {"prompt_tokens": len(text) // 4, "completion_tokens": 7}
         usage |= {"total_tokens": 7 + len(text) // 4, "prompt_tokens_details": {"cached_tokens": 2}}
         head = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"]}
-        self._send(200, {**head, "choices": [choice], "usage": usage})
+        with self.server.lock:
+            torn = self.server.tear()
+            self.server.answered[text] += torn is None
+        self._send(200, {**head, "choices": [choice], "usage": usage}, torn)
 
     def do_GET(self) -> None:
         models = [{"id": "only", "object": "model", "created": 1, "owned_by": "us"}]
         self._send(200, {"object": "list", "data": models})
 
-    def _send(self, status: int, body: Any) -> None:
+    def _send(self, status: int, body: Any, torn: str | None = None) -> None:
         content = json.dumps(body).encode()
+        if torn is not None:
+            self.close_connection = True
+        if torn == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
+        if torn == "late":
+            self.rfile.read(1)  # ends with the connection
+            return
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) // 2] if torn else content)
 
     def log_message(self, format, *args) -> None:
         pass

@@ -69,6 +69,36 @@ def test_a_dtype_that_is_left_open_is_what_it_becomes(monkeypatch, backend):
     assert new["reader.dtype"] == {"jax": "bfloat16", "transformers": "auto"}[backend]
 
 
+@pytest.mark.parametrize(
+    ("method", "overrides", "names"),
+    [
+        ("direct", (), ()),
+        ("native_rag", (), ("sentencex", "tokenizers")),
+        ("native_rag", ("retriever.kind=bm25",), ("sentencex", "bm25s", "PyStemmer")),
+        ("native_rag", ("retriever.kind=faiss_flat",), ("sentencex", "faiss", "tokenizers")),
+        ("cirag", ("retriever.kind=bm25", "rankers.triples.kind=bm25"),
+         ("sentencex", "bm25s", "PyStemmer")),
+        ("native_rag", ("encoder.backend=sentence_transformers",),
+         ("sentencex", "tokenizers", "sentence-transformers", "transformers")),
+    ],
+)  # fmt: skip
+def test_packages_count_where_they_are_used(method, overrides, names):
+    found = settings(method, *(f"--config.{override}" for override in overrides))
+    assert set(found["packages"]) == set(names)
+
+
+def test_language_models_name_what_reads_and_writes():
+    reading = {"tokenizers", "transformers", "jinja2"}
+    assert set(settings("direct")["reader.packages"]) == reading
+    served = ("--config.reader.backend=openai", "--config.reader.model=m")
+    assert "reader.packages" not in settings("direct", *served)
+    for constrained, more in ((True, {"llguidance"}), (False, set())):
+        chosen = f"--config.dualrag.constrained={constrained}"
+        found = settings("dualrag", chosen)
+        assert set(found["reasoner.packages"]) == reading | more
+        assert set(found["reader.packages"]) == reading
+
+
 def test_a_store_that_was_changed_is_another_run(tmp_path):
     def commit(passage, triples):
         with TripleStore.create(tmp_path / FILE) as store:

@@ -4,6 +4,7 @@ A real cluster runs in tests/cluster.
 """
 
 import contextlib
+import itertools
 import json
 import operator
 import os
@@ -96,7 +97,7 @@ def nothing_asked_twice(server):
     return len(asked) == len(set(asked))
 
 
-def dying_at(monkeypatch, *counts):
+def dying_at(monkeypatch, *counts, error=Death):
     """A worker dies with the n-th response of all, which it has recorded."""
     record, count = Journal.record, 0
 
@@ -105,7 +106,7 @@ def dying_at(monkeypatch, *counts):
         record(*given)
         count += 1
         if count in counts:
-            raise Death
+            raise error
 
     monkeypatch.setattr(Journal, "record", recorded)
 
@@ -144,6 +145,69 @@ def test_a_command_that_was_killed_asks_for_the_missing_shards_only(server, tmp_
     assert rows(tmp_path / "w") == rows(tmp_path / "local")
     assert not (tmp_path / "w" / "shards").exists()
     assert result["failures"] == wanted["failures"] and wanted["failed"] == 4
+
+
+def killed_in_add(patch, cut):
+    """The command is killed once the ``cut``-th shard of all is counted, and not yet removed."""
+    add, counter = Journal.add, itertools.count(1)
+
+    def added(*given):
+        add(*given)
+        if next(counter) == cut:
+            raise KeyboardInterrupt
+
+    patch.setattr(Journal, "add", added)
+
+
+def counted(result, server):
+    """Whether the tokens of all answers count, and those of none twice."""
+    answered = sum("refused" not in text for _, text in server.asked)
+    return result["generated_tokens"] == 7 * answered
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_a_shard_that_a_kill_leaves_counts_once(server, tmp_path, ray, monkeypatch, cut):
+    folder = corpus(tmp_path / "c", TEXTS)
+    ray()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        killed_in_add(patch, cut)
+        extract(server, folder, tmp_path / "w")
+    assert (tmp_path / "w" / "shards" / f"{cut - 1:08d}.sqlite").exists()
+    ray()
+    result = extract(server, folder, tmp_path / "w")
+    assert result["complete"] and counted(result, server) and nothing_asked_twice(server)
+
+
+def test_the_name_of_a_shard_is_free_again(server, tmp_path, ray, monkeypatch):
+    """What a later shard of that name has been answered is not dropped with the first."""
+    given = ("--config.limit=2", "--config.in_flight=1")
+    ray()
+    extract(server, corpus(tmp_path / "c", TEXTS), tmp_path / "w", *given)
+    folder = corpus(tmp_path / "c", {f"n{i}": f"Ule joins Fenn{i}." for i in range(2)} | TEXTS)
+    ray()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        dying_at(patch, 3, error=KeyboardInterrupt)
+        extract(server, folder, tmp_path / "w", *given)
+    assert [file.name for file in (tmp_path / "w/shards").iterdir()] == ["00000000.sqlite"]
+    ray()
+    result = extract(server, folder, tmp_path / "w", *given)
+    assert result["extracted"] == 2 and counted(result, server) and nothing_asked_twice(server)
+
+
+def test_shards_of_other_blocks_count_once(server, tmp_path, ray, monkeypatch):
+    folder, shards = corpus(tmp_path / "c", TEXTS), tmp_path / "w" / "shards"
+    ray(before=at(7, error=KeyboardInterrupt), seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        extract(server, folder, tmp_path / "w")
+    ray()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        killed_in_add(patch, 2)  # the first is the only shard that is left
+        extract(server, folder, tmp_path / "w", "--config.block=12")
+    assert list(shards.glob("*.sqlite"))
+    ray()
+    result = extract(server, folder, tmp_path / "w", "--config.block=12")
+    assert result["complete"] and not result["extracted"] and counted(result, server)
+    assert not shards.exists()
 
 
 def test_a_shard_that_kills_its_workers_ends_the_command(server, tmp_path, ray, monkeypatch):
@@ -185,7 +249,7 @@ def test_workers_with_other_settings_are_refused(server, tmp_path, ray, monkeypa
     monkeypatch.setattr(
         backends,
         "fingerprint",
-        lambda config: {**found(config), "packages": {"tokenizers": str(fake.started)}},
+        lambda *given: {**found(*given), "packages": {"tokenizers": str(fake.started)}},
     )
     with pytest.raises(UserError, match="a worker of the Ray cluster has other software"):
         extract(server, folder, tmp_path / "v")

@@ -134,6 +134,48 @@ def test_another_model_needs_a_word(server, tmp_path):
         run(server, folder, tmp_path / "w", **{"extractor.model": None})
 
 
+def test_two_servers_do_not_mix(server, tmp_path):
+    """Both call what they have "only": the address tells them apart, unless it has a name."""
+    folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
+    run(server, folder, tmp_path / "w", **{"extractor.model": None})
+    run(server, folder, tmp_path / "named")
+    with model_server() as other:
+        with pytest.raises(UserError, match=r"extractor\.base_url=.*; --config\.replace=true"):
+            run(other, folder, tmp_path / "w", **{"extractor.model": None})
+        assert run(other, folder, tmp_path / "named")["reused"] == 1
+        assert not other.asked
+
+
+def test_what_can_change_a_triple_needs_a_word(server, tmp_path):
+    folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
+    run(server, folder, tmp_path / "w")
+    asked = len(server.asked)
+    for field, value in (
+        ("entity_tokens", 9), ("triple_tokens", 9), ("constrained", True), ("grounded", True),
+        ("extractor.extra_body", '{"top_k": 1}'), ("extractor.overflow", "truncate"),
+        ("extractor.omit", ("temperature",)), ("extractor.server", "vllm"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=rf"with {field}=.*; --config\.replace=true"):
+            run(server, folder, tmp_path / "w", **{field: value})
+    for field, value in (
+        ("extractor.max_concurrency", 1), ("extractor.timeout", 9.0), ("extractor.max_retries", 1),
+        ("extractor.api_key_env", "MINE"), ("block", 1), ("in_flight", 1),
+    ):  # fmt: skip
+        assert run(server, folder, tmp_path / "w", **{field: value})["reused"] == 1
+    assert len(server.asked) == asked
+
+
+def test_a_store_of_an_earlier_version_is_not_added_to(server, tmp_path, monkeypatch):
+    folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
+    with monkeypatch.context() as patch:
+        early = {"model": "m", **extraction.version()}
+        patch.setattr(extraction, "extractor_identity", lambda *_: early)
+        run(server, folder, tmp_path / "w")
+    assert triples(tmp_path / "w", ["p0"])[1] == {"p0": "ok"}  # it is read as ever
+    with pytest.raises(UserError, match="is of an earlier version, .*; --config.replace=true"):
+        run(server, folder, tmp_path / "w")
+
+
 def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:  # a store from before there was a version

@@ -7,9 +7,10 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import backends
+from cirag_jax.commands import backends, generate
 from cirag_jax.commands.generate import generate_file
 from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Generate, Message
 from configs import generate as generate_config
 from tests import tiny_decoder
 from tests.llm.faulty_server import faulty_server
@@ -313,6 +314,19 @@ def _recorded(workdir):
         (count,) = db.execute("SELECT COUNT(*) FROM responses").fetchone()
     db.close()
     return count
+
+
+def test_a_schema_that_another_release_enforces_is_another_program(monkeypatch):
+    turns = (Message("user", "who is it?"),)
+    plain, held = Generate(turns), Generate(turns, json_schema={"enum": ["the mill"]})
+
+    def names():
+        given = ((held, True), (held, False), (plain, True))
+        return [generate._program("a", request, is_local) for request, is_local in given]
+
+    old = names()
+    monkeypatch.setattr(generate, "of_packages", lambda name: {name: "0.1"})
+    assert [new != one for new, one in zip(names(), old, strict=True)] == [True, False, False]
 
 
 @pytest.mark.slow

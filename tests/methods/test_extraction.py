@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from cirag_jax.commands.backends import DEFAULT_MODEL
 from cirag_jax.methods import extraction
 from cirag_jax.methods.extraction import ExtractionSettings, extract
 from cirag_jax.runtime.requests import Generate, Generated, RequestError
 from cirag_jax.types import Passage, Triple
-from configs import extract as extract_config
 
 SETTINGS = ExtractionSettings()
 PASSAGE = Passage("p", "Ule", "Ule feeds Tarn. Tarn governs Osk.")
@@ -131,16 +129,18 @@ def test_constrained_answers_have_schemas():
     assert keys == ["named_entities", "triples"]
 
 
-def test_triples_written_under_other_limits_are_others():
-    config, found = extract_config.get_config(), []
-    for size in (0, 8, 9):
-        config.extractor.no_repeat_ngram_size = size
-        found.append(extraction.extractor_identity(config.extractor, DEFAULT_MODEL, SETTINGS))
-    assert found[0] != found[1] != found[2] != found[0]
-    grounded = dataclasses.replace(SETTINGS, grounded=True)
-    found.append(extraction.extractor_identity(config.extractor, DEFAULT_MODEL, grounded))
-    assert found[3] not in found[:3]
-    config.extractor.backend = "openai"  # Has no such limit.
-    assert "no_repeat_ngram_size" not in extraction.extractor_identity(
-        config.extractor, "m", SETTINGS
-    )
+def test_what_makes_other_triples_is_another_extractor():
+    made_by = {"model": "m", "backend": "jax", "dtype": "float32", "adapter": "/here/a"}
+    found = [
+        extraction.extractor_identity({**made_by, **other}, dataclasses.replace(SETTINGS, **how))
+        for other, how in (
+            ({}, {}), ({"model": "n"}, {}), ({"dtype": "bfloat16"}, {}), ({"weights": "w"}, {}),
+            ({"no_repeat_ngram_size": 8}, {}), ({"base_url": "http://there/v1"}, {}),
+            ({}, {"grounded": True}), ({}, {"constrained": True}), ({}, {"entity_tokens": 9}),
+            ({}, {"triple_tokens": 9}), ({}, {"dialect": "kirag"}),
+        )
+    ]  # fmt: skip
+    assert all(one not in found[:place] for place, one in enumerate(found))
+    moved = extraction.extractor_identity({**made_by, "adapter": "/there/a"}, SETTINGS)
+    assert moved == found[0]
+    assert found[0]["model"] == "m" and found[0]["sentencex"]

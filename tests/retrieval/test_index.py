@@ -15,8 +15,8 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval import bm25, faiss_index, search
 from cirag_jax.retrieval import index as index_lib
-from cirag_jax.retrieval import search
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.index import KINDS, PassageIndex, open_retriever
@@ -234,6 +234,42 @@ def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(search.np, "save", save)
     assert command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)["resumed"] == 5
     assert len(PassageIndex.open(tmp_path / "i", encoder)) == len(_PASSAGES)
+
+
+def test_words_are_searched_by_the_packages_that_indexed_them(tmp_path, monkeypatch):
+    command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
+    file = tmp_path / "i" / index_lib.MANIFEST
+    manifest = json.loads(file.read_text())
+    assert set(manifest["packages"]) == {"bm25s", "PyStemmer"}
+    with monkeypatch.context() as patch:
+        other = {**manifest["packages"], "PyStemmer": "0.1"}
+        patch.setattr(bm25, "packages", lambda: other)
+        with pytest.raises(UserError, match='not "0.1"; build it anew or install that version'):
+            PassageIndex.open(tmp_path / "i", None)
+        with pytest.raises(UserError, match='packages.PyStemmer=.* not "0.1"; use another'):
+            command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
+    del manifest["packages"]  # as earlier versions wrote it
+    file.write_text(json.dumps(manifest))
+    assert len(PassageIndex.open(tmp_path / "i", None)) == len(_PASSAGES)
+
+
+def test_an_index_of_vectors_notes_its_packages(encoder, tmp_path, monkeypatch):
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", "faiss_flat")
+    file = tmp_path / "i" / index_lib.MANIFEST
+    manifest = json.loads(file.read_text())
+    assert set(manifest["packages"]) == {"faiss"}
+    assert set(manifest["encoder"]["packages"]) == {"tokenizers"}
+    with monkeypatch.context() as patch:  # another faiss searches what this one has built
+        patch.setattr(faiss_index, "packages", lambda: {"faiss": "0.1"})
+        PassageIndex.open(tmp_path / "i", encoder)
+        assert command.build_index(_PASSAGES, encoder, tmp_path / "i", "faiss_flat")["resumed"]
+    other = _Counting(encoder)
+    other.identity = {**encoder.identity, "packages": {"tokenizers": "0.1"}}
+    with pytest.raises(UserError, match='encoder.packages.tokenizers=.* not "0.1"; build it anew'):
+        PassageIndex.open(tmp_path / "i", other)
+    del manifest["packages"], manifest["encoder"]["packages"]  # as earlier versions wrote it
+    file.write_text(json.dumps(manifest))
+    assert len(PassageIndex.open(tmp_path / "i", other)) == len(_PASSAGES)
 
 
 def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):

@@ -394,7 +394,7 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
         check("integrator", **{"integrator.adapter": old})
     block = language_model(adapter=workdir)
     with pytest.raises(UserError, match="where extractor is needed"):
-        extraction.extractor_identity(block, str(folders[0]), extraction.ExtractionSettings())
+        extraction.check_adapter(block, extraction.ExtractionSettings())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,18 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import link_head
 from cirag_jax.models.io import encoder_adapter, workdir
-from cirag_jax.models.io.pretrained import HUB_PATTERNS
+from cirag_jax.models.io.pretrained import HUB_PATTERNS, hub_revision
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
 _PATTERNS = (*HUB_PATTERNS, "*.gguf")
 _BLOCK, _BLOCKS = 1 << 12, 1 << 10
 _PACKAGE = Path(__file__).resolve().parents[2]
+
+# Any release of these may cut a text, stem a word or forbid a token otherwise, patches included,
+# and counts whole: tokenizers, transformers (which reads tokenizers and fills chat templates),
+# sentence-transformers, sentencex, bm25s, PyStemmer, llguidance. Patches of these two mend errors
+# and holes; what a template writes and how an index is built changes with a minor version.
+_SERIES = ("jinja2", "faiss")
 
 START_ANEW = "use another --workdir, or remove it to start anew"
 
@@ -63,8 +69,8 @@ def of_model(spec: str) -> dict[str, Any]:
     path = path if path.is_dir() and not any(path.glob("*.gguf")) else resolve_decoder(spec)
     if spec.startswith("package:"):
         return {"version": importlib.metadata.version(spec.removeprefix("package:"))}
-    if path.parent.name == "snapshots":
-        return {"revision": path.name}
+    if revision := hub_revision(path):
+        return {"revision": revision}
     adapter = encoder_adapter.base_of(spec)
     return {"files": _files(path)} | ({"base": of_model(adapter)} if adapter else {})
 
@@ -75,8 +81,13 @@ def digest(spec: str) -> str:
 
 
 def of_packages(*names: str) -> dict[str, str]:
-    """Versions of installed packages that decide what a model reads or writes."""
-    return {name: importlib.metadata.version(name) for name in names}
+    """Versions of installed packages that decide results, as far as they count."""
+    return {name: version_that_counts(name, importlib.metadata.version(name)) for name in names}
+
+
+def version_that_counts(name: str, version: str) -> str:
+    """The whole of it; of a package whose patches change no result, major and minor version."""
+    return ".".join(version.split(".")[:2]) if name in _SERIES else version
 
 
 def small_files(folder: Path) -> dict[str, str]:
@@ -86,7 +97,10 @@ def small_files(folder: Path) -> dict[str, str]:
 
 
 def of_code(module: str) -> str:
-    """A hash of a module and of the prompts, methods and steps it imports, comments apart."""
+    """A hash of a module and of the prompts, methods and steps it imports, comments apart.
+
+    It is the same in every version of Python that reads them.
+    """
     sources: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -94,21 +108,41 @@ def of_code(module: str) -> str:
         file = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
         if name in sources or not file.is_file():
             continue
-        tree = ast.parse(file.read_bytes())
+        tree, lines = ast.parse(file.read_bytes()), list[str]()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 parts = ("cirag_jax.prompts.", "cirag_jax.methods.", "cirag_jax.grade.")
                 waiting += [name for name in names if name.startswith(parts)]
-        sources[name] = ast.unparse(_WithoutTexts().visit(tree))
+        _outline(tree, lines.append)
+        sources[name] = "\n".join(lines)
     return _hash(json.dumps(sources, sort_keys=True).encode())
 
 
-class _WithoutTexts(ast.NodeTransformer):
-    """Drops docstrings."""
+def _outline(node: ast.AST, write: Callable[[str], Any]) -> None:
+    """Writes a syntax tree a word at a time, without docstrings and positions.
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        return None if isinstance(node.value, ast.Constant) else node
+    Fields that are empty are left out, and so are empty texts in f-strings: which of these a tree
+    has depends on the version of Python.
+    """
+    write(type(node).__name__)
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is None or value == []:
+            continue
+        write(name)
+        for part in value if isinstance(value, list) else (value,):
+            if not isinstance(part, ast.AST):
+                write(ascii(part))
+            elif not _says_nothing(part, node):
+                _outline(part, write)
+    write(".")
+
+
+def _says_nothing(part: ast.AST, whole: ast.AST) -> bool:
+    if isinstance(part, ast.Expr):
+        return isinstance(part.value, ast.Constant)  # a docstring
+    return isinstance(whole, ast.JoinedStr) and isinstance(part, ast.Constant) and not part.value
 
 
 def _files(path: Path) -> dict[str, str]:

@@ -337,10 +337,19 @@ def read_max_length(folder: Path, config: EncoderConfig) -> int:
     return int(min(limit for limit in limits if isinstance(limit, int | float) and limit >= 1))
 
 
+def hub_revision(folder: Path) -> str | None:
+    """The commit whose files a folder of the hub's cache holds, of 40 digits; None: another folder.
+
+    A folder of one's own below a ``snapshots/`` says nothing by its name.
+    """
+    is_commit = re.fullmatch(r"[0-9a-f]{40}", folder.name)
+    return folder.name if is_commit and folder.parent.name == "snapshots" else None
+
+
 def weights_revision(folder: Path) -> str:
     """Hub commit where the folder is a hub snapshot, else SHA-256 of the weights."""
-    if folder.parent.name == "snapshots":
-        return folder.name
+    if revision := hub_revision(folder):
+        return revision
     digest = hashlib.sha256()
     for file in weight_files(folder):
         with file.open("rb") as stream:

