@@ -10,8 +10,10 @@ import pytest
 
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile
+from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.distill import trajectories
+from cirag_jax.errors import UserError
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.runtime import codec
 from cirag_jax.training import metrics
@@ -76,6 +78,7 @@ def _read_dataset(root: pathlib.Path):
     jsonl.write_dataset(found, again)
     written = jsonl.read_dataset(again)
     assert (written.questions, written.corpus) == (found.questions, found.corpus)
+    _scan_corpus(root)
 
 
 READS = {
@@ -94,6 +97,21 @@ READS = {
     "trajectories.json": trajectories.read_sidecar,
     "documents.txt": lambda root: read_documents(root / "documents.txt"),
 }
+
+
+def _scan_corpus(root: pathlib.Path):
+    with CorpusScan(str(root)) as corpus:
+        assert len(corpus) == len(list(corpus))
+
+
+@pytest.mark.parametrize("more", ['{"id": "b"', '{"id": "a", "title": "t", "text": "x"}'])
+def test_a_corpus_that_is_refused_is_closed(tmp_path, more):
+    line = '{"id": "a", "title": "t", "text": "x"}\n'
+    (tmp_path / "corpus.jsonl").write_text(line)
+    _scan_corpus(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text(line + more)
+    with pytest.raises(UserError, match="corpus.jsonl:2"):
+        _scan_corpus(tmp_path)
 
 
 def _attack(folder: pathlib.Path, name: str, content: bytes) -> None:
