@@ -14,7 +14,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def closed_databases(monkeypatch):
-    """Whoever refuses a file has closed it; Python 3.13 reports what is left open, earlier do not."""
+    """Whoever refuses a file has closed it: of what is left open only Python 3.13 says so."""
     connect, opened = sqlite3.connect, []
 
     def noted(*args, **fields):
