@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from hypothesis import example
 
 from cirag_jax.commands import index as index_command
 from cirag_jax.commands.index import build_index
@@ -103,6 +104,7 @@ def test_other_values(searched, folders, kind, name, changes):
     searched(kind, name, garbled(whole, changes))
 
 
+@example((False, [(29, True)]), [("cut", 0, b"")])  # the encoder
 @attack(15, CHANGES, DAMAGES)
 def test_a_build_that_was_stopped(tmp_path_factory, changes, damages):
     folder = tmp_path_factory.mktemp("stopped")
