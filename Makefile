@@ -34,7 +34,8 @@ attack: dev  ## hostile input with new seeds, until one fails; ARGS="--minutes 3
 lint: dev  ## ruff and pyright
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
-	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(python) -m pyright --pythonpath $(python)
+	@project=.venv/pyrightconfig.json; [[ -e $$project ]] || project=pyproject.toml; \
+	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(python) -m pyright --project $$project --pythonpath $(python)
 
 bench: dev  ## side by side with the usual libraries; BENCH=NAME of a file in experiments/benchmarks
 	@$(python) experiments/benchmarks/$(BENCH).py $(ARGS)

@@ -43,7 +43,7 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files, config_words, processes
 from cirag_jax.errors import InUse, UserError
-from cirag_jax.io import one_line, replacing, say, visible, write_json
+from cirag_jax.io import naming, one_line, replacing, say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
@@ -432,20 +432,22 @@ def _lock(workdir: pathlib.Path, program: str) -> Iterator[None]:
     Raises:
       InUse: another command holds it.
     """
-    with (workdir / LOCK).open("a+", encoding="utf-8") as file:
+    path = workdir / LOCK
+    with path.open("ab+", buffering=0) as file:  # a buffer would be written once more at the end
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise InUse(
-                f"--workdir={workdir} is in use by {file.read() or 'another command'}; wait for "
-                "its end or choose another --workdir"
+                f"--workdir={workdir} is in use by "
+                f"{file.read().decode(errors='replace') or 'another command'}; wait for its end or "
+                "choose another --workdir"
             ) from None
         except OSError as error:
             say(f"WARNING: {workdir} cannot be locked ({error.strerror}): run one command there")
-        file.truncate(0)
-        file.write(f"{program} (process {os.getpid()})")
-        file.flush()
+        with naming(path):
+            file.truncate(0)
+            file.write(f"{program} (process {os.getpid()})".encode())
         try:
             yield
         finally:

@@ -18,6 +18,8 @@ from cirag_jax.io import one_line
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _NULL_WORDS = ("null", "none", "None")
+# Fields that name a model or an adapter.
+_MODELS = ("adapter", "average_with", "frozen", "model", "spec", "start")
 
 
 def load_config(
@@ -48,7 +50,7 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
     ``source`` is where a message says that the config is from.
 
     Raises:
-      UserError: a key is unknown, a value has the wrong type.
+      UserError: a key is unknown, a value has the wrong type, or a model's name is empty.
     """
     arguments, cleared = _check_overrides(config, overrides, source)
     parsed = flags.FlagValues()
@@ -65,7 +67,17 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
     for key in cleared:
         holder, last = find_block(config, key)
         holder[last] = () if holder.get_type(last) is tuple else None
+    _check_names(config)
     return config.lock()
+
+
+def _check_names(config: ConfigDict) -> None:
+    """Refuses an empty name of a model, which would be taken for none."""
+    for key, value in leaves(config):
+        holder, last = find_block(config, key)
+        if value == "" and last in _MODELS:
+            unset = ", or be null" if _is_optional(holder, last) else ""
+            raise UserError(f"config.{key}={value!r} must name a model{unset}.")
 
 
 def copy_without(config: Any, *fields: str) -> Any:

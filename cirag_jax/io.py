@@ -80,13 +80,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
       OSError: the folder cannot be written; what ``path`` held before is still there, as after any
-        other error in the block.
+        other error in the block. A full disk's, which names no file, gets this one's name.
     """
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        yield aside
+        with naming(path):
+            yield aside
         if aside.is_file():
-            with aside.open("rb") as file:
+            with naming(path), aside.open("rb") as file:
                 os.fsync(file.fileno())
         elif path.exists():  # a folder replaces no other one
             old = aside.with_suffix(".old")
@@ -99,6 +100,17 @@ def replacing(path: Path) -> Iterator[Path]:
         if aside.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an `OSError` of the block the name of the file, where the system named none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def remove_parts(folder: Path) -> None:

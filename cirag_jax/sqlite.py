@@ -1,7 +1,9 @@
 """SQLite files as the journal and the triple store keep them."""
 
 import contextlib
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -34,6 +36,28 @@ def create(db: sqlite3.Connection, schema: str, meta: Sequence[tuple[str, str]])
         for statement in schema.split(";"):
             db.execute(statement)
         db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+
+
+def needs_undoing(db: sqlite3.Connection) -> bool:
+    """Whether a killed writer left the file half-done and ``db`` may not undo that."""
+    try:
+        db.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname == "SQLITE_READONLY_ROLLBACK":
+            return True
+        raise
+    return False
+
+
+@contextlib.contextmanager
+def copied(path: Path, log: str) -> Iterator[Path]:
+    """A copy of a file and of the log that a killed run left beside it (``-wal``, ``-journal``),
+    which SQLite reads only where it may write.
+    """
+    with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
+        for name in (path.name, path.name + log):
+            shutil.copyfile(path.with_name(name), Path(folder) / name)
+        yield Path(folder) / path.name
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 import errno
+import fcntl
 import json
 import logging
 import math
 import os
 import pathlib
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -50,6 +52,24 @@ def test_null_clears_an_optional_field(run, word):
     assert run("--config.data.dir=D", f"--config.data.dir={word}").seen[0].data.dir is None
     found = run(f"--config.ks={word}", f"--config.name={word}").seen[0]
     assert found.ks == () and found.name is None  # which a preset had set
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "unset"),
+    [
+        ("reader", "model.spec", ", or be null"),
+        ("reader", "lora.start", ", or be null"),
+        ("aligner", "model.spec", ""),
+        ("generate", "model", ", or be null"),
+        ("methods/direct", "reader.adapter", ", or be null"),
+        ("methods/c2rag", "rankers.passages.model", ", or be null"),
+        ("methods/cirag", "encoder.model", ""),
+    ],
+)
+def test_an_empty_name_of_a_model_is_no_default(repository, file, field, unset):
+    told = f"config.{field}='' must name a model{unset}."
+    with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
+        config_files.load_config(str(repository / f"configs/{file}.py"), [f"--config.{field}="])
 
 
 def test_no_config_offers_a_word_that_means_null():
@@ -345,6 +365,26 @@ def test_a_disk_without_room_is_one_sentence(run, number):
         raise OSError(number, os.strerror(number), "responses.jsonl")
 
     assert refused(run(main=main), "responses.jsonl cannot be written", os.strerror(number))
+
+
+@pytest.mark.parametrize(("room", "name"), [(0, ".lock"), (60, "config.json")])
+def test_a_disk_without_room_names_the_first_file_that_found_none(run, tmp_path, room, name):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        done = run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused(done, f"{tmp_path / 'work' / name} cannot be written: File too large")
+
+
+def test_what_names_the_command_at_work_may_be_any_bytes(run, tmp_path):
+    (tmp_path / "work").mkdir()
+    with (tmp_path / "work" / cli.LOCK).open("wb") as held:
+        held.write(b"\xff\x1b[2J")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert refused(run(), "is in use by \ufffd\\x1b[2J")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []])

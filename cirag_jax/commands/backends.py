@@ -72,12 +72,7 @@ def check_abilities(
 def model_name(config: Any) -> str | None:
     """The model as the config names it, else the base of its adapter, where that is a training
     workdir; None: whatever one the server has.
-
-    Raises:
-      UserError: the name is empty.
     """
-    if config.model == "":
-        raise UserError("model must name a model, or be null for the default one.")
     if config.model is not None or config.backend == "openai":
         return config.model
     if is_training_workdir(config.adapter):

@@ -204,7 +204,7 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
     file = folder / PLAN
     if file.is_file():
         old = read_json(file)
-        if not isinstance(old, dict):
+        if not isinstance(old, dict) or not isinstance(old.get("encoder"), dict | None):
             raise UserError(f"{file} is damaged; remove the folder to begin anew.")
         index_lib.check_manifest(folder, old, plan)
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):

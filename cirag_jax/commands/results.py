@@ -19,7 +19,7 @@ from cirag_jax.types import Config
 
 CONFIG, RESULT = "config.json", "result.json"
 # What becomes of reading a file that something else wrote.
-_OTHER = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_OTHER = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
 class _Graded(msgspec.Struct):

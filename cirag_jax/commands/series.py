@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,8 +79,16 @@ def _numbers(result: Mapping[str, Any], block: str = "") -> Iterator[tuple[str, 
             value = value["value"]
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{block}{name}.")
-        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        elif value is None or _is_number(value):
             yield f"{block}{name}", value
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and not abs(value) > sys.float_info.max  # an integer of 400 digits; NaN is a number here
+    )
 
 
 def best_of(values: Mapping[Any, float | None], metric: str) -> Any:

@@ -1,18 +1,19 @@
 """A corpus read as a stream, as often as needed, however large it is."""
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from cirag_jax.datasets import demo
 from cirag_jax.datasets.jsonl import CORPUS
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.errors import UserError
+from cirag_jax.io import Closing
 from cirag_jax.types import Passage
 
 
-class CorpusScan:
+class CorpusScan(Closing):
     """Passages in file order, and which ids there are (in a temporary file, not in memory).
 
     Of a dataset folder only ``corpus.jsonl`` is read; None is the built-in dataset.
@@ -28,19 +29,16 @@ class CorpusScan:
                 f"{self._folder / CORPUS} does not exist; the passages are read from it."
             )
         self._ids = sqlite3.connect("", isolation_level=None)  # a file of SQLite's own
-        self._ids.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
-        self._ids.execute("BEGIN")
-        for place, passage in self._passages():
-            try:
-                self._ids.execute("INSERT INTO ids VALUES (?)", (passage.id,))
-            except sqlite3.IntegrityError:
-                problem = f"repeats the id {passage.id!r} of an earlier line"
-                raise field_error(place, "id", problem) from None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(self._ids))  # of what is refused
+            self._ids.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
+            self._ids.execute("BEGIN")
+            for place, passage in self._passages():
+                self._add(place, passage.id)
+            stack.pop_all()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Forgets the ids."""
         self._ids.close()
 
     def __len__(self) -> int:
@@ -52,6 +50,13 @@ class CorpusScan:
     def __contains__(self, passage_id: object) -> bool:
         row = self._ids.execute("SELECT 1 FROM ids WHERE id = ?", (passage_id,)).fetchone()
         return row is not None
+
+    def _add(self, place: str, passage_id: str) -> None:
+        try:
+            self._ids.execute("INSERT INTO ids VALUES (?)", (passage_id,))
+        except sqlite3.IntegrityError:
+            problem = f"repeats the id {passage_id!r} of an earlier line"
+            raise field_error(place, "id", problem) from None
 
     def _passages(self) -> Iterator[tuple[str, Passage]]:
         if self._folder is None:

@@ -17,6 +17,7 @@ from cirag_jax.datasets.benchmarks import BENCHMARKS, prepare_builder, to_datase
 from cirag_jax.datasets.corpus import POLICIES, WHOLE, build_corpus
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line, say
 from cirag_jax.types import Dataset, Passage, Question
 
 
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         dataset = prepare(**flags)
     except UserError as error:
-        print(f"prepare: {error}", file=sys.stderr)
+        say(f"prepare: {one_line(str(error))}")
         return 2
     splits = [question.split for question in dataset.questions]
     result = {

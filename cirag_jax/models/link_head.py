@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from flax import nnx
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.tensor_files import save_tensors
+from cirag_jax.models.io.tensor_files import check_finite, opened, save_tensors
 
 FILE = "link_head.safetensors"
+_MOST_DIGITS = 9  # Of the number of steps; Python would refuse 5,000.
 _LEAST_ROWS = 1024  # A call is padded to this or to a power of two above it.
 
 
@@ -62,6 +62,7 @@ class LinkHead:
       units: that the aligner beside it ranks: triple, sentence or passage.
       steps: of the searches that it learnt on.
       record: what the training that made it wants to find again; see `read_record`.
+      source: the file that it was read from.
     """
 
     module: LinkHeadModule
@@ -69,19 +70,24 @@ class LinkHead:
     units: UnitKind
     steps: int
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = FILE
 
     @functools.cached_property
     def _apply(self):
         return nnx.jit(lambda module, x_NF: module(x_NF))
 
     def score(self, features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Scores ``[R]`` for each of several ``feature_RF``."""
+        """Scores ``[R]`` for each of several ``feature_RF``.
+
+        Raises:
+          UserError: one is not finite.
+        """
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
         rows = max(_LEAST_ROWS, 1 << (total - 1).bit_length())
         x_NF = np.zeros((rows, len(self.features)), np.float32)
         x_NF[:total] = np.concatenate(features)
-        score_N = np.asarray(self._apply(self.module, x_NF))[:total]
+        score_N = check_finite(np.asarray(self._apply(self.module, x_NF))[:total], self.source)
         return np.split(score_N, np.cumsum(sizes)[:-1])
 
     def save(self, folder: pathlib.Path) -> None:
@@ -104,9 +110,9 @@ class LinkHead:
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
     """The `LinkHead.record` of the head in a folder; empty where none can be read."""
     try:
-        with safetensors.safe_open(str(folder / FILE), framework="numpy") as opened:  # pyright: ignore
-            found = json.loads((opened.metadata() or {}).get("record", ""))
-    except (OSError, safetensors.SafetensorError, ValueError, RecursionError):
+        with opened(folder / FILE) as tensors:
+            found = json.loads((tensors.metadata() or {}).get("record", ""))
+    except (UserError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -115,17 +121,15 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
     """The head in a folder; None where there is no file of it.
 
     Raises:
-      UserError: the file cannot be read, lacks a tensor, or its head reads other ``features``.
+      UserError: the file cannot be read, lacks a tensor, its head reads other ``features``, or a
+        weight is not finite.
     """
     file = folder / FILE
     if not file.is_file():
         return None
-    try:
-        with safetensors.safe_open(str(file), framework="numpy") as opened:  # pyright: ignore
-            told = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{file}: cannot be read: {error}.") from None
+    with opened(file) as found:
+        told = found.metadata() or {}
+        tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
     had = tuple(told.get("features", "").split(","))
     if had != tuple(features):
         unknown = sorted({*had} ^ {*features})
@@ -137,13 +141,15 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
     zeros = np.zeros(len(features))
     module = LinkHeadModule(zeros, zeros, max(hidden, 1), nnx.Rngs(0))
     for name, variable in _variables(module):
-        if name not in tensors or tensors[name].shape != variable[...].shape:
-            raise UserError(f"{file}: tensor {name} is missing or has another shape.")
-        variable[...] = jnp.asarray(tensors[name])
+        wanted, array = variable[...], tensors.get(name)
+        if array is None or (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
+            raise UserError(f"{file}: tensor {name} is missing or has another shape or dtype.")
+        variable[...] = jnp.asarray(check_finite(array, str(file)))
     units, steps = told.get("units"), told.get("steps", "")
-    if units not in UNIT_KINDS or not steps.isdecimal():
-        raise UserError(f"{file}: field units is {units!r}, field steps {steps!r}.")
-    return LinkHead(module, had, units, int(steps))
+    if units not in UNIT_KINDS or not steps.isdecimal() or len(steps) > _MOST_DIGITS:
+        told = f"field units is {units!r}, field steps {steps[:80]!r}"
+        raise UserError(f"{file}: {told}.")
+    return LinkHead(module, had, units, int(steps), source=str(file))
 
 
 def _variables(module: LinkHeadModule) -> list[tuple[str, nnx.Variable]]:

@@ -14,8 +14,9 @@ import numpy as np
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.models.io.fingerprint import of_packages, small_files
 from cirag_jax.models.io.pretrained import TextEncoder
+from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.search import check_finite, save_array
+from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import Config
 
 Role = Literal["query", "passage"]
@@ -310,6 +311,7 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
 
 
 def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
+    check_choice("config.encoder.dtype", config.dtype, ("float32", "bfloat16"))
     try:
         import sentence_transformers
         import torch
@@ -318,7 +320,6 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
             "config.encoder.backend=sentence_transformers needs the Python package "
             f"{error.name!r}, which is not installed (pip install sentence-transformers)"
         ) from None
-    check_choice("config.encoder.dtype", config.dtype, ("float32", "bfloat16"))
     from cirag_jax.models.io.pretrained import resolve_model_folder
 
     is_local = config.model.startswith("package:") or pathlib.Path(config.model).is_dir()

@@ -15,10 +15,10 @@ from cirag_jax.datasets.chains import UnitKind, passage_text, triple_text
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.pairs import score_groups
-from cirag_jax.retrieval.search import check_finite
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Config, Passage, Text, Triple
 

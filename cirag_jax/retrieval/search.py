@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cirag_jax import sharding
-from cirag_jax.errors import UserError
 from cirag_jax.io import replacing
+from cirag_jax.models.io.tensor_files import check_finite
 
 _QUERIES = 128  # Most queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
@@ -164,22 +164,6 @@ def accelerators() -> Mesh | None:
     if jax.default_backend() == "cpu":
         return None
     return sharding.make_mesh(devices=jax.local_devices())
-
-
-def check_finite(scores: np.ndarray, source: str) -> np.ndarray:
-    """``scores``, or vectors, of a model or a file.
-
-    Raises:
-      UserError: a number is not finite.
-    """
-    # A sum needs no array beside them, and one NaN or infinity spoils it.
-    with np.errstate(invalid="ignore"):
-        total = np.sum(scores, dtype=np.float64)
-    if not np.isfinite(total):
-        raise UserError(
-            f"{source} gives numbers that are not finite: its weights or its file are damaged."
-        )
-    return scores
 
 
 def save_array(path: Path, array: np.ndarray) -> None:

@@ -3,10 +3,12 @@
 The journal belongs to one run; this file may serve many, at the same time too.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,19 @@ class ResponseCache:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
-        try:
+        with contextlib.ExitStack() as stack, self._named_errors():
             # A server's client may report from a thread of its own, while this one waits for it.
             self._db = sqlite3.connect(
                 self.path, isolation_level=None, timeout=60.0, check_same_thread=False
             )
+            stack.enter_context(contextlib.closing(self._db))  # what is refused
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID"
             )
-        except sqlite.ERRORS as error:
-            raise UserError(f"config.cache={path} cannot be used: {error}.") from None
+            stack.pop_all()
 
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
         """The response to an equal request to an equal model; it took no time and no money.
@@ -67,8 +69,13 @@ class ResponseCache:
         )
 
     def _execute(self, statement: str, values: tuple[str, ...]) -> sqlite3.Cursor:
-        try:
+        with self._named_errors():
             return self._db.execute(statement, values)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite.ERRORS as error:
             raise UserError(f"config.cache={self.path} cannot be used: {error}.") from None
 

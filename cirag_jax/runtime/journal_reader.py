@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,14 +96,9 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[Path]:
-    """The file, or a copy of it and of what a killed run left beside it: SQLite reads that only
-    where it may write.
-    """
-    log = path.with_name(f"{path.name}-wal")
-    if not log.exists() or os.access(path.parent, os.W_OK):
+    """The file, or a copy where a killed run left its log and SQLite may not write."""
+    if not path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
-        for file in (path, log):
-            shutil.copyfile(file, Path(folder) / file.name)
-        yield Path(folder) / path.name
+    with sqlite.copied(path, "-wal") as copy:
+        yield copy

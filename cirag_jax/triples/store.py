@@ -83,10 +83,11 @@ def content_hash(passage: Passage) -> bytes:
 class TripleStore(Closing):
     """An open store; a context manager. One process writes it at a time, others may read."""
 
-    def __init__(self, path: Path, db: sqlite3.Connection):
+    def __init__(self, path: Path, db: sqlite3.Connection, opened: contextlib.ExitStack):
         """Use `open` or `create`."""
         self.path = path
         self._db = db
+        self._opened = opened
         self._extractors: dict[str, Mapping[str, Any]] = {}
 
     @classmethod
@@ -101,14 +102,11 @@ class TripleStore(Closing):
         refuse_earlier(folder)
         if not path.is_file():
             raise UserError(f"{folder} holds no triple store ({FILE}); launch/extract.py makes it.")
-        # What a killed writer left half-done is undone first, which needs the right to write; where
-        # there is none, nobody can have been writing.
-        mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
-        with sqlite.named_errors(path):
-            db = sqlite.connect(path, mode)
+        with contextlib.ExitStack() as stack, sqlite.named_errors(path):
+            db = stack.enter_context(_opened_for_reading(path))
             _check_format(db, path)
             db.execute("PRAGMA query_only = ON")
-            return cls(path, db)
+            return cls(path, db, stack.pop_all())
 
     @classmethod
     def create(cls, path: str | Path) -> Self:
@@ -119,12 +117,13 @@ class TripleStore(Closing):
         """
         path = Path(path)
         refuse_earlier(path.parent)
-        with sqlite.named_errors(path):
-            return cls(path, _create(path))
+        with contextlib.ExitStack() as stack, sqlite.named_errors(path):
+            db = stack.enter_context(_created(path))
+            return cls(path, db, stack.pop_all())
 
     def close(self) -> None:
         """Closes the file."""
-        self._db.close()
+        self._opened.close()
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -284,7 +283,7 @@ def merge(parts: Sequence[Path], target: Path) -> None:
     with (
         sqlite.named_errors(target),
         replacing(target) as aside,
-        contextlib.closing(_create(aside)) as db,
+        _created(aside) as db,
     ):
         for part in parts:
             db.execute("ATTACH ? AS part", (str(part),))
@@ -306,12 +305,30 @@ def refuse_earlier(workdir: Path) -> None:
 # ------------------------------------------------------------------------------------------ details
 
 
-def _create(path: Path) -> sqlite3.Connection:
-    db = sqlite.connect(path)
-    with sqlite.transaction(db):
-        sqlite.create(db, _SCHEMA, [("format", str(FORMAT))])
-    _check_format(db, path)
-    return db
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite.connect(path)) as db:
+        with sqlite.transaction(db):
+            sqlite.create(db, _SCHEMA, [("format", str(FORMAT))])
+        _check_format(db, path)
+        yield db
+
+
+@contextlib.contextmanager
+def _opened_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file; where a killed writer left it half-done, and that cannot be undone there for want
+    of the right to write, a copy in which it is.
+    """
+    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    with contextlib.closing(sqlite.connect(path, "rw" if may_write else "ro")) as db:
+        if not sqlite.needs_undoing(db):
+            yield db
+            return
+    with (
+        sqlite.copied(path, "-journal") as copy,
+        contextlib.closing(sqlite.connect(copy, "rw")) as db,
+    ):
+        yield db
 
 
 def _check_format(db: sqlite3.Connection, path: Path) -> None:

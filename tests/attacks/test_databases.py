@@ -1,10 +1,12 @@
 """Journals, response caches and triple stores with other bytes, and with other values in them."""
 
+import contextlib
 import pathlib
 import sqlite3
 
 import pytest
 
+from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Generated, Message, Token, Usage
 from cirag_jax.reports import trace
 from cirag_jax.runtime import journal_reader
@@ -167,6 +169,21 @@ def test_other_values(folder, name, table, column, changes, row):
 
 
 # ---------------------------------------------------------------------------- values by hand
+
+
+@pytest.mark.parametrize("use", [TripleStore.open, TripleStore.create, ResponseCache])
+def test_what_is_no_database_is_refused_and_closed(tmp_path, use):
+    (tmp_path / "x.sqlite").write_bytes(b"no database")
+    with pytest.raises(UserError, match="cannot be used"):
+        use(tmp_path / "x.sqlite")
+
+
+@pytest.mark.parametrize("use", [TripleStore.open, TripleStore.create])
+def test_another_database_is_refused_and_closed(tmp_path, use):
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.sqlite")) as db:
+        db.execute("CREATE TABLE meta (key, value)")
+    with pytest.raises(UserError, match="another version"):
+        use(tmp_path / "x.sqlite")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import shutil
 
 import numpy as np
 import pytest
+from hypothesis import example
 
+from cirag_jax.commands import index as index_command
 from cirag_jax.commands.index import build_index
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
@@ -100,6 +102,28 @@ def test_other_bytes(searched, folders, kind, name, damages):
 def test_other_values(searched, folders, kind, name, changes):
     whole = json.loads((folders / kind / name).read_text())
     searched(kind, name, garbled(whole, changes))
+
+
+@example((False, [(29, True)]), [("cut", 0, b"")])  # the encoder
+@attack(15, CHANGES, DAMAGES)
+def test_a_build_that_was_stopped(tmp_path_factory, changes, damages):
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_command, "_build_bm25", _interrupt)
+        build_index(_PASSAGES, None, folder, "bm25")
+    plan = (folder / index_command.PLAN).read_bytes()
+    for content in (garbled(json.loads(plan), changes), damaged(plan, damages)):
+        (folder / index_command.PLAN).write_bytes(content)
+        with untouched(folder):
+            held(lambda: PassageIndex.open(folder, None))
+        if held(lambda: build_index(_PASSAGES, None, folder, "bm25")) is None:
+            assert (folder / index_command.PLAN).read_bytes() == content  # for who wants to look
+        else:
+            assert held(lambda: PassageIndex.open(folder, None)) is not None
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("count", [None, 0, 23, 25, 24.0, "24", 10**400])  # of `make attack`

@@ -1,19 +1,30 @@
 """Files that others write: datasets, prompts, trajectories, metrics, archives."""
 
+import copy
 import dataclasses
 import io
 import json
 import pathlib
 import zipfile
+from typing import cast
 
 import pytest
+from hypothesis import example
+from ml_collections import ConfigDict
 
+from cirag_jax.commands import follow, results, series
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile
+from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.distill import trajectories
+from cirag_jax.errors import UserError
+from cirag_jax.evaluation.difficulty import AGGREGATES, NUM_BINS, WHOSE
+from cirag_jax.grade import documents as articles
 from cirag_jax.llm.prompts_file import read_prompts
-from cirag_jax.runtime import codec
+from cirag_jax.reports import difficulty, figures
+from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime.records import Record
 from cirag_jax.training import metrics
 from cirag_jax.types import Step, Trajectory
 from tests import tiny
@@ -36,6 +47,38 @@ _TRAJECTORY = Trajectory(
     _QUESTION.id, _QUESTION.question, "annotations", (_STEP,), "stopped", solved=True
 )
 
+_SHARE = {"value": 0.5, "low": 0.25, "high": 0.75, "num_questions": 2, "errors": 1}
+_R = {"value": 0.1, "num_points": 4, "p": 0.5}
+_SYSTEM = {
+    "error": _SHARE,
+    "matrix": {"2": [_SHARE] * NUM_BINS},
+    "by_hops": {"2": _SHARE},
+    "left_out": {"no answer": 1},
+    "strongest": ["mean"],
+    "failures": dict.fromkeys(WHOSE, _SHARE),
+    "correlations": {
+        how: {
+            **{"bins": {"2": _R}, "mean": _R, "diagonal": _R},
+            **{"questions": {"all": _R}, "hops": _R},
+        }
+        for how in AGGREGATES
+    },
+}
+# What launch/compare.py, a training and configs/difficulty.py leave, in one.
+_GRADED = {
+    "complete": True,
+    "dev/loss": 0.5,
+    "settings": {
+        **{"aggregate": "mean", "unit": "sentence", "data": "d", "score": "em"},
+        **{"chunks": None, "judgements": None},
+    },
+    "num_questions": 2,
+    "left_out": {},
+    "hops": {"2": {"reason": "one question"}},
+    "systems": {"a": _SYSTEM},
+    "differences": {},
+}
+
 # A record of each kind of file.
 RECORDS = {
     "questions.jsonl": dataclasses.asdict(_QUESTION),
@@ -56,6 +99,16 @@ RECORDS = {
     "trajectories.json": {"prompt": {"units": "triple"}, "sources": ["x"]},
     "metrics.jsonl": {"step": 1, "seconds": 0.5, "train/loss": 1.0},
     "documents.txt": "Ada was born in London.",
+    "documents.jsonl": {
+        **{"id": "a", "title": "t", "text": "Ada was born. So was Bo.", "source": "s"},
+        **{"date": "1852", "sentences": ["Ada was born.", "So was Bo."]},
+    },
+    "difficulty.jsonl": {"id": "a", "hops": 2, "difficulty": {"mean": 0.5}},
+    "result.json": _GRADED,
+    "config.json": {
+        **{"methods": ["direct", "x=cirag:paper"], "repeats": 2, "checkpoint": "w"},
+        **{"optimizer": {"learning_rate": 0.1}, "model": {"spec": "m"}},
+    },
 }
 
 
@@ -66,6 +119,8 @@ def folder(tmp_path_factory):
     for name, record in RECORDS.items():
         if not (root / name).exists():
             (root / name).write_text(json.dumps(record) + "\n")
+    (root / "direct").mkdir()
+    (root / "direct" / journal.FILE).touch()
     return root
 
 
@@ -76,6 +131,41 @@ def _read_dataset(root: pathlib.Path):
     jsonl.write_dataset(found, again)
     written = jsonl.read_dataset(again)
     assert (written.questions, written.corpus) == (found.questions, found.corpus)
+    _scan_corpus(root)
+
+
+def _graded(root: pathlib.Path, draws: bool = False):
+    """As it stands on a page beside several runs; a picture takes its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr(difficulty, "heat_maps", lambda result: ())
+        return results._difficulty(str(root), {"a": {"a": cast(Record, None)}})
+
+
+def _follow(root: pathlib.Path):
+    def wait(seconds):
+        raise UserError("it has not ended")
+
+    config = ConfigDict({"checkpoint": str(root), "metric": "dev/loss", "follow": True})
+    follow._Follower(config, root / "evaluated", lambda *_: {}).watch(wait)
+
+
+def _read_result(root: pathlib.Path):
+    _graded(root)
+    results._unfinished([("a", root)])
+    found = series.finished(root, ConfigDict(RECORDS["config.json"]))
+    if found is not None:
+        rows = {("1",): series.figures(found, "dev/loss")}
+        series.best_of({key: next(iter(row.values())) for key, row in rows.items()}, "dev/loss")
+        series.table(rows, ("step",))
+    _follow(root)
+
+
+def _read_config(root: pathlib.Path):
+    _follow(root)
+    inside = results._inside(str(root))
+    assert results._repeats(str(root), inside) is None or inside
+    series.finished(root, ConfigDict(RECORDS["config.json"]))
 
 
 READS = {
@@ -93,7 +183,37 @@ READS = {
     ],
     "trajectories.json": trajectories.read_sidecar,
     "documents.txt": lambda root: read_documents(root / "documents.txt"),
+    "documents.jsonl": lambda root: articles.select(articles.read(str(root)), 1, 9),
+    "difficulty.jsonl": _graded,
+    "result.json": _read_result,
+    "config.json": _read_config,
 }
+
+
+def _scan_corpus(root: pathlib.Path):
+    with CorpusScan(str(root)) as corpus:
+        assert len(corpus) == len(list(corpus))
+
+
+@pytest.mark.parametrize("more", ['{"id": "b"', '{"id": "a", "title": "t", "text": "x"}'])
+def test_a_corpus_that_is_refused_is_closed(tmp_path, more):
+    line = '{"id": "a", "title": "t", "text": "x"}\n'
+    (tmp_path / "corpus.jsonl").write_text(line)
+    _scan_corpus(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text(line + more)
+    with pytest.raises(UserError, match="corpus.jsonl:2"):
+        _scan_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0.5, 10**400, "x", [], None])
+def test_a_difficulty_of_any_value_is_drawn_or_refused(folder, tmp_path, value):
+    graded = copy.deepcopy(_GRADED)
+    graded["systems"]["a"]["matrix"]["2"][1] = {**_SHARE, "value": value}
+    for name, content in (("difficulty.jsonl", {"id": "a"}), ("result.json", graded)):
+        (tmp_path / name).write_text(json.dumps(content))
+    found = held(lambda: _graded(tmp_path, draws=True))
+    figures.pyplot().close("all")
+    assert (found is not None) == (value in (0.5, None))
 
 
 def _attack(folder: pathlib.Path, name: str, content: bytes) -> None:
@@ -150,10 +270,15 @@ def _records(path: pathlib.Path, *, archived: bool) -> None:
     list(FoundFile(_OFFICIAL, path, archived).records())
 
 
-@attack(40, DAMAGES)
-def test_an_archive_with_other_bytes(folder, damages):
+_PACKED = {"deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
+
+
+@pytest.mark.parametrize("packed", _PACKED)
+@example([("over", 50, b"\xff" * 4)])  # what is packed
+@attack(20, DAMAGES)
+def test_an_archive_with_other_bytes(folder, packed, damages):
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", _PACKED[packed]) as archive:
         archive.writestr("data/dev.json", json.dumps(_BENCHMARK))
     path = folder.parent / "x.zip"
     path.write_bytes(damaged(buffer.getvalue(), damages))

@@ -6,11 +6,15 @@ import io
 import json
 import pathlib
 import unicodedata
+import zipfile
 
 from hypothesis import example
 
 from cirag_jax import cli
 from cirag_jax.commands.session import own_question
+from cirag_jax.datasets import prepare
+from cirag_jax.datasets.demo import __main__ as demo_command
+from cirag_jax.errors import UserError
 from cirag_jax.io import say, visible, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import console, trace
@@ -92,6 +96,29 @@ def test_say_and_a_printable_text(capsys):
     say("half \ud800 a pair \x1b[2J \u202e\n\tgrüß Gott \u0645\u0631\u062d\u0628\u0627 e\u0301 😀")
     shown = capsys.readouterr().err
     assert shown == "half \\ud800 a pair \\x1b[2J \\u202e\n\tgrüß Gott مرحبا e\u0301 😀\n"
+
+
+_EVIL = "x\x1b[2J\u202e"
+
+
+def test_a_member_of_an_archive_does_not_drive_the_terminal(tmp_path, capsys):
+    with zipfile.ZipFile(tmp_path / "data_ids_april7.zip", "w") as archive:
+        for name in ("train.json", "dev.json", "test.json"):
+            archive.writestr(f"{_EVIL}/{name}", "no JSON")
+    flags = ["--benchmark=two_wiki", f"--manual_dir={tmp_path}", f"--out={tmp_path / 'out'}"]
+    assert prepare.main(flags) == 2
+    shown = capsys.readouterr().err.splitlines()[-1]  # after the bars of TFDS
+    assert shown.startswith("prepare: ") and "x\\x1b[2J\\u202e/" in shown
+    assert _drives_nothing(shown)
+
+
+def test_what_the_built_in_dataset_says_does_not_either(capsys, monkeypatch):
+    def fail():
+        raise UserError(f"{_EVIL}\nis damaged")
+
+    monkeypatch.setattr(demo_command, "build", fail)
+    assert demo_command.main([]) == 2
+    assert capsys.readouterr().err == "demo: x\\x1b[2J\\u202e is damaged\n"
 
 
 @attack(60, TEXTS)

@@ -2,19 +2,29 @@
 
 import json
 import pathlib
+import shutil
 
 import gguf
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import example
 
 from cirag_jax import io
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models.io import gguf_weights, peft_format, pretrained, tensor_files
+from cirag_jax.models.io import (
+    encoder_adapter,
+    gguf_weights,
+    peft_format,
+    pretrained,
+    tensor_files,
+)
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_decoder_config
-from tests import tiny_decoder
+from cirag_jax.models.io.weights import to_tensors
+from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head, read_record
+from tests import tiny, tiny_decoder
 from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, st, untouched
 
 _RAW = tiny_decoder.config("llama", num_hidden_layers=1)
@@ -239,6 +249,122 @@ def test_safetensors_with_another_header(folder, changes, length):
     claimed = len(header) if length is None else length
     other = claimed.to_bytes(8, "little") + header + content[8 + size :]
     _attack(folder, name, other, _read_safetensors)
+
+
+# ---------------------------------------------------------------- an encoder's adapter, a link head
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """An encoder, and a folder with an adapter of it and a link head."""
+    root = tmp_path_factory.mktemp("beside")
+    encoder = pretrained.load_encoder(str(tiny.model_folder(root / "encoder")))
+    before = to_tensors(encoder.state, encoder.config, encoder.model_type)
+    trained = {name: array + 0.25 * (array.ndim == 2) for name, array in before.items()}
+    (root / "both").mkdir()
+    training = {"query_prefix": "q: ", "pooling": "cls"}
+    encoder_adapter.save_encoder_adapter(
+        trained, before, root / "both", rank=1, base_model_name="x", training=training
+    )
+    ones = np.ones(3, np.float32)
+    head = LinkHead(LinkHeadModule(0 * ones, ones, 2, nnx.Rngs(0)), tuple("abc"), "triple", 2)
+    head.save(root / "both")
+    return encoder, root / "both"
+
+
+def _read_adapter(encoder, folder: pathlib.Path) -> None:
+    base, training = encoder_adapter.read_base(folder)
+    assert not (folder / base).exists()  # it can be looked for
+    assert training.get("pooling") in (None, "cls", "mean")
+    encoder_adapter.add_adapter(encoder.state, encoder.config, encoder.model_type, folder)
+
+
+def _read_head(encoder, folder: pathlib.Path) -> None:
+    del encoder
+    assert isinstance(read_record(folder), dict)
+    head = load_link_head(folder, tuple("abc"))
+    if head is not None:
+        assert np.isfinite(head.score([np.ones((2, 3), np.float32)])).all()
+
+
+BESIDE = {
+    "adapter_config.json": _read_adapter,
+    "training.json": _read_adapter,
+    "adapter_model.safetensors": _read_adapter,
+    "link_head.safetensors": _read_head,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_whole_files_beside_an_encoder_are_read(beside, name):
+    BESIDE[name](*beside)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@attack(8, DAMAGES)
+def test_other_bytes_beside_an_encoder(beside, name, damages):
+    encoder, folder = beside
+    content = damaged((folder / name).read_bytes(), damages)
+    _attack(folder, name, content, lambda root: BESIDE[name](encoder, root))
+
+
+def _header(content: bytes, change) -> bytes:
+    """A safetensors file whose header is another one."""
+    size = int.from_bytes(content[:8], "little")
+    header = change(json.loads(content[8 : 8 + size]))
+    return len(header).to_bytes(8, "little") + header + content[8 + size :]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@example((False, [(16, 10**400)]))  # lora_alpha
+@attack(20, CHANGES)
+def test_other_values_beside_an_encoder(beside, name, changes):
+    encoder, folder = beside
+    content = (folder / name).read_bytes()
+    if name.endswith(".json"):
+        content = garbled(json.loads(content), changes)
+    else:
+        content = _header(content, lambda header: garbled(header, changes))
+    _attack(folder, name, content, lambda root: BESIDE[name](encoder, root))
+
+
+# Of a number of bits for each of which NumPy has no dtype.
+_NARROW = {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4}
+
+
+def _narrow(dtype: str, shape: list[int], name: str, metadata: dict[str, str]) -> bytes:
+    size = np.prod(shape) * _NARROW[dtype] // 8
+    tensor = {"dtype": dtype, "shape": shape, "data_offsets": [0, int(size)]}
+    header = json.dumps({"__metadata__": metadata, name: tensor}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(int(size))
+
+
+@pytest.mark.parametrize("dtype", _NARROW)
+def test_a_tensor_that_numpy_has_no_dtype_for_is_refused(folder, beside, tmp_path, dtype):
+    encoder, of_encoder = beside
+    decoders, shards = (shutil.copytree(folder / n, tmp_path / n) for n in ("adapter", "shards"))
+    both = shutil.copytree(of_encoder, tmp_path / "both")
+    key = "base_model.model.encoder.layer.0.attention.self.query.lora_A.weight"
+    (both / "adapter_model.safetensors").write_bytes(_narrow(dtype, [1, 32], key, {}))
+    told = {"features": "a,b,c", "units": "triple", "steps": "2"}
+    (both / "link_head.safetensors").write_bytes(_narrow(dtype, [2], "out_H", told))
+    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    (decoders / "adapter_model.safetensors").write_bytes(_narrow(dtype, [2, 32], key, {}))
+    (shards / "one.safetensors").write_bytes(_narrow(dtype, [2, 2], "a", {}))
+
+    def read_slices():
+        with tensor_files.TensorFiles(shards) as files:
+            files.read("a", (slice(None), slice(None)))
+
+    for read in (
+        lambda: _read_adapter(encoder, both),
+        lambda: _read_head(encoder, both),
+        lambda: peft_format.load_adapter(decoders, _DECODER),
+        lambda: list(tensor_files.read_tensors(shards)),
+        read_slices,
+    ):
+        with pytest.raises(UserError, match=r"safetensors: a tensor is of float\d_\w+, which"):
+            read()
 
 
 # -------------------------------------------------------------------------------------- checkpoints

@@ -58,12 +58,15 @@ def test_triples_of_the_dataset_that_were_edited_are_another_run(triples):
 
 @pytest.mark.parametrize("backend", ["jax", "transformers"])
 def test_a_dtype_that_is_left_open_is_what_it_becomes(monkeypatch, backend):
+    if backend == "transformers":
+        pytest.importorskip("torch")
     chosen = f"--config.reader.backend={backend}"
     old = settings("direct", chosen)
     assert old["reader.dtype"] == "float32"
     assert old == settings("direct", chosen, "--config.reader.dtype=float32")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    if backend == "transformers":
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     new = settings("direct", chosen)
     assert different(old, new) == {"reader.dtype"}
     assert new["reader.dtype"] == {"jax": "bfloat16", "transformers": "auto"}[backend]

@@ -242,12 +242,15 @@ def test_each_group_of_features_exists():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda file: file.write_bytes(b"x" * 40), "cannot be read"),
+        (lambda file: file.write_bytes(b"x" * 40), "not a readable safetensors file"),
         (lambda file: _rewrite(file, features="score"), "reads other features"),
         (lambda file: _rewrite(file, units="word"), "field units is 'word'"),
         (lambda file: _rewrite(file, steps="-1"), "field steps '-1'"),
         (lambda file: _rewrite(file, drop="out_H"), "tensor (out|bias|hidden)_F?H is missing or"),
         (lambda file: _rewrite(file, drop="mean_F"), "tensor mean_F is missing or"),
+        (lambda file: _rewrite(file, steps="1" * 5000), "field steps '1{80}'"),
+        (lambda file: _rewrite(file, fill=np.nan), "gives numbers that are not finite"),
+        (lambda file: _rewrite(file, fill=-np.inf), "gives numbers that are not finite"),
     ],
 )
 def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
@@ -258,10 +261,19 @@ def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
     assert str(tmp_path / link_head.FILE) in str(refused.value)
 
 
-def _rewrite(file, drop=None, **told):
+def test_scores_that_are_not_finite_rank_nothing():
+    head = _head(named=1.0)
+    head.module.scale_F[...] = np.zeros(len(FEATURES), np.float32)
+    with pytest.raises(UserError, match=r"link_head\.safetensors gives .* not finite"):
+        _index(head).search([QUESTION.question], 2)
+
+
+def _rewrite(file, drop=None, fill=None, **told):
     with safetensors.safe_open(file, framework="numpy") as opened:
         had = opened.metadata() | told
     tensors = {k: v for k, v in safetensors.numpy.load_file(file).items() if k != drop}
+    if fill is not None:
+        tensors["out_H"][1] = fill
     safetensors.numpy.save_file(tensors, file, metadata=had)
 
 

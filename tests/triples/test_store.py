@@ -1,5 +1,6 @@
 """The triple store: what goes in comes out, whatever happens to it meanwhile."""
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -194,6 +195,17 @@ def test_a_reader_undoes_what_a_killed_writer_left(path):
     with TripleStore.open(path) as store:
         assert len(store) == 4 and store.triples(["c"])["c"] == ok("c", 1).triples
     assert path.read_bytes() == before
+
+
+def test_a_killed_writers_store_that_may_not_be_written_is_read(path, monkeypatch):
+    """As from a disk that is mounted for reading alone; what lies there is left as it is."""
+    before = content(path)
+    subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(path)], check=False)
+    files = {file: file.read_bytes() for file in path.parent.iterdir()}
+    assert len(files) == 2
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert content(path) == before
+    assert {file: file.read_bytes() for file in path.parent.iterdir()} == files
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "zeros", "text", "other"])

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import lzma
 import urllib.error
 import urllib.request
 import zipfile
@@ -21,7 +22,7 @@ from cirag_jax.errors import UserError
 
 _CHUNK = 1 << 20  # characters read at a time
 # Of damaged, encrypted and unknown members.
-_BAD_ARCHIVE = (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError)
+_BAD_ARCHIVE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import sys
 from cirag_jax.datasets.demo import build, sources, statistics
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line, say
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out:
             write_dataset(dataset, options.out)
     except UserError as error:
-        print(error, file=sys.stderr)
+        say(f"demo: {one_line(str(error))}")
         return 2
     print(json.dumps({"packages": sources.versions(), **statistics(dataset)}, indent=2))
     return 0

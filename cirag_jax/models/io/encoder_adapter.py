@@ -4,21 +4,24 @@ What training changed in each linear layer is kept to its largest singular value
 embeddings, biases and norms are dropped. A rank of 48 makes 4 MB of MiniLM's 90.
 """
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
-import safetensors
-import safetensors.numpy
 
+from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
 from cirag_jax.io import local_path, read_object
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder import EncoderConfig, Pooling
 from cirag_jax.models.io import peft_format, weights
+from cirag_jax.models.io.tensor_files import check_finite, opened
 
 _TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
@@ -94,11 +97,32 @@ def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
     file = folder / peft_format.CONFIG_FILE
     raw = read_object(file)
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
-    if not isinstance(base, str) or not base:
+    if not isinstance(base, str) or not base or not _may_be_a_path(base):
         raise UserError(f"{file}: field base_model_name_or_path names no model.")
     if task != _TASK:
         raise UserError(f"{file}: field task_type is {task!r}; an encoder's is {_TASK}.")
-    return base, peft_format.read_training(folder)
+    training = peft_format.read_training(folder)
+    convert(str(folder / peft_format.TRAINING_FILE), training, _Training)
+    return base, training
+
+
+class _Training(msgspec.Struct):
+    """What decides how texts are encoded; each may be absent."""
+
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    pooling: Pooling = "mean"
+
+
+def _may_be_a_path(name: str) -> bool:
+    """False of what no file could be called, such as 3,000 letters."""
+    try:
+        os.lstat(name)
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    except ValueError:
+        return False
+    return True
 
 
 def add_adapter(
@@ -112,25 +136,27 @@ def add_adapter(
     """An encoder's parameters with an adapter added, and SHA-256 of the adapter's tensors.
 
     Raises:
-      UserError: the file cannot be read, or its tensors are not those of this encoder.
+      UserError: the file cannot be read, its tensors are not those of this encoder, or what comes
+        of them is not finite.
     """
     file = folder / peft_format.TENSOR_FILE
-    raw = read_object(folder / peft_format.CONFIG_FILE)
-    rank, alpha = raw.get("r"), raw.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise UserError(f"{folder / peft_format.CONFIG_FILE}: field r or lora_alpha is no number.")
-    try:
-        data = file.read_bytes()
-        found = safetensors.numpy.load(data)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{file}: cannot be read: {error}.") from error
+    described = folder / peft_format.CONFIG_FILE
+    raw = read_object(described)
+    rank = peft_format.number(raw, described, "r", None, int)
+    alpha = peft_format.number(raw, described, "lora_alpha", None)
+    if rank < 1:
+        raise UserError(f"{described}: field r is {rank}, not at least 1.")
     tensors = weights.to_tensors(state, config, family)
     pairs: dict[str, dict[str, np.ndarray]] = {}
-    for key, array in found.items():
-        match = _SIDE.fullmatch(key)
-        if match is None or f"{match[1]}.weight" not in tensors:
-            raise UserError(f"{file}: tensor {key} is not of this encoder.")
-        pairs.setdefault(f"{match[1]}.weight", {})[match[2]] = array.astype(np.float32)
+    with opened(file) as found:
+        for key in list(found.keys()):
+            match = _SIDE.fullmatch(key)
+            if match is None or f"{match[1]}.weight" not in tensors:
+                raise UserError(f"{file}: tensor {key[:80]} is not of this encoder.")
+            array = found.get_tensor(key).astype(np.float32)
+            pairs.setdefault(f"{match[1]}.weight", {})[match[2]] = array
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
     for name, pair in pairs.items():
         shape = tensors[name].shape
         shapes = {side: array.shape for side, array in pair.items()}
@@ -138,6 +164,7 @@ def add_adapter(
             raise UserError(
                 f"{file}: the pair of {name} has the shapes {shapes}, which do not fit."
             )
-        tensors[name] = tensors[name] + pair["B"] @ pair["A"] * (alpha / rank)
-    added = weights.from_tensors(tensors, state, config, family, mesh=mesh)
-    return added, hashlib.sha256(data).hexdigest()
+        with np.errstate(over="ignore", invalid="ignore"):
+            added = tensors[name] + pair["B"] @ pair["A"] * np.float32(alpha / rank)
+        tensors[name] = check_finite(added, str(file))
+    return weights.from_tensors(tensors, state, config, family, mesh=mesh), digest

