@@ -313,12 +313,13 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     return manifest
 
 
-class _Manifest(msgspec.Struct):
+class _Manifest(msgspec.Struct, kw_only=True):
     rows: Count
     corpus: str
+    encoder: dict[str, Any] | None = None
 
 
-class _VectorManifest(_Manifest):
+class _VectorManifest(_Manifest, kw_only=True):
     encoder: dict[str, Any]
     dtype: Literal["float32", "bfloat16"]
     dimension: Count

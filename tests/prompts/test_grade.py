@@ -99,6 +99,8 @@ def test_a_fact_in_other_words(text, phrase, question, problem):
 def test_names_in_a_name_and_signs_of_patterns_are_text():
     text = "Phrase: the part of Ule (river) | Question: What is part of Ule (river)?"
     assert prompts.parse_wording(text, "Ule (river)", "Ule").problem is None
+    shown = text.replace("Ule (river)", "Ule river")  # as the prompt has it
+    assert prompts.parse_wording(shown, "Ule (river)", "Tarn").problem is None
     shown = prompts.wording_messages(("Ule | (river)", "has", "a\nmill"), "Ule has\na mill.")
     assert shown[-1].text == "Fact: (Ule river|has|a mill)\nClaim: Ule has a mill."
 
