@@ -1,5 +1,6 @@
 """KiRAG's and TRACE's extraction formats: spans in angle brackets."""
 
+import importlib.metadata
 import random
 
 import pytest
@@ -92,7 +93,8 @@ def test_an_answer_that_cannot_be_read_is_a_failure():
 
 def test_a_dialect_is_another_extraction_and_the_default_the_old_one():
     assert len({version(d)["prompt"] for d in dialects.DIALECTS}) == 3
-    assert version() == {"prompt": extraction.prompt_hash(), "parser": 1}
+    cut = importlib.metadata.version("sentencex")  # sentences decide which one a triple is of
+    assert version() == {"prompt": extraction.prompt_hash(), "parser": 1, "sentencex": cut}
     assert "dialect" not in ExtractionSettings().identity
     assert ExtractionSettings(dialect="trace").identity["dialect"] == "trace"
 

@@ -629,7 +629,7 @@ def test_a_line_that_is_no_trajectory_is_named(folders, tmp_path, one_device):
 
 def test_a_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
     changes = {"optimizer.learning_rate": 1e30, "optimizer.clip_norm": 0.0, "eval_every": 0}
-    with pytest.raises(UserError, match=r"step \d: .*loss.* is not finite"):
+    with pytest.raises(UserError, match=r"step \d: .* not finite"):
         adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
 
