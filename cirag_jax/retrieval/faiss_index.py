@@ -102,12 +102,18 @@ class FaissIndex:
         Raises:
           UserError: faiss is not installed or cannot read the file.
         """
-        faiss = _faiss()
+        faiss, before = _faiss(), None
         try:
+            # A damaged length would have it take memory for more than the file can hold.
+            before = faiss.get_deserialization_vector_byte_limit()
+            faiss.set_deserialization_vector_byte_limit(os.path.getsize(file))
             index = faiss.read_index(os.fspath(file))
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
+        except (OSError, RuntimeError, MemoryError) as error:
+            reason = (str(error).strip().splitlines() or ["no memory"])[-1]
             raise UserError(f"{os.fspath(file)}: faiss cannot read it ({reason}).") from None
+        finally:
+            if before is not None:
+                faiss.set_deserialization_vector_byte_limit(before)
         return cls(index, kind, options)
 
     def save(self, file: str | os.PathLike[str]) -> None:

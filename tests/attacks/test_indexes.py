@@ -90,6 +90,7 @@ def test_a_whole_folder_finds_what_memory_finds(folders, encoder, kind):
 
 
 @pytest.mark.parametrize(("kind", "name"), _PLACES)
+@example([("put", 41, b"\n")])  # the length of faiss_flat's vectors
 @attack(12, DAMAGES)
 def test_other_bytes(searched, folders, kind, name, damages):
     searched(kind, name, damaged((folders / kind / name).read_bytes(), damages))
