@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def installed(repository, tmp_path):
 
     def install(no_wheel):
         fake = tmp_path / "python"
-        fake.write_text(_PYTHON.format(no_wheel=int(no_wheel), real=sys.executable))
+        fake.write_text(_PYTHON.format(no_wheel=int(no_wheel), real=shlex.quote(sys.executable)))
         fake.chmod(0o755)
         environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(fake)}
         environment["REQUIREMENTS"] = "requirements-cpu.txt"

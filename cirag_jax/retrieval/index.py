@@ -309,17 +309,20 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     kind = manifest.get("kind")
     if manifest.get("format") != FORMAT or kind not in KINDS:
         raise UserError(f"{file} is of another version of cirag_jax; build the index anew.")
-    convert(str(file), manifest, _Manifest if kind == "bm25" else _VectorManifest)
+    convert(str(file), manifest, _WordManifest if kind == "bm25" else _VectorManifest)
     return manifest
 
 
-class _Manifest(msgspec.Struct, kw_only=True):
+class _Manifest(msgspec.Struct):
     rows: Count
     corpus: str
+
+
+class _WordManifest(_Manifest):
     encoder: dict[str, Any] | None = None
 
 
-class _VectorManifest(_Manifest, kw_only=True):
+class _VectorManifest(_Manifest):
     encoder: dict[str, Any]
     dtype: Literal["float32", "bfloat16"]
     dimension: Count
