@@ -100,7 +100,8 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     # The merged journal can be read, and not resumed by another number of processes.
     assert (two / "journal.sqlite").exists()
     code, _, err = alone("answer", arguments(folders, two), capsys)
-    assert code == 2 and "two was started by 2 processes, not 1; resume it with as many" in err
+    assert code == 2, err
+    assert "two was started by 2 processes, not 1; resume it with as many" in err
 
 
 @pytest.mark.slow
@@ -121,7 +122,8 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
         asked = len(set(server.asked))
         assert len(server.asked) == 2 * asked  # no passage by both of the two
         code, _, err = alone("extract", [*given, f"--workdir={places[1]}"], capsys)
-        assert code == 2 and "two was started by 2 processes, not 1; resume it with as many" in err
+        assert code == 2, err
+        assert "two was started by 2 processes, not 1; resume it with as many" in err
     result = json.loads(said[0].stdout)
     for name in wanted.keys() - {"seconds", "store"}:
         assert result[name] == wanted[name], name
