@@ -52,11 +52,12 @@ def needs_undoing(db: sqlite3.Connection) -> bool:
 @contextlib.contextmanager
 def copied(path: Path, log: str) -> Iterator[Path]:
     """A copy of a file and of the log that a killed run left beside it (``-wal``, ``-journal``),
-    which SQLite reads only where it may write.
+    which SQLite reads only where it may write; of what there is of both.
     """
     with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
-        for name in (path.name, path.name + log):
-            shutil.copyfile(path.with_name(name), Path(folder) / name)
+        for part in (path, path.with_name(path.name + log)):
+            if part.is_file():
+                shutil.copyfile(part, Path(folder) / part.name)
         yield Path(folder) / path.name
 
 

@@ -96,7 +96,7 @@ def test_the_metric_of_ones_own_works_as_it_is_shown(monkeypatch):
     text = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     module = types.ModuleType("brief")
-    exec(example, vars(module))
+    exec(example, vars(module))  # this repository's own page, as a reader would copy it
     monkeypatch.setattr(metrics, "_FAMILIES", {**metrics._FAMILIES, "brief": module})
     monkeypatch.setattr(metrics, "_TITLES", {**metrics._TITLES, **module.TITLES})
     metrics.check(("brief",))

@@ -8,12 +8,11 @@ import collections
 import contextlib
 import dataclasses
 import pathlib
-import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cirag_jax import sqlite
 from cirag_jax.commands import backends, question_files, task
 from cirag_jax.commands.question_files import Asked, added
 from cirag_jax.datasets.chunks import ChunkSettings
@@ -157,12 +156,8 @@ def _estimate_only(
 def _copy(file: pathlib.Path, bound: Mapping[str, Any]) -> Iterator[Journal]:
     """A journal that has what ``file`` has, if that is there, and is gone afterwards."""
     journal_reader.check_settings(file, bound)
-    with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
-        for part in (file, file.with_name(f"{file.name}-wal")):
-            if part.is_file():
-                shutil.copyfile(part, pathlib.Path(folder) / part.name)
-        with Journal(pathlib.Path(folder) / file.name, bound) as book:
-            yield book
+    with sqlite.copied(file, "-wal") as copy, Journal(copy, bound) as book:
+        yield book
 
 
 def _generate(
@@ -515,9 +510,10 @@ def _wordings(
         )
         for at in sorted(questions.worth_wording(graph.edges))
     }
-    unique = list({job.id: job for job in jobs.values()}.values())  # a fact may be stated twice
+    once = {job.id: at for at, job in jobs.items()}  # a fact may be stated twice
+    unique = [jobs[at] for at in once.values()]
     waiting = run.waiting(unique)
-    left = (facts[at] for at, job in jobs.items() if job.id in waiting)
+    left = (facts[at] for name, at in once.items() if name in waiting)
     shown = (prompts.wording_messages(fact.parts, stated[fact.claim].text) for fact in left)
     run.estimate("wordings", ((1, turns) for turns in shown))
     records = run.records("wordings", unique, True, questions.Wording)

@@ -369,15 +369,11 @@ def parse_question(text: str) -> Asked:
 
     Problems: ``no_question``, ``no_answer``, ``long_question``, ``long_answer``.
     """
-    text = _answer(text)
-    asked = re.search(r"(?i)\bquestion\s*:", text)
-    told = re.search(r"(?i)\banswer\s*:", text[asked.end() :] if asked else "")
-    if asked is None:
+    parts = _labelled(_answer(text), "question", "answer")
+    if parts is None:
         return Asked("", "", "no_question")
-    rest = text[asked.end() :]
-    question = _line(rest[: told.start()] if told else rest).strip(" |*`")
-    answer = _line(rest[told.end() :].strip().partition("\n")[0]) if told else ""
-    answer = answer.partition("|")[0].strip(" \"'*`").rstrip(".")
+    question = _line(parts[0]).strip(" |*`")
+    answer = parts[1].partition("|")[0].strip(" \"'*`").rstrip(".")
     if not re.search(r"\w", question):
         return Asked("", "", "no_question")
     if not re.search(r"\w", answer):
@@ -403,15 +399,11 @@ def parse_wording(text: str, head: str, tail: str) -> Worded:
     Problems: ``no_phrase``, ``no_question``, ``long_question``; ``no_start`` (the head, as it is
     spelt, does not stand in both once) and ``names_later`` (the tail stands in one).
     """
-    text = _answer(text)
-    told = re.search(r"(?i)\bphrase\s*:", text)
-    asked = re.search(r"(?i)\bquestion\s*:", text[told.end() :] if told else "")
-    if told is None:
+    parts = _labelled(_answer(text), "phrase", "question")
+    if parts is None:
         return Worded("", "", "no_phrase")
-    rest = text[told.end() :]
-    phrase = _line(rest[: asked.start()] if asked else rest).strip(" |*`\"'").rstrip(".?")
-    question = _line(rest[asked.end() :].strip().partition("\n")[0]) if asked else ""
-    question = question.partition("|")[0].strip(" *`\"'")
+    phrase = _line(parts[0]).strip(" |*`\"'").rstrip(".?")
+    question = parts[1].partition("|")[0].strip(" *`\"'")
     if not re.search(r"\w", phrase):
         return Worded("", "", "no_phrase")
     if not re.search(r"\w", question):
@@ -424,6 +416,20 @@ def parse_wording(text: str, head: str, tail: str) -> Worded:
     if any(named(tail).search(part) for part in rest):
         return Worded("", "", "names_later")
     return Worded(phrase, question, None)
+
+
+def _labelled(text: str, first: str, second: str) -> tuple[str, str] | None:
+    """What follows "first:" up to "second:", and the line that follows that, empty where it lacks;
+    None: there is no "first:".
+    """
+    begin = re.search(rf"(?i)\b{first}\s*:", text)
+    if begin is None:
+        return None
+    rest = text[begin.end() :]
+    told = re.search(rf"(?i)\b{second}\s*:", rest)
+    if told is None:
+        return rest, ""
+    return rest[: told.start()], _line(rest[told.end() :].strip().partition("\n")[0])
 
 
 def named(name: str) -> re.Pattern[str]:
