@@ -105,7 +105,10 @@ def run(
         code = 130
     except Exception as error:
         code = 1
-        if isinstance(error, OSError) and error.errno in _REFUSED:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            say(f"{program}: {str(error.filename)[:80]}... is too long for the name of a file")
+            code = 2
+        elif isinstance(error, OSError) and error.errno in _REFUSED:
             say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")
             code = 2
         else:

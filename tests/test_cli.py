@@ -367,6 +367,15 @@ def test_a_disk_without_room_is_one_sentence(run, number):
     assert refused(run(main=main), "responses.jsonl cannot be written", os.strerror(number))
 
 
+def test_a_name_longer_than_files_have_is_one_sentence(run):
+    def main(config, workdir):
+        return {"size": pathlib.Path("a" * 3000).stat().st_size}
+
+    done = run(main=main)
+    assert refused(done, f"{'a' * 80}... is too long for the name of a file")
+    assert "a" * 81 not in done.err
+
+
 @pytest.mark.parametrize(("room", "name"), [(0, ".lock"), (60, "config.json")])
 def test_a_disk_without_room_names_the_first_file_that_found_none(run, tmp_path, room, name):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

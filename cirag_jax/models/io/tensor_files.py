@@ -67,14 +67,23 @@ def _readable(file: Path) -> Iterator[None]:
         raise UserError(f"{file}: a tensor is of {error.name}, which is not read.") from None
 
 
+def _check_real(file: Path, tensors: Any) -> None:
+    """Complex weights, as of Fourier layers, would lose their imaginary parts on the way."""
+    for name in list(tensors.keys()):
+        if tensors.get_slice(name).get_dtype().startswith("C"):
+            raise UserError(f"{file}: {name} is of complex numbers, which are not read.")
+
+
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """A safetensors file, as ``safetensors.safe_open`` gives it, with tensors for NumPy.
 
     Raises:
-      UserError: it is no such file, ends early, or a tensor that is read is of 4 or 8 bits.
+      UserError: it is no such file, ends early, or a tensor is of complex numbers or, where it is
+        read, of 4 or 8 bits.
     """
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
+        _check_real(file, tensors)
         yield tensors
 
 
@@ -129,6 +138,7 @@ class TensorFiles(contextlib.ExitStack):
                 tensors = self.enter_context(
                     safetensors.safe_open(str(file), framework="numpy")  # pyright: ignore
                 )
+                _check_real(file, tensors)
                 for name in list(tensors.keys()):
                     self.shapes.append((name, tuple(tensors.get_slice(name).get_shape())))
                     self._homes[name] = (file, tensors)
