@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cirag_jax.errors import check_at_least, check_choice
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.grade.records import extra
 
 Clusters = tuple[tuple[int, ...], ...]
@@ -29,7 +29,9 @@ class ClusterSettings:
       threshold: the probability that a cluster's claims exceed.
       soft: off: a claim is in the first of its clusters alone, as in the released code.
       neighbours: of UMAP within a cluster; among all claims they are the root of their number.
-      seed: of reduction and mixture.
+      fitted: UMAP and mixtures are fitted to a sample of so many claims, which places the others;
+        0: to all. Their time grows with it.
+      seed: of sample, reduction and mixture.
     """
 
     reduction: Literal["umap", "pca"] = "umap"
@@ -38,6 +40,7 @@ class ClusterSettings:
     threshold: float = 0.1
     soft: bool = True
     neighbours: int = 10
+    fitted: int = 20_000
     seed: int = 0
 
     def __post_init__(self):
@@ -45,6 +48,11 @@ class ClusterSettings:
         check_at_least(1, self, "dim", "most_components", prefix="config.clusters.")
         check_at_least(2, self, "neighbours", prefix="config.clusters.")
         check_at_least(0, self, "threshold", prefix="config.clusters.")
+        if self.fitted and self.fitted < self.dim + 2:
+            raise UserError(
+                f"config.clusters.fitted={self.fitted} must be 0 or at least "
+                f"config.clusters.dim + 2, which is {self.dim + 2}."
+            )
 
 
 def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
@@ -68,7 +76,8 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
         warnings.simplefilter("ignore")
         found: list[tuple[int, ...]] = []
         taken: set[int] = set()
-        for rows in _split(vector_ND, settings, int((len(vector_ND) - 1) ** 0.5)):
+        fitted = len(_sample(len(vector_ND), settings))
+        for rows in _split(vector_ND, settings, int((fitted - 1) ** 0.5)):
             within = [rows]
             if len(rows) > settings.dim + 1:
                 parts = _split(vector_ND[rows], settings, settings.neighbours)
@@ -86,13 +95,21 @@ def _split(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
         yield np.arange(len(vector_ND))
         return
     reduced_ND = reduce(vector_ND, settings, neighbours)
-    probability_NC = mixture(reduced_ND, settings.most_components, settings.seed)
+    probability_NC = mixture(reduced_ND, settings)
     member_NC = probability_NC > settings.threshold
     # With a high threshold, or many components alike, a row may exceed it nowhere.
     member_NC[np.arange(len(member_NC)), probability_NC.argmax(1)] = True
     for member_N in member_NC.T:
         if member_N.any():
             yield np.flatnonzero(member_N)
+
+
+def _sample(count: int, settings: ClusterSettings) -> np.ndarray:
+    """The rows to fit to, ascending: all, or ``settings.fitted`` of them."""
+    if not settings.fitted or count <= settings.fitted:
+        return np.arange(count)
+    drawn = np.random.default_rng(settings.seed).choice(count, settings.fitted, replace=False)
+    return np.sort(drawn)
 
 
 def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) -> np.ndarray:
@@ -103,24 +120,31 @@ def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
         decomposition = extra("sklearn.decomposition")
         made = decomposition.PCA(dim, svd_solver="covariance_eigh")
         return made.fit_transform(vector_ND.astype(np.float64))
-    dim = min(settings.dim, count - 2)  # UMAP starts from as many eigenvectors
+    rows = _sample(count, settings)
+    dim = min(settings.dim, len(rows) - 2)  # UMAP starts from as many eigenvectors
     made = extra("umap").UMAP(
-        n_neighbors=max(2, min(neighbours, count - 1)),
+        n_neighbors=max(2, min(neighbours, len(rows) - 1)),
         n_components=dim,
         metric="cosine",
         random_state=settings.seed,
         n_jobs=1,
     )
-    return np.asarray(made.fit_transform(vector_ND), np.float64)
+    reduced_ND = np.empty((count, dim), np.float64)
+    reduced_ND[rows] = made.fit_transform(vector_ND[rows])
+    others = np.setdiff1d(np.arange(count), rows)
+    if len(others):
+        reduced_ND[others] = made.transform(vector_ND[others])
+    return reduced_ND
 
 
-def mixture(vector_ND: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Probabilities [N, C] of a Gaussian mixture of 1 to ``most`` components, the best by BIC."""
+def mixture(vector_ND: np.ndarray, settings: ClusterSettings) -> np.ndarray:
+    """Probabilities [N, C] of a Gaussian mixture, the best by BIC of those of 1, 2, ... parts."""
     mixtures = extra("sklearn.mixture")
+    fitted_ND = vector_ND[_sample(len(vector_ND), settings)]
     best, lowest = None, np.inf
-    for components in range(1, min(most, len(vector_ND) - 1) + 1):
-        model = mixtures.GaussianMixture(components, random_state=seed).fit(vector_ND)
-        bic = model.bic(vector_ND)
+    for components in range(1, min(settings.most_components, len(fitted_ND) - 1) + 1):
+        model = mixtures.GaussianMixture(components, random_state=settings.seed).fit(fitted_ND)
+        bic = model.bic(fitted_ND)
         if best is None or bic < lowest:
             best, lowest = model, bic
     assert best is not None

@@ -1,5 +1,6 @@
 """Soft clusters against hard ones."""
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.grade.clusters import ClusterSettings, clusters, mixture, reduce
 
-pytest.importorskip("sklearn")
+GaussianMixture = pytest.importorskip("sklearn.mixture").GaussianMixture
 
 
 def two_groups():
@@ -51,8 +52,20 @@ def test_every_claim_is_in_a_cluster_within_its_cluster():
     assert found == clusters(vector_ND, settings)
 
 
+def test_a_sample_is_fitted_to_and_places_the_others(monkeypatch):
+    vector_ND = np.concatenate([two_groups()[:80]] * 4)
+    settings = ClusterSettings(**{**SETTINGS, "dim": 2}, fitted=30)
+    fit, fitted = GaussianMixture.fit, set()
+    monkeypatch.setattr(GaussianMixture, "fit", lambda m, x: fitted.add(len(x)) or fit(m, x))
+    probability_NC = mixture(vector_ND.astype(float), settings)
+    assert fitted == {30} and probability_NC.shape == (320, 2)
+    assert (probability_NC.argmax(1) == probability_NC.argmax(1)[:80].tolist() * 4).all()
+    assert len(set(probability_NC.argmax(1)[:40])) == len(set(probability_NC.argmax(1)[40:80])) == 1
+    assert (mixture(vector_ND.astype(float), settings) == probability_NC).all()
+
+
 def test_the_number_of_components_is_that_of_the_lowest_bic():
-    assert mixture(two_groups().astype(float), 6, 0).shape == (81, 2)
+    assert mixture(two_groups().astype(float), ClusterSettings(most_components=6)).shape == (81, 2)
 
 
 @pytest.mark.parametrize("count", range(6))
@@ -85,10 +98,15 @@ def test_umap_reduces_the_same_each_time(interpreted_umap):
     assert found.shape == (14, 4) and (found == reduce(vector_ND, settings, 5)).all()
     assert reduce(vector_ND[:5], settings, 5).shape == (5, 3)
     assert {r for rows in clusters(vector_ND, settings) for r in rows} == set(range(14))
+    sampled = dataclasses.replace(settings, fitted=8)
+    whole, found = found, reduce(vector_ND, sampled, 5)
+    assert found.shape == (14, 4) and np.isfinite(found).all() and (found != whole).any()
+    assert (found == reduce(vector_ND, sampled, 5)).all()
 
 
 @pytest.mark.parametrize(
-    "fields", [{"reduction": "tsne"}, {"dim": 0}, {"threshold": -0.1}, {"neighbours": 1}]
+    "fields",
+    [{"reduction": "tsne"}, {"dim": 0}, {"threshold": -0.1}, {"neighbours": 1}, {"fitted": 11}],
 )
 def test_settings_that_cannot_be(fields):
     with pytest.raises(UserError, match="config.clusters"):
