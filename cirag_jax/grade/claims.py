@@ -147,4 +147,6 @@ def window(document: Document, index: int, words: int) -> str:
         if words and left < 0 and kept:
             break
         kept.append(at)
-    return " ".join((document.title, *(document.sentences[at] for at in sorted(kept))))
+    # A colon, else a small model takes the title for a part of the first name.
+    title = (f"{document.title}:",) if document.title else ()
+    return " ".join((*title, *(document.sentences[at] for at in sorted(kept))))

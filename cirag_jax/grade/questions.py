@@ -242,15 +242,18 @@ class Checks:
     def path(self, path: Path) -> str | None:
         """Why a path makes no good question; None: it may.
 
-        ``ambiguous_step``: a relation has several tails; ``ambiguous_name``: another thing of the
-        name has the next relation, too; ``answer_early``: what is read before the last hop holds
-        the answer; ``shortcut``: a document skips a hop; ``told_twice`` (with ``one_source``).
+        ``ambiguous_step``: a relation has several tails, and more than this one ("Berlin, Germany")
+        and what its name lists (Germany); ``ambiguous_name``: another thing of the name has the
+        next relation, too; ``answer_early``: what is read before the last hop holds the answer;
+        ``shortcut``: a document skips a hop; ``told_twice`` (with ``one_source``).
         """
         facts = [self._graph.facts[edge.fact] for edge in path]
         homes = [self._claims[fact.claim].document for fact in facts]
         for at, (edge, fact) in enumerate(zip(path, facts, strict=True)):
             relation = self._relation(fact)
-            if len(self._tails[edge.head, relation]) > 1:
+            within = {_folded(part) for part in self._graph.name(edge.tail).split(",")}
+            others = self._tails[edge.head, relation] - {edge.tail}
+            if any(_folded(self._graph.name(other)) not in within for other in others):
                 return "ambiguous_step"
             if at and len(self._namesakes[_folded(fact.head), relation]) > 1:
                 return "ambiguous_name"

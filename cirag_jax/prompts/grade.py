@@ -32,11 +32,11 @@ _FACT = (
     f"{_INERT}Answer with one word: Fact or Opinion."
 )
 _CLAIM = (
-    "You make a sentence of an article understandable without the article. Write what it states as "
-    "one short sentence, with names in place of pronouns and of words such as 'the company' or "
-    "'there'; the article tells the names. Add nothing else that the article says. If the sentence "
-    f'states nothing that could be checked, write "none". {_INERT}Answer with "Claim: " and the '
-    "sentence."
+    "You make a sentence of an article understandable without the article. Write it again with "
+    "names in place of pronouns and of words such as 'the company' or 'there'; the article tells "
+    "the names. Keep every name, date, place and number of the sentence, and add nothing else that "
+    'the article says. If the sentence states nothing that could be checked, write "none". '
+    f'{_INERT}Answer with "Claim: " and the sentence.'
 )
 _CONSISTENT = (
     "You compare a claim with the sentence it was made from. It is consistent if the sentence "
@@ -83,7 +83,8 @@ _VALID = (
     f"answer is one definite thing. {_INERT}Answer with one word: True or False."
 )
 
-_ARTICLE = "Ferrymoor Observatory was founded by Agnes Thorley. She came from Wexley."
+_BORN = "(3 May 1834 – 1901) was an astronomer born in Wexley."
+_ARTICLE = f"Ferrymoor Observatory: It was founded by Agnes Thorley. She {_BORN}"
 _EXAMPLE_TRIPLES = (
     ("Ferrymoor Observatory", "was founded by", "Agnes Thorley"),
     ("Agnes Thorley", "came from", "Wexley"),
@@ -94,7 +95,7 @@ _EXAMPLE_CLAIMS = (
 )
 _TOLD = (
     "Ferrymoor Observatory was founded in 1871 by Agnes Thorley, an astronomer from Wexley.",
-    "Agnes Thorley's father was the painter Hugh Thorley.",
+    "Hugh Thorley (4 June 1806 – 12 May 1871) was an English painter, the father of Agnes.",
     "The Long Winter is a 1902 novel by Ada Thorley, published by Marden Press.",
 )
 _TOLD_TRIPLES = (
@@ -102,8 +103,10 @@ _TOLD_TRIPLES = (
     (("Ferrymoor Observatory", "was founded in", "1871"), 1),
     (("Agnes Thorley", "came from", "Wexley"), 1),
     (("Agnes Thorley", "worked as", "astronomer"), 1),
-    (("Agnes Thorley", "had as father", "Hugh Thorley"), 2),
+    (("Hugh Thorley", "was born on", "4 June 1806"), 2),
+    (("Hugh Thorley", "died on", "12 May 1871"), 2),
     (("Hugh Thorley", "worked as", "painter"), 2),
+    (("Hugh Thorley", "was the father of", "Agnes"), 2),
     (("The Long Winter", "was written by", "Ada Thorley"), 3),
     (("The Long Winter", "was published by", "Marden Press"), 3),
     (("The Long Winter", "appeared in", "1902"), 3),
@@ -111,8 +114,8 @@ _TOLD_TRIPLES = (
 _WORDED = (
     (_TOLD_TRIPLES[0][0], "the person who founded Ferrymoor Observatory",
      "Who founded Ferrymoor Observatory?"),
-    (_TOLD_TRIPLES[6][0], "the author of The Long Winter", "Who wrote The Long Winter?"),
-    (_TOLD_TRIPLES[8][0], "the year in which The Long Winter appeared",
+    (_TOLD_TRIPLES[8][0], "the author of The Long Winter", "Who wrote The Long Winter?"),
+    (_TOLD_TRIPLES[10][0], "the year in which The Long Winter appeared",
      "In which year did The Long Winter appear?"),
 )  # fmt: skip
 _EXAMPLE_QUESTION = "From which town did the founder of Ferrymoor Observatory come?"
@@ -130,8 +133,8 @@ def claim_messages(sentence: str, article: str) -> tuple[Message, ...]:
     """Asks for a sentence as a claim of its own (A.9.1); ``article`` may be truncated."""
     return (
         Message("system", _CLAIM),
-        Message("user", _claim_turn(_ARTICLE, "She came from Wexley.")),
-        Message("assistant", f"Claim: {_EXAMPLE_CLAIMS[1]}"),
+        Message("user", _claim_turn(_ARTICLE, f"She {_BORN}")),
+        Message("assistant", f"Claim: Agnes Thorley {_BORN}"),
         Message("user", "Article: ", _line(article), f"\nSentence: {_line(sentence)}"),
     )
 

@@ -94,11 +94,11 @@ def test_switches_leave_requests_out():
 
 def test_a_window_holds_whole_sentences_around_the_claim():
     document = Document("d", "T", tuple(f"{word} {word}." for word in "abcdef"))
-    assert claims.window(document, 2, 0) == "T a a. b b. c c. d d. e e. f f."
-    assert claims.window(document, 2, 6) == "T b b. c c. d d."
-    assert claims.window(document, 0, 4) == "T a a. b b."
-    assert claims.window(document, 5, 4) == "T e e. f f."
-    assert claims.window(document, 2, 1) == "T c c."
+    assert claims.window(document, 2, 0) == "T: a a. b b. c c. d d. e e. f f."
+    assert claims.window(document, 2, 6) == "T: b b. c c. d d."
+    assert claims.window(document, 0, 4) == "T: a a. b b."
+    assert claims.window(document, 5, 4) == "T: e e. f f."
+    assert claims.window(document, 2, 1) == "T: c c."
     assert claims.window(document, 0, 99) == claims.window(document, 5, 99)
 
 
