@@ -31,6 +31,7 @@ _SELDOM = frozenset(
 )  # fmt: skip
 _TWICE = re.compile(r"\bthe (\w+)(?: \w+){0,4} the \1\b")  # the country where you find the country
 _WORDINGS = 8
+_ANSWER_TOKENS = 32  # of a claim's answer to a question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +114,29 @@ def word(fact: Fact, claim: Claim, settings: QuestionSettings) -> Program[Mappin
     """A fact as a phrase for its tail and as a question for it, by a language model.
 
     Returns:
-      ``phrase`` and ``question``, or ``reason``: see `prompts.grade.parse_wording`.
+      ``phrase`` and ``question``, or ``reason``: see `prompts.grade.parse_wording`, and
+      ``read_otherwise`` where the claim is read as no or another answer to the question (as Alberti
+      et al., 2019, keep what a reader answers alike).
     """
     messages = prompts.wording_messages(fact.parts, claim.text)
     told: Generated = yield Generate(messages, "asker", settings.max_tokens)
     found = prompts.parse_wording(told.text, fact.head, fact.tail)
     if found.problem:
         return {"reason": found.problem}
+    messages = prompts.reading_messages(found.question, claim.text)
+    told = yield Generate(messages, "asker", _ANSWER_TOKENS)
+    answer, tail = _folded(prompts.parse_reading(told.text)), _folded(fact.tail)
+    if not answer.strip() or (answer not in tail and tail not in answer):
+        return {"reason": "read_otherwise"}
     return {"phrase": found.phrase, "question": found.question}
+
+
+def typical(fact: Fact, claim: Claim) -> tuple[tuple[prompts.Message, ...], ...]:
+    """What `word` asks, with the fact itself in place of its question."""
+    return (
+        prompts.wording_messages(fact.parts, claim.text),
+        prompts.reading_messages(" ".join(fact.parts), claim.text),
+    )
 
 
 class WordedTemplates:

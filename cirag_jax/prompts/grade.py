@@ -76,6 +76,11 @@ _WORDING = (
     "not say. "
     f"{_INERT}Answer on one line: Phrase: ... | Question: ..."
 )
+_READ = (
+    "You answer a question from one claim, as briefly as you can and in its words: a name, a date, "
+    f'a place, a number. If the claim does not answer it, write "none". {_INERT}Write the answer '
+    "alone."
+)
 _VALID = (
     "You check a question and its answer before they are published alone, without any article. "
     "They are good if a stranger knows what is asked and about whom: names are written out, no "
@@ -111,12 +116,14 @@ _TOLD_TRIPLES = (
     (("The Long Winter", "was published by", "Marden Press"), 3),
     (("The Long Winter", "appeared in", "1902"), 3),
 )
+_COUNTED = "Ada Thorley wrote nine novels between 1890 and 1911."
 _WORDED = (
-    (_TOLD_TRIPLES[0][0], "the person who founded Ferrymoor Observatory",
-     "Who founded Ferrymoor Observatory?"),
-    (_TOLD_TRIPLES[8][0], "the author of The Long Winter", "Who wrote The Long Winter?"),
-    (_TOLD_TRIPLES[10][0], "the year in which The Long Winter appeared",
-     "In which year did The Long Winter appear?"),
+    (("Ferrymoor Observatory", "was founded by", "Agnes Thorley"), _TOLD[0],
+     "the person who founded Ferrymoor Observatory", "Who founded Ferrymoor Observatory?"),
+    (("Hugh Thorley", "died on", "12 May 1871"), _TOLD[1],
+     "the date on which Hugh Thorley died", "On which date did Hugh Thorley die?"),
+    (("Ada Thorley", "wrote", "nine novels"), _COUNTED,
+     "the number of novels that Ada Thorley wrote", "How many novels did Ada Thorley write?"),
 )  # fmt: skip
 _EXAMPLE_QUESTION = "From which town did the founder of Ferrymoor Observatory come?"
 
@@ -216,16 +223,28 @@ def _chain(triples: Sequence[Parts], claims: Sequence[str], same: Sequence[tuple
 
 def wording_messages(triple: Parts, claim: str) -> tuple[Message, ...]:
     """Asks for a triple as a phrase and as a question; read by `parse_wording`."""
-    claims = (_TOLD[0], _TOLD[2], _TOLD[2])
     shown: list[Message] = [Message("system", _WORDING)]
-    for (parts, phrase, question), example in zip(_WORDED, claims, strict=True):
-        shown.append(Message("user", _fact(parts, example)))
+    for parts, told, phrase, question in _WORDED:
+        shown.append(Message("user", _fact(parts, told)))
         shown.append(Message("assistant", f"Phrase: {phrase} | Question: {question}"))
     return (*shown, Message("user", _fact(triple, claim)))
 
 
 def _fact(triple: Parts, claim: str) -> str:
     return f"Fact: ({'|'.join(map(name_as_shown, triple))})\nClaim: {_line(claim)}"
+
+
+def reading_messages(question: str, claim: str) -> tuple[Message, ...]:
+    """Asks for what a claim answers to a question; read by `parse_reading`."""
+    shown: list[Message] = [Message("system", _READ)]
+    for asked, told, answer in (
+        (_WORDED[2][3], _COUNTED, "nine"),
+        ("Who published the novels of Ada Thorley?", _COUNTED, "none"),
+    ):
+        shown.append(Message("user", f"Claim: {told}\nQuestion: {asked}"))
+        shown.append(Message("assistant", answer))
+    turn = f"Claim: {_line(claim)}\nQuestion: {_line(question)}"
+    return (*shown, Message("user", turn))
 
 
 def validation_messages(question: str, answer: str) -> tuple[Message, ...]:
@@ -419,6 +438,13 @@ def parse_wording(text: str, head: str, tail: str) -> Worded:
     if any(named(tail).search(part) for part in rest):
         return Worded("", "", "names_later")
     return Worded(phrase, question, None)
+
+
+def parse_reading(text: str) -> str:
+    """The first line of an answer that is more than a mark; empty where it is ``none``."""
+    lines = (_line(line).strip(" \"'*`.") for line in _answer(text).splitlines())
+    found = next((line for line in lines if re.search(r"\w", line)), "")
+    return "" if found.casefold() == "none" else found
 
 
 def _labelled(text: str, first: str, second: str) -> tuple[str, str] | None:

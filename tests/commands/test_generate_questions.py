@@ -134,10 +134,10 @@ def test_facts_are_worded_once_and_put_together(whole, model, folders, tmp_path,
     asked = len(model.asked)
     hops = arguments(folders, tmp_path / "hops", "questions.kind=hops")
     result, err = execute(capsys, hops)
-    # Six facts, each once; that of Vell has no words, and so has no question that ends there.
+    # Six facts, each once, and read once; that of Vell has no words, hence no question ends there.
     assert (result["wordings"], result["wording_problems"]) == (6, {"no_phrase": 1})
-    assert "wordings: at most 6 requests" in err
-    assert [role for role, _ in model.asked[asked:]].count("asker") == 6
+    assert "wordings: at most 12 requests" in err
+    assert [role for role, _ in model.asked[asked:]].count("asker") == 11
     assert result["passed_over"]["2"] == {"no_wording": 1}
     assert result["hops"] == {"2": 4, "3": 2, "4": 2}
     texts = {row["question"] for row in answering.lines(tmp_path / "hops" / "questions.jsonl")}
@@ -145,7 +145,7 @@ def test_facts_are_worded_once_and_put_together(whole, model, folders, tmp_path,
     assert same_bytes(workdir, tmp_path / "hops") == ["questions.jsonl", "paths.jsonl"]
     # Killed after any of its steps nothing is asked again.
     execute(capsys, hops)
-    assert [role for role, _ in model.asked[asked:]].count("asker") == 6
+    assert [role for role, _ in model.asked[asked:]].count("asker") == 11
 
 
 def test_the_folder_is_a_dataset_of_this_project(whole):

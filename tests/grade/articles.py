@@ -77,6 +77,8 @@ class Model:
             if tail == "Vell":
                 return "I would rather not."
             return f"Phrase: what {head} {verb} | Question: What is it that {head} {verb}?"
+        if shown.startswith("Claim: "):
+            return shown.partition(".\n")[0].rpartition(" ")[2]
         # An attack on a journal may have emptied a part.
         triples = re.findall(r"Triple \d+: (\w*)\|(\w*)\|(\w*)", shown)
         if triples[-1][2] == "Vell":

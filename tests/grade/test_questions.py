@@ -1,5 +1,6 @@
 """Questions about paths: templates, checks and requests by hand."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -212,8 +213,11 @@ def worded(made, *facts):
     for at in facts:
         fact = graph.facts[at]
         program = questions.word(fact, claims[fact.claim], QuestionSettings())
-        (asked,), found[at] = answered(program, says[fact.head])
-        assert asked.role == "asker" and claims[at].text in asked.messages[-1].text
+        # Who finds no words reads nothing.
+        asked, found[at] = answered(program, says[fact.head], *[fact.tail][: fact.head != "Osk"])
+        for request in asked:
+            assert request.role == "asker" and claims[at].text in request.messages[-1].text
+        assert asked[-1].messages[-1].text.endswith(says[fact.head][-10:]) == (len(asked) == 2)
     return questions.WordedTemplates(found)
 
 
@@ -227,6 +231,31 @@ def test_facts_in_other_words_become_one_question():
     assert templates.ask(path_of(graph, 0, 1, 2), graph.facts) == ("", "no_wording")
     assert templates.ask(path_of(graph, 0, 1, 3), graph.facts) == ("", "no_wording")
     assert templates.answers(path_of(graph, 0, 1), ("Osk", "Osk town")) == ("Osk", "Osk town")
+
+
+@pytest.mark.parametrize(
+    ("read", "kept"),
+    [
+        ("osk.", True),
+        ("In the town of Osk", True),
+        ("Osk, Tarn\nI hope so", True),
+        ("Oskton", False),
+        ("none", False),
+        ("None.", False),
+        ("", False),
+        ("...", False),
+        ("in", False),
+    ],
+)
+def test_a_question_whose_claim_is_read_otherwise_is_no_wording(read, kept):
+    (graph, claims, _), settings = world(), QuestionSettings()
+    text = "Phrase: the town where Ann Bell was born | Question: Where was Ann Bell born?"
+    _, found = answered(questions.word(graph.facts[1], claims[1], settings), text, read)
+    assert found == {"reason": "read_otherwise"} if not kept else "reason" not in found
+    number = dataclasses.replace(graph.facts[3], tail="1,234 people")
+    text = "Phrase: the size of Osk | Question: How many people live in Osk?"
+    _, found = answered(questions.word(number, claims[3], settings), text, "1,234")
+    assert "reason" not in found
 
 
 def test_facts_between_others_alone_are_worth_words():

@@ -225,4 +225,5 @@ def test_long_outputs_take_no_long_time(unit):
     prompts.parse_groups(text, "stop", NAMES)
     prompts.parse_question(text)
     prompts.parse_wording(text, "Ule", "Tarn")
+    prompts.parse_reading(text)
     prompts.parse_verdict(text, "yes", "no")
