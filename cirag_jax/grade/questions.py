@@ -126,7 +126,7 @@ def word(fact: Fact, claim: Claim, settings: QuestionSettings) -> Program[Mappin
     messages = prompts.reading_messages(found.question, claim.text)
     told = yield Generate(messages, "asker", _ANSWER_TOKENS)
     answer, tail = _folded(prompts.parse_reading(told.text)), _folded(fact.tail)
-    if not answer.strip() or (answer not in tail and tail not in answer):
+    if answer not in tail and tail not in answer:
         return {"reason": "read_otherwise"}
     return {"phrase": found.phrase, "question": found.question}
 

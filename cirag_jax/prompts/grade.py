@@ -441,10 +441,9 @@ def parse_wording(text: str, head: str, tail: str) -> Worded:
 
 
 def parse_reading(text: str) -> str:
-    """The first line of an answer that is more than a mark; empty where it is ``none``."""
+    """The first line of an answer that is more than a mark."""
     lines = (_line(line).strip(" \"'*`.") for line in _answer(text).splitlines())
-    found = next((line for line in lines if re.search(r"\w", line)), "")
-    return "" if found.casefold() == "none" else found
+    return next((line for line in lines if re.search(r"\w", line)), "")
 
 
 def _labelled(text: str, first: str, second: str) -> tuple[str, str] | None:
