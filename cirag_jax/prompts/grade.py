@@ -1,9 +1,8 @@
 """GRADE's messages and parsers (Lee et al., 2025, appendix A.9), in our own words.
 
-Claims, triples, entities that are the same, facts in other words, questions, and three kinds of
-verdict. Articles and
-what a model writes are hostile: they are searched, never evaluated, and no text makes a parser
-raise. What cannot be used is named, so that it can be counted.
+Claims, triples, entities that are the same, facts in other words, questions, what a claim answers,
+and three kinds of verdict. Articles and what a model writes are hostile: they are searched, never
+evaluated, and no text makes a parser raise. What cannot be used is named, so that it can be counted.
 """
 
 import re

@@ -7,16 +7,16 @@ score that has another value of almost every answer. Theirs is numpy drawing que
 pair by pair, with 1/100 of the resamples, and its time is given for all of them.
 
 Results
-  Two cores of a shared AMD EPYC machine, 2026-11-26. At load 10 the wall says nothing, so that
-  processor seconds stand here; ours, too, is one thread but for BLAS:
+  Two idle cores of a shared AMD EPYC machine, 2026-11-26, commit ba0f106; ours by the clock, which
+  equals its processor time (one thread but for BLAS), theirs in processor time:
 
                            kinds of questions   ours     theirs
-    EM                     4                    0.23 s   10.9 s
-    F1, short answers      139                  0.44 s   10.6 s
-    F1, long answers       8797                 7.36 s   11.3 s
-    F1, five systems       18135                1.77 s   25.5 s
-    ROUGE                  100000               7.09 s   10.8 s
-    ROUGE, five systems    20000                1.79 s   25.0 s
+    EM                     4                    0.24 s   10.5 s
+    F1, short answers      139                  0.44 s   10.4 s
+    F1, long answers       8797                 6.44 s   10.4 s
+    F1, five systems       18135                1.55 s   23.2 s
+    ROUGE                  100000               6.24 s   10.3 s
+    ROUGE, five systems    20000                1.52 s   22.6 s
 """
 
 import argparse
