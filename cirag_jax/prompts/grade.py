@@ -2,7 +2,7 @@
 
 Claims, triples, entities that are the same, facts in other words, questions, what a claim answers,
 and three kinds of verdict. Articles and what a model writes are hostile: they are searched, never
-evaluated, and no text makes a parser raise. What cannot be used is named, so that it can be counted.
+evaluated, and no text makes a parser raise. What cannot be used is named, to be counted.
 """
 
 import re
