@@ -326,8 +326,10 @@ def make_evaluate(
                 placed: Any = lora_step.place_batch(arrays, mesh)
                 batch, part_BT = placed
                 total_P2 += np.asarray(losses(params, adapter, batch, part_BT), np.float64)
-        found = {"dev/loss": total_P2[:, 0].sum() / max(total_P2[:, 1].sum(), 1.0)}
-        found |= {_loss_name(p): loss / n for p, (loss, n) in zip(parts, total_P2, strict=True)}
+        loss, count = total_P2.sum(axis=0)
+        found = {"dev/loss": float(loss / max(count, 1.0))}
+        for part, (loss, count) in zip(parts, total_P2, strict=True):
+            found[_loss_name(part)] = float(loss / count)
         return found
 
     return evaluate
