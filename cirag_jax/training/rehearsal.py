@@ -190,6 +190,9 @@ def _options() -> dict[str, Any]:
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)")
 _ALONE = re.compile(r"replica_groups=(?:\{\{\d+\}|\[\d+,1\]<=)")  # groups of one device
+_OVER = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}"
+)  # a mesh, and axes or parts of them
 _CALLED = re.compile(r"(?:body|calls|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -226,7 +229,7 @@ def collectives(text: str, loops: int = 1) -> dict[str, Collective]:
             result, shape, operation, rest = instruction.groups()
             shapes[result] = shape
             if (kind := operation.removesuffix("-start")) in _OPERATIONS:
-                if not _ALONE.search(rest):
+                if not _is_alone(rest):
                     taken = re.findall(r"%?([\w.\-]+)", rest.partition(")")[0])
                     operands = " ".join(shapes.get(operand, "") for operand in taken)
                     whole = operands if kind == "reduce-scatter" else shape
@@ -251,6 +254,15 @@ def _called(rest: str) -> Iterator[str]:
     yield from _CALLED.findall(rest)
     for branches in _BRANCHES.findall(rest):
         yield from (branch.strip().lstrip("%") for branch in branches.split(","))
+
+
+def _is_alone(attributes: str) -> bool:
+    """Whether an operation exchanges nothing, for its groups have one device each."""
+    if over := _OVER.search(attributes):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", over[1]))
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", over[2])
+        return all((part or sizes[axis]) == "1" for axis, part in axes)
+    return _ALONE.search(attributes) is not None
 
 
 def _array_bytes(shape: str) -> int:

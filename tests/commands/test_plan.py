@@ -239,6 +239,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %y.1 = f32[16]{0} add(%a, %b)
   %reduce-scatter.1 = f32[2]{0} reduce-scatter(%y.1), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%sum
   %all-reduce.3 = f32[9]{0} all-reduce(%x), replica_groups={{0},{1}}, to_apply=%sum
+  %all-reduce.4 = f32[9]{0} all-reduce(%x), replica_groups=mesh['data'=1,'fsdp'=2] {'data'}, to_apply=%sum
+  %all-reduce.5 = f32[3]{0} all-reduce(%x), replica_groups=mesh['data'=1,'fsdp'=2] {'data','fsdp'}, to_apply=%sum
+  %all-reduce.6 = f32[5]{0} all-reduce(%x), replica_groups=mesh['a'=8] {'a':(2)4}, to_apply=%sum
   ROOT %all-reduce-start.2 = f32[] all-reduce-start(%z), to_apply=%sum
 }
 """  # noqa: E501
@@ -246,7 +249,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 def test_collectives_of_a_loop_count_as_often_as_it_runs():
     assert collectives(HLO, loops=3) == {
-        "all-reduce": (5 + 1, 5 * (32 + 12) + 4),
+        "all-reduce": (5 + 1 + 2, 5 * (32 + 12) + 4 + 12 + 20),
         "all-gather": (3, 3 * 16),
         "reduce-scatter": (1, 64),
     }

@@ -1,6 +1,7 @@
 """C2RAG by hand: plans, anchors, the check, propagation, recovery, and each switch."""
 
 import dataclasses
+import inspect
 import json
 import random
 
@@ -465,8 +466,8 @@ def test_the_graph_of_the_corpus_is_a_need():
     assert C2ragConfig().needs.entities is None and C2ragConfig().needs.triples
     assert C2ragConfig(kg_scope="corpus").needs.entities == "unicode"
     fields = {field.name for field in dataclasses.fields(C2ragConfig)}
-    documented = C2ragConfig.__doc__ or ""
-    assert all(f"      {field}: " in documented for field in fields)
+    documented = inspect.getdoc(C2ragConfig) or ""
+    assert all(f"\n  {field}: " in documented for field in fields)
 
 
 def test_the_presets_are_what_paper_and_code_say():

@@ -204,7 +204,7 @@ def test_several_folders_train_together_and_resume(folders, tmp_path, one_device
 
 
 def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path, one_device):
-    config = _config(folders, **{"temperature": 1e-38, "eval_every": 0})
+    config = _config(folders, **{"temperature": 1e-40, "eval_every": 0})
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
         aligner.train_and_evaluate(config, tmp_path)
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]

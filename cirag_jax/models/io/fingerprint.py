@@ -81,8 +81,18 @@ def digest(spec: str) -> str:
 
 
 def of_packages(*names: str) -> dict[str, str]:
-    """Versions of installed packages that decide results, as far as they count."""
-    return {name: version_that_counts(name, importlib.metadata.version(name)) for name in names}
+    """Versions of installed packages that decide results, as far as they count.
+
+    Raises:
+      UserError: one is not installed.
+    """
+    try:
+        return {name: version_that_counts(name, importlib.metadata.version(name)) for name in names}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError(
+            f"the Python package {error.name!r}, which this config needs, is not installed "
+            f"(pip install {error.name})."
+        ) from None
 
 
 def version_that_counts(name: str, version: str) -> str:

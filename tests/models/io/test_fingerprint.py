@@ -72,6 +72,11 @@ def test_packages_and_hub_snapshots_are_known_by_their_revision(tmp_path):
     assert pretrained.weights_revision(snapshot) == commit
 
 
+def test_a_package_that_is_not_installed_is_named():
+    with pytest.raises(UserError, match=r"'no-such', which .* \(pip install no-such\)\.$"):
+        fingerprint.of_packages("tokenizers", "no-such")
+
+
 @pytest.mark.parametrize("name", ["mine", "abc123", 5 * "0123ABCD", 6 * "0123abcd"])
 def test_other_folders_below_snapshots_are_known_by_what_they_hold(tmp_path, name):
     folder = tiny_decoder.folder(tmp_path / "snapshots" / name)
