@@ -106,7 +106,8 @@ def run(
     except Exception as error:
         code = 1
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            say(f"{program}: {str(error.filename)[:80]}... is too long for the name of a file")
+            path = str(error.filename or "a path")[:80]
+            say(f"{program}: {path}... is too long for the name of a file")
             code = 2
         elif isinstance(error, OSError) and error.errno in _REFUSED:
             say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")

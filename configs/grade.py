@@ -18,7 +18,7 @@ Record (2026-11-25, two shared CPU cores beside other work, Python 3.11, commit 
   for relations of open extraction have no templates; 18 s.
   small with --config.limit=4: 2 of 22 sentences became claims, 1 triple, no path; 134 s.
   medium (2026-11-26; claims and triples at commit 21fe1a8, the rest at ba0f106 with --config.cache)
-  with 30 passages of 2WikiMultihopQA, 1,369 words: 55 questions of 2 hops, none longer; 36 min. At
+  with 30 passages of 2WikiMultihopQA, 1,369 words: 55 questions of 2 hops, none longer; 35 min. At
   commit 5d2c64b, asked for whole paths and ten claims a request, 30 longer ones: 9 paths, no
   question; 73 min beside other work. paper: not yet run.
 """

@@ -514,7 +514,9 @@ def _wordings(
     unique = [jobs[at] for at in once.values()]
     waiting = run.waiting(unique)
     left = (facts[at] for name, at in once.items() if name in waiting)
-    shown = (turns for fact in left for turns in questions.typical(fact, stated[fact.claim]))
+    shown = (
+        turns for fact in left for turns in questions.typical_messages(fact, stated[fact.claim])
+    )
     run.estimate("wordings", ((1, turns) for turns in shown))
     records = run.records("wordings", unique, True, questions.Wording)
     failed: questions.Wording = {"reason": "request_failed"}

@@ -131,7 +131,7 @@ def word(fact: Fact, claim: Claim, settings: QuestionSettings) -> Program[Mappin
     return {"phrase": found.phrase, "question": found.question}
 
 
-def typical(fact: Fact, claim: Claim) -> tuple[tuple[prompts.Message, ...], ...]:
+def typical_messages(fact: Fact, claim: Claim) -> tuple[tuple[prompts.Message, ...], ...]:
     """What `word` asks, with the fact itself in place of its question."""
     return (
         prompts.wording_messages(fact.parts, claim.text),

@@ -190,9 +190,8 @@ def _options() -> dict[str, Any]:
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)")
 _ALONE = re.compile(r"replica_groups=(?:\{\{\d+\}|\[\d+,1\]<=)")  # groups of one device
-_OVER = re.compile(
-    r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}"
-)  # a mesh, and axes or parts of them
+# The same as jax 0.11 writes it: a mesh, and the axes or parts of axes that a group lies along.
+_OVER = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _CALLED = re.compile(r"(?:body|calls|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')

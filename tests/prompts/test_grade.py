@@ -208,6 +208,7 @@ def test_10_000_mutated_outputs_make_no_parser_raise():
         asked = prompts.parse_question(text)
         assert bool(asked.question) == bool(asked.answer) == (asked.problem is None)
         kinds.add(("question", asked.problem))
+        assert len(prompts.parse_reading(text).splitlines()) < 2
         worded = prompts.parse_wording(text, "Ule", "Tarn")
         assert bool(worded.question) == bool(worded.phrase) == (worded.problem is None)
     found = {str(kind) for _, kind in kinds}
