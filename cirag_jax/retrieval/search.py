@@ -61,10 +61,10 @@ class ExactIndex:
             self._mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
             ways = mesh.size
         self._rows, self._step, num_blocks = _layout(self._num_rows, ways)
-        self._blocks = [
-            self._place(vectors_ND, index * self._rows, dim, jnp.dtype(dtype))
-            for index in range(num_blocks)
-        ]
+        firsts = [index * self._rows for index in range(num_blocks)]
+        self._blocks = [self._place(vectors_ND, at, dim, jnp.dtype(dtype)) for at in firsts]
+        # First row of each block, and the end of all.
+        self._limits = [self._upload(np.array([at, self._num_rows], np.int32)) for at in firsts]
 
     def _place(self, vectors_ND: Any, first: int, dim: int, dtype: Any) -> jax.Array:
         """Rows from ``first`` on as one block, padded with zeros where there are no more."""
@@ -83,6 +83,12 @@ class ExactIndex:
             return jnp.asarray(part((slice(None),)))
         by_rows = NamedSharding(self._mesh, PartitionSpec(_AXIS, None))
         return jax.make_array_from_callback((self._rows, dim), by_rows, part)
+
+    def _upload(self, x: np.ndarray) -> jax.Array:
+        """``x`` on every device of the index."""
+        if self._mesh is None:
+            return jnp.asarray(x)
+        return jax.device_put(x, NamedSharding(self._mesh, PartitionSpec()))
 
     def __len__(self) -> int:
         return self._num_rows
@@ -119,9 +125,9 @@ class ExactIndex:
         for start in range(0, len(query_QD), _QUERIES):
             part_QD = np.asarray(query_QD[start : start + _QUERIES], np.float32)
             may = None if allowed is None else allowed[start : start + _QUERIES]
-            score_QK, row_QK = self.dispatch(part_QD, k, may)
-            rows.append(np.asarray(row_QK)[: len(part_QD)])
-            scores.append(np.asarray(score_QK)[: len(part_QD)])
+            score_QK, row_QK = jax.device_get(self.dispatch(part_QD, k, may))
+            rows.append(row_QK[: len(part_QD)])
+            scores.append(score_QK[: len(part_QD)])
         if not rows:
             return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
         row_QK, score_QK = np.concatenate(rows), np.concatenate(scores)
@@ -141,21 +147,20 @@ class ExactIndex:
           ``score_QK`` float32 and ``row_QK`` int32, not waited for; of as many queries as the call
           is padded to. Places without a row have the score -inf.
         """
-        query_QD = _pad_rows(query_QD, _bucket(len(query_QD)))
-        best = (
-            jnp.full((len(query_QD), k), _MINUS_INFINITY, jnp.float32),
-            jnp.full((len(query_QD), k), -1, jnp.int32),
-        )
-        for index, block_ND in enumerate(self._blocks):
-            first = index * self._rows
+        # Uploaded once, not with every block.
+        uploaded_QD = self._upload(_pad_rows(query_QD, _bucket(len(query_QD))))
+        best = None
+        for index, (block_ND, limits) in enumerate(zip(self._blocks, self._limits, strict=True)):
             mask_QN = None
             if allowed is not None:
-                mask_QN = np.zeros((len(query_QD), self._rows), bool)
+                mask_QN = np.zeros((len(uploaded_QD), self._rows), bool)
                 for row, may in enumerate(allowed):
-                    may = np.asarray(may) - first
+                    may = np.asarray(may) - index * self._rows
                     mask_QN[row, may[(may >= 0) & (may < self._rows)]] = True
-            limits = np.array([first, self._num_rows], np.int32)
-            best = _search_block(best, query_QD, block_ND, limits, mask_QN, self._step, self._mesh)
+            best = _search_block(
+                best, uploaded_QD, block_ND, limits, mask_QN, k, self._step, self._mesh
+            )
+        assert best is not None  # There is a block, be it without rows.
         return best
 
 
@@ -188,10 +193,9 @@ def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
     return -(-local // step) * step * ways, step, num_blocks
 
 
-@functools.partial(jax.jit, static_argnames=("step", "mesh"))
-def _search_block(best, query_QD, block_ND, limits, mask_QN, step, mesh):
-    """Merges the best rows so far with those of a block: (``score_QK``, ``row_QK``)."""
-    k = best[0].shape[1]
+@functools.partial(jax.jit, static_argnames=("k", "step", "mesh"))
+def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
+    """Merges the best rows so far, None at first, with a block's: (``score_QK``, ``row_QK``)."""
     if mesh is None:
         found = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
         return _merge(best, found, k)
@@ -213,7 +217,7 @@ def _search_block(best, query_QD, block_ND, limits, mask_QN, step, mesh):
         local,
         mesh=mesh,
         in_specs=(
-            (everywhere, everywhere),
+            everywhere,
             everywhere,
             PartitionSpec(_AXIS, None),
             everywhere,
@@ -225,8 +229,10 @@ def _search_block(best, query_QD, block_ND, limits, mask_QN, step, mesh):
 
 
 def _merge(best, found, k):
-    score_QC = jnp.concatenate([best[0], found[0]], axis=1)
-    row_QC = jnp.concatenate([best[1], found[1]], axis=1)
+    score_QC, row_QC = found
+    if best is not None:
+        score_QC = jnp.concatenate([best[0], score_QC], axis=1)
+        row_QC = jnp.concatenate([best[1], row_QC], axis=1)
     score_QK, place_QK = jax.lax.top_k(score_QC, k)  # Stable: equal scores keep their order.
     return score_QK, jnp.take_along_axis(row_QC, place_QK, axis=1)
 
@@ -258,8 +264,8 @@ def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
     groups = step // _GROUP  # of one step
     wanted = min(k, num_steps * groups)
     max_QG = max_SQG.transpose(1, 0, 2).reshape(num_queries, num_steps * groups)
-    _, group_QW = jax.lax.top_k(max_QG, wanted)
-    group_QW = jnp.sort(group_QW, axis=1)  # Rows in order, so that ties go to the lower one.
+    # In order, so that ties go to the lower row.
+    group_QW = jnp.sort(_places_of_highest(max_QG, wanted), axis=1)
     score_SQGE = score_SQR.reshape(num_steps, num_queries, groups, _GROUP)
     query_Q1 = jnp.arange(num_queries)[:, None]
     score_QWE = score_SQGE[group_QW // groups, query_Q1, group_QW % groups]
@@ -268,6 +274,24 @@ def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
     score_QC = score_QWE.reshape(num_queries, wanted * _GROUP)
     score_QK, place_QK = jax.lax.top_k(score_QC, min(k, wanted * _GROUP))
     return score_QK, jnp.take_along_axis(row_QC, place_QK, axis=1)
+
+
+def _places_of_highest(x_QN, k):
+    """As the places of `jax.lax.top_k`, which on a GPU takes long where there are many numbers.
+
+    Among many, the k highest lie in the k groups with the highest maxima, as they do among rows.
+    """
+    num_queries, count = x_QN.shape
+    if count <= 2 * k * _GROUP:
+        return jax.lax.top_k(x_QN, k)[1]
+    rest = (0, -count % _GROUP)
+    x_QGE = jnp.pad(x_QN, ((0, 0), rest), constant_values=_MINUS_INFINITY)
+    x_QGE = x_QGE.reshape(num_queries, -1, _GROUP)
+    group_QK = jnp.sort(_places_of_highest(x_QGE.max(-1), k), axis=1)
+    some_QC = jnp.take_along_axis(x_QGE, group_QK[:, :, None], axis=1).reshape(num_queries, -1)
+    place_QK = jax.lax.top_k(some_QC, k)[1]
+    group_QK = jnp.take_along_axis(group_QK, place_QK // _GROUP, axis=1)
+    return group_QK * _GROUP + place_QK % _GROUP
 
 
 def _products(query_QD, block_RD):

@@ -47,6 +47,8 @@ from experiments.benchmarks.generation import counting, workload
 from experiments.benchmarks.measure import has_torch
 from experiments.benchmarks.shapes import SHAPES, bf16_decoder
 
+PARTS = ("prefill", "decode", "mixed", "transformers")
+
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row of the table, printed as it is found."""
@@ -61,14 +63,14 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append(row)
         print(row, file=sys.stderr, flush=True)
 
-    for tokens in (512, 2048):
+    for tokens in (512, 2048) if "prefill" in args.only else ():
         add(prefill_rate(config, params, tokens))
-    for count in args.rows:
+    for count in args.rows if "decode" in args.only else ():
         add(decode_rate(config, params, count, args.cached))
     del params
-    for row in mixed_prompts(raw, args.prompts):
+    for row in mixed_prompts(raw, args.prompts) if "mixed" in args.only else ():
         add(row)
-    if has_torch(args.torch):
+    if "transformers" in args.only and has_torch(args.torch):
         for row in torch_decode_rates(raw, args.torch, args.rows, args.cached):
             add(row)
     return rows
@@ -239,6 +241,7 @@ def main() -> None:
     # transformers has its turn in the same process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--cached", type=int, default=1024, help="tokens of each row")
     parser.add_argument("--prompts", type=int, default=64, help="mixed prompts, 64 at most")

@@ -11,7 +11,7 @@ that fails or takes too long is reported, and the others go on; ``--out`` is wri
 - ``decoding``: prefill, decoding at batch 1, 16 and 64, and mixed prompts of a 7B model
   (``decoding.py``), transformers beside it.
 - ``search``: exact search over 5M x 1024 in bfloat16 at 1, 32 and 128 queries (``retrieval.py``),
-  faiss-gpu beside it.
+  PyTorch and faiss-gpu beside it.
 
 The last column is a goal for our side: a share of the dense bf16 peak in training, of the memory's
 bandwidth in decoding and search.
@@ -70,7 +70,7 @@ GOALS = {
     "decoding": {"decode": 0.60},
     "search": {"1,": 0.70, "32,": 0.70},
 }
-OTHERS = ("transformers", "theirs", "faiss")
+OTHERS = ("transformers", "theirs", "torch", "faiss")
 
 
 def run(part: Part, tiny: bool, limit: float) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def row(seconds: dict[str, Seconds], **rest: Any) -> dict[str, Any]:
 
 
 def has_torch(device: str) -> bool:
-    """PyTorch is installed, and has the device."""
+    """PyTorch is installed, and has the device; not for ``none``."""
+    if device == "none":
+        return False
     try:
         import torch
     except ImportError:

@@ -6,8 +6,9 @@ over the median of theirs, below 1 where we are faster; ``agree`` the share of r
 the same (random vectors have near-ties, which rounding may swap).
 
 On a CPU both use all cores. ``--mode=bandwidth`` (an accelerator): rows kept in bfloat16 and in
-float32; bytes of the rows over seconds, as a share of the device's memory bandwidth, beside
-faiss-gpu where it is installed. Rows repeat after 65,536, which changes nothing in the time.
+float32; bytes of the rows over seconds, as a share of the device's memory bandwidth. Beside it
+PyTorch's product with all rows and ``topk``, in bfloat16, where it has CUDA, and faiss-gpu where it
+is installed. Rows repeat after 65,536, which changes nothing in the time.
 
 Results
   CPU: two cores of an AMD EPYC virtual machine beside other work (load 10 to 12, hence slow on both
@@ -129,8 +130,12 @@ def bandwidth(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[
             )
             rows.append(_rate(f"ours, {dtype}", batch, size, on_device, whole))
         del index
-    import faiss
-
+    if measure.has_torch("cuda"):
+        rows += _torch(vectors_ND, query_QD, options)
+    try:
+        import faiss
+    except ImportError:
+        return rows
     if getattr(faiss, "get_num_gpus", lambda: 0)():
         theirs = faiss.index_cpu_to_all_gpus(_faiss(vectors_ND[:]))
         for batch in options.batches:
@@ -140,6 +145,36 @@ def bandwidth(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[
             rows.append(
                 _rate("faiss-gpu, float32", batch, 4 * math.prod(vectors_ND.shape), None, whole)
             )
+    return rows
+
+
+def _torch(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[dict[str, Any]]:
+    """PyTorch's rows: bfloat16 on the device, queries from the host, results to the host."""
+    import torch
+
+    rows_ND = torch.empty(vectors_ND.shape, dtype=torch.bfloat16, device="cuda")
+    for start in range(0, len(rows_ND), 1 << 18):
+        part = torch.from_numpy(vectors_ND[start : start + (1 << 18)])
+        rows_ND[start : start + len(part)] = part.to("cuda")
+
+    def dispatch(part_QD: np.ndarray) -> Any:
+        queries_QD = torch.from_numpy(part_QD).to("cuda", torch.bfloat16)
+        return (queries_QD @ rows_ND.T).topk(options.k)
+
+    def queued(part_QD: np.ndarray) -> None:
+        for _ in range(8):
+            dispatch(part_QD)
+        torch.cuda.synchronize()
+
+    size = 2 * math.prod(vectors_ND.shape)
+    rows = []
+    for batch in options.batches:
+        part_QD = query_QD[:batch]
+        on_device = _median(lambda part_QD=part_QD: queued(part_QD), options.repeats) / 8
+        whole = _median(
+            lambda part_QD=part_QD: [x.cpu() for x in dispatch(part_QD)], options.repeats
+        )
+        rows.append(_rate("torch, bfloat16", batch, size, on_device, whole))
     return rows
 
 

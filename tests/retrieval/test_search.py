@@ -129,6 +129,14 @@ def test_one_query_is_not_searched_as_a_full_batch(monkeypatch):
     assert shapes == [1, 8, 128, 128, 8]
 
 
+@pytest.mark.parametrize("count", [640, 8192, 300_001])
+def test_the_highest_of_many_numbers_are_those_of_a_stable_sort(count):
+    """The higher a number, the rarer, and many are ties; 300,001 are grouped twice."""
+    x_QN = np.floor(np.random.default_rng(count).exponential(2.0, (20, count)), dtype=np.float32)
+    found_QK = search_lib._places_of_highest(jnp.asarray(x_QN), 5)
+    np.testing.assert_array_equal(found_QK, np.argsort(-x_QN, axis=1, kind="stable")[:, :5])
+
+
 def test_a_product_in_two_halves_keeps_the_query(monkeypatch):
     """What an accelerator does with bf16 rows: only the rows are rounded."""
     vectors, queries = _vectors(300, 0), _vectors(20, 1)
