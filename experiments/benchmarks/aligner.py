@@ -39,7 +39,7 @@ Results
   Most of it is this processor: a product of matrices runs at 170 GFLOP/s a core in XLA and at 84 in
   torch (measured apart). Where torch multiplies as fast as XLA, expect higher ratios; not measured.
   Beside other work the ratios fall further (to 0.2 at load 5) and mean nothing.
-  GPU: not measured (no device at hand).
+  GPU: gpu.py has them.
 """
 
 import argparse

@@ -50,7 +50,7 @@ Results
   Intel: 7.0 against 7.9 s) and half the memory, because what is not kept need not be written and
   read; unrolled layers gain nothing over scanned ones (10.2 s before the low-rank product's
   backward pass was written out, scanned 10.4).
-  GPU: not measured (no device at hand).
+  GPU: gpu.py has them; ours took 28.9 GiB and 10 s to compile, PEFT 58.7 GiB.
 """
 
 import argparse

@@ -23,7 +23,7 @@ Results
   With less beside it (load 2 to 3) the same calls took 0.058 s and 0.085 s, 0.149 s and 0.268 s,
   0.543 s and 1.949 s. At batch 1 both are bound by reading the rows, at 64 by the products; a full
   sort of the scores alone (``jax.lax.top_k``) took 2.9 s there, the two stages take 0.02 s.
-  GPU: not measured (no device at hand).
+  GPU: gpu.py has them.
 """
 
 import argparse
