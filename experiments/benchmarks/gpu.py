@@ -18,9 +18,9 @@ bandwidth in decoding and search.
 
 Results
   One NVIDIA H200 with nothing beside it, jax 0.11.2, Python 3.12, PyTorch 2.11.0 (CUDA 13),
-  transformers 5.23.0; 2026-11-26, three calls, the first row of each pair ours. Commit 53ea622, but
-  the search at fa86cca (ours took 3.43, 4.14 and 6.49 ms before it). A share is of 989 TFLOP/s or
-  4.8 TB/s; faiss-gpu was not there, and the whole command in one process was not run again.
+  transformers 5.23.0; 2026-11-26, in three calls. Commit 53ea622, but the search at fa86cca (ours
+  took 3.43, 4.14 and 6.49 ms before it). A share is of 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not
+  there.
 
     aligner, forward      811,309 tokens/s  50.6 %    transformers  623,335 tokens/s  38.9 %
     aligner, train        189,971 tokens/s  35.5 %    transformers  186,304 tokens/s  34.8 %
@@ -36,8 +36,8 @@ Results
     search, 128 queries       5.86 ms       36.4 %    torch            7.26 ms        29.4 %
     search, from the host     3.79, 4.60, 7.36 ms     torch            2.60, 3.90, 7.48 ms
 
-  Below their goals: training the aligner, decoding 64 rows, 32 queries. By a profile, less than half
-  of the aligner's step are products of matrices; a tenth are copies of what the scan over layers
+  Below their goals: training the aligner, decoding 64 rows, 32 queries. By a profile, products of
+  matrices are less than half of the aligner's step; a tenth are copies of what the scan over layers
   keeps. XLA's fusion of dynamic slices does not end them (XLA_FLAGS=
   --xla_gpu_enable_dynamic_slice_fusion=true aligner.py --mode=flops --torch=none: 172.0 ms, without
   171.8), and layers without a scan, tried by hand, were slower forward. Of 64 rows a third of the
