@@ -156,7 +156,7 @@ def _estimate_only(
 def _copy(file: pathlib.Path, bound: Mapping[str, Any]) -> Iterator[Journal]:
     """A journal that has what ``file`` has, if that is there, and is gone afterwards."""
     journal_reader.check_settings(file, bound)
-    with sqlite.copied(file, "-wal") as copy, Journal(copy, bound) as book:
+    with sqlite.copied(file, "-wal") as copy, Journal(copy, bound, copy_of=file) as book:
         yield book
 
 

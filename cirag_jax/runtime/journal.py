@@ -53,24 +53,30 @@ class Journal(Closing):
     """An open journal; a context manager. One process writes it at a time."""
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: Mapping[str, Any], *, replace: bool = False
+        self,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        *,
+        replace: bool = False,
+        copy_of: Path | None = None,
     ):
         """Opens or begins the journal of a run.
 
         ``settings`` are everything that decides what a program gets to see, as JSON. With
-        ``replace``, what was recorded under others is forgotten (see `forget`).
+        ``replace``, what was recorded under others is forgotten (see `forget`). Of a
+        copy, errors name the file ``copy_of``.
 
         Raises:
           UserError: it was begun with other settings and not ``replace``, another process writes
             it, or it cannot be read or written.
         """
-        self.path = Path(path)
+        self.path = copy_of or Path(path)
         self._passages: dict[str, Passage] = {}
         self._known: set[str] = set()
         self._named_errors = functools.partial(sqlite.named_errors, self.path)
         self._reading = functools.partial(sqlite.reading, self.path)
         with contextlib.ExitStack() as stack, self._named_errors():
-            self._db = sqlite.connect(self.path)
+            self._db = sqlite.connect(Path(path))
             stack.enter_context(contextlib.closing(self._db))  # what is refused: others may use it
             self._begin(settings, replace)
             stack.pop_all()

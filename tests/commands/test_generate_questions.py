@@ -1,9 +1,11 @@
 """The generating command: whole runs, kills and resumptions, bad input. Tiny models, real code."""
 
+import contextlib
 import json
 import pathlib
 import re
 import runpy
+import sqlite3
 
 import pytest
 
@@ -217,6 +219,16 @@ def test_the_estimate_of_the_first_step_that_asks_may_be_all(
     argv = arguments(folders, whole[0], "estimate_only=true", "seed=1")
     assert f"{whole[0] / journal.FILE} was started with seed=0, not 1" in fails(capsys, argv)
     assert files(whole[0]) == before and len(model.asked) == asked
+
+
+def test_an_estimate_names_the_damaged_journal_not_its_copy(whole, folders, capsys):
+    file = whole[0] / journal.FILE
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        changed = db.execute("UPDATE programs SET outcome = '{'")
+        assert changed.rowcount
+    told = fails(capsys, arguments(folders, whole[0], "estimate_only=true"))
+    assert told.startswith(f"generate_questions.py: {file}: the result of '")
+    assert " is damaged (" in told
 
 
 def test_runs_share_their_responses(model, folders, tmp_path, capsys):

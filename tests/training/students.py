@@ -2,14 +2,19 @@
 
 import json
 import pathlib
+import runpy
 
 import jax
+import numpy as np
 import pytest
 
+from cirag_jax import sharding
 from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.prompts import cirag as prompts
-from tests import tiny_decoder
+from cirag_jax.training import adapter
+from tests import tiny, tiny_decoder
 from tests.distill import by_hand
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -67,3 +72,25 @@ def config_of(folders, preset="quick", script="integrator", **changes):
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in values.items() if value is not ...]
     return load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
+
+
+def train(folders, workdir):
+    """A short training by the command's own code on one device: the workdir, its result, and the
+    base's arrays from before and after.
+    """
+    kept, before = [], []
+
+    def load(*args, **kwargs):
+        kept.append(load_decoder(*args, **kwargs))
+        before.append(tiny.arrays(jax.tree.map(np.array, kept[-1].state)))
+        return kept[-1]
+
+    make_mesh = sharding.make_mesh
+    command = runpy.run_path(str(_ROOT / "launch/train.py"))["main"]
+    changes = {"decode.num_trajectories": 8, "num_steps": 6, "eval_every": 3}
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+        patch.setattr(sharding, "make_mesh", lambda *s: make_mesh(*s, devices=jax.devices()[:1]))
+        patch.setattr(adapter, "load_decoder", load)
+        patch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+        result = command(config_of(folders, **changes), workdir)
+    return workdir, result, before[0], tiny.arrays(kept[0].state)

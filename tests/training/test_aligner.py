@@ -407,6 +407,20 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(folders, tmp_path, 
 
 
 @pytest.mark.slow
+def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(folders, tmp_path, command):
+    overrides = _overrides(folders, num_steps=2, eval_every=0, save_every=1)
+    # The disk would else be too full for the compiled programs, of which JAX warns.
+    assert _train(command, tmp_path / "whole", overrides).returncode == 0
+    for size in (15_000, 30_000):  # of a checkpoint of 240,000 bytes
+        workdir = tmp_path / str(size)
+        done = _train(command, workdir, overrides, hooks=[["limit_files", size]])
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        _, told = done.stderr.splitlines()  # the first says what is trained on
+        wanted = f"train.py: checkpoint {workdir}/checkpoints/1 cannot be written (OSError: "
+        assert told == wanted + "File too large)"
+
+
+@pytest.mark.slow
 def test_two_processes_give_the_loss_of_one(folders, tmp_path, command):
     overrides = _overrides(folders, num_steps=2, eval_every=2)
     # The negatives of a device must mean the same with one process: cross-device ones do.

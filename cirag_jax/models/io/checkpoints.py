@@ -9,6 +9,7 @@ temporary folder that is never taken for a checkpoint.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -17,13 +18,13 @@ import math
 import os
 import pathlib
 import shutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint._src import asyncio_utils
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
@@ -81,6 +82,7 @@ class Checkpoints(Closing):
             directory /= "checkpoints"
         self.directory = directory
         self.best_metric = best_metric
+        self._step = -1  # the one last saved, which may be under way
         mode = "min" if "loss" in best_metric else "max"
         worst = math.inf if mode == "min" else -math.inf
 
@@ -154,7 +156,8 @@ class Checkpoints(Closing):
           metrics: evaluation figures of this step; they decide which checkpoint is the best.
 
         Raises:
-          UserError: the disk is full; what was saved before is kept.
+          UserError: the disk is full, for this step or the one before, which an accelerator's
+            program writes while it goes on; what was saved before is kept.
         """
         if step in self._manager.all_steps():
             return False
@@ -165,15 +168,11 @@ class Checkpoints(Closing):
             data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
             meta=ocp.args.JsonSave(dict(meta)),
         )
-        try:
+        self.wait()  # Orbax would, and its error would seem to be of this step
+        self._step = step
+        with self._writing():
             # When to save is decided by the trainer, not by a policy in here.
             return self._manager.save(step, args=items, metrics=metrics, force=True)
-        except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) and "os_error_code" not in str(error):
-                raise  # no fault of the disk's, of which TensorStore makes a ValueError
-            # The last words are the disk's; before them come long paths.
-            reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
-            raise UserError(self._failed(step, "written", reason)) from error
 
     def restore(
         self,
@@ -266,12 +265,29 @@ class Checkpoints(Closing):
         return self._manager.best_step()
 
     def wait(self) -> None:
-        """Returns when every save under way is complete on disk."""
-        self._manager.wait_until_finished()
+        """Returns when every save under way is complete on disk.
+
+        Raises:
+          UserError: the disk is full.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for saves under way and releases the folder."""
-        self._manager.close()
+        """Waits for saves under way and releases the folder; raises as `wait`."""
+        with self._writing():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and "os_error_code" not in str(error):
+                raise  # no fault of the disk's, of which TensorStore makes a ValueError
+            # The last words are the disk's; before them come long paths.
+            reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
+            raise UserError(self._failed(self._step, "written", reason)) from error
 
     def _require(self, step: int | None) -> int:
         steps = self.all_steps()
@@ -314,10 +330,6 @@ class Checkpoints(Closing):
         return self._failed(step, "read", error)
 
     def _failed(self, step: int, what: str, error: Exception) -> str:
-        # Orbax leaves asyncio tasks behind that failed, TensorStore reports to a closed loop;
-        # each would print a traceback.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        sys.excepthook = _without_closed_loops
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
         return f"checkpoint {self.directory / str(step)} cannot be {what} ({reason[:200]})"
 
@@ -353,11 +365,6 @@ def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-
-
-def _without_closed_loops(kind: type, error: BaseException, trace: Any) -> None:
-    if str(error) != "Event loop is closed":
-        sys.__excepthook__(kind, error, trace)
 
 
 def _some(names: list[str]) -> str:
@@ -480,3 +487,20 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
 # Orbax comments on every save and restore, and what it reports as an error it raises as well; a
 # progress bar is on the same screen.
 logging.getLogger("absl").addFilter(_is_not_from_orbax)
+
+
+async def _ended(work: Coroutine[Any, Any, Any]) -> Any:
+    """What ``work`` gives; where it fails, once its tasks have ended too."""
+    try:
+        return await work
+    except Exception:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+# Orbax leaves at the first of many writes or reads that fails and closes its loop, to which
+# TensorStore reports the others later: each printed a traceback, and a file might still be written
+# after the save had failed. 0.12.8 has no option against it.
+_run_sync = asyncio_utils.run_sync
+asyncio_utils.run_sync = lambda work: _run_sync(_ended(work))

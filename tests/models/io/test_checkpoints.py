@@ -1,3 +1,4 @@
+import contextlib
 import math
 import os
 import re
@@ -258,20 +259,60 @@ def test_read_only_takes_a_workdir(tmp_path):
         assert checkpoints.directory == tmp_path / "checkpoints"
 
 
+@contextlib.contextmanager
+def full_disk(size):
+    """No file may grow beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_full_disk_keeps_what_was_saved(tmp_path):
     state = {"a": np.random.default_rng(0).normal(size=30_000)}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, None, {"model": "tiny"})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-        try:
-            with pytest.raises(UserError, match=r"checkpoint .*/2 cannot be written .*too large"):
-                checkpoints.save(2, state, None, {"model": "tiny"})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with (
+            full_disk(100_000),
+            pytest.raises(UserError, match=r"checkpoint .*/2 cannot be written .*too large"),
+        ):
+            checkpoints.save(2, state, None, {"model": "tiny"})
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.all_steps() == [1]
         np.testing.assert_array_equal(checkpoints.restore(1, state).state["a"], state["a"])
+
+
+def test_writes_beside_the_one_that_fails_end_in_silence(tmp_path, capfd):
+    """One of two hundred fails first, while others are under way."""
+    state = {str(i): np.random.default_rng(i).normal(size=2000) for i in range(200)}
+    for number in range(4):
+        with (
+            Checkpoints(tmp_path / str(number)) as checkpoints,
+            full_disk(20_000),
+            pytest.raises(UserError, match="cannot be written"),
+        ):
+            checkpoints.save(1, state, None, {})
+        shutil.rmtree(tmp_path / str(number))  # which fails where something is still written
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("noticed_by", ["save", "wait", "close"])
+def test_a_save_beside_the_next_step_that_fails_is_named(tmp_path, monkeypatch, noticed_by):
+    state = {"a": np.random.default_rng(0).normal(size=30_000)}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where saves return at once
+    checkpoints = Checkpoints(tmp_path)
+    notice = {
+        "save": lambda: checkpoints.save(2, state, None, {}),
+        "wait": checkpoints.wait,
+        "close": checkpoints.close,
+    }[noticed_by]
+    with full_disk(100_000):
+        checkpoints.save(1, state, None, {})
+        with pytest.raises(UserError, match="/1 cannot be written .*too large"):
+            notice()
+    checkpoints.close()
 
 
 def test_what_is_no_fault_of_the_disk_stays_what_it_is(tmp_path, monkeypatch):

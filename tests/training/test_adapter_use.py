@@ -1,0 +1,269 @@
+"""A trained student afterwards: what it is used for and refused for, its exports."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import runpy
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors
+
+from cirag_jax.commands import backends, opening, side_by_side
+from cirag_jax.config_files import load_config
+from cirag_jax.errors import UserError
+from cirag_jax.llm.types import Generate, Message
+from cirag_jax.methods import extraction
+from cirag_jax.models.io.peft_format import load_adapter, save_adapter
+from cirag_jax.models.io.pretrained_decoder import load_decoder
+from cirag_jax.models.io.workdir import check_role, export_adapter, open_adapter
+from cirag_jax.prompts import cirag as prompts
+from configs import common
+from tests import tiny
+from tests.distill import by_hand
+from tests.training.students import base_and_trajectories, short_prompts, train
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    yield from short_prompts(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return base_and_trajectories(tmp_path_factory.mktemp("integrator"))
+
+
+@pytest.fixture(scope="module")
+def trained(folders, tmp_path_factory):
+    """The workdir and result of a short training by the command's own code."""
+    return train(folders, tmp_path_factory.mktemp("trained"))[:2]
+
+
+def language_model(**changes):
+    config = common.language_model()
+    config.update({"context": 512, "prefix_tokens": 0, "batch_size": 2, **changes})
+    return config
+
+
+def texts(**changes):
+    """Greedy answers of a backend to two prompts, some forty tokens each."""
+    backend = backends.open_backend(language_model(**changes))
+    requests = [
+        Generate((Message("user", text),), max_tokens=40)
+        for text in ("who is the patron of the town?", "where was the sailor born?")
+    ]
+    return [response.text for response in backend.generate(requests)]
+
+
+def test_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
+    pytest.importorskip("peft")
+    workdir, base = str(trained[0]), str(folders[0])
+    meta = export_adapter(workdir, tmp_path / "peft")
+    export_adapter(workdir, tmp_path / "whole", merge=True)
+    state, config, _ = open_adapter(workdir)
+    again, config_again = load_adapter(tmp_path / "peft", load_decoder(base).config)
+    for a, b in zip(tiny.arrays(state), tiny.arrays(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert config_again == config and meta["step"] == trained[1]["best_step"]
+    wanted = texts(adapter=workdir)  # which also says what the base is
+    assert wanted == texts(adapter=workdir, model=base)
+    assert wanted != texts(model=base)
+    assert wanted == texts(adapter=workdir, merge_adapter=True)
+    assert wanted == texts(adapter=str(tmp_path / "peft"), model=base)
+    assert wanted == texts(model=str(tmp_path / "whole"))
+    from tests.tiny_adapter import quiet_peft
+
+    with quiet_peft():
+        assert wanted == texts(adapter=workdir, backend="transformers")
+    assert not list(tmp_path.parent.glob("cirag_adapter*"))
+
+
+def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
+    settings = backends.fingerprint(language_model(adapter=str(trained[0])))
+    assert settings["model"] == str(folders[0])
+    assert set(settings["adapter_weights"]) == {"checkpoint", "base"}
+    assert settings["adapter_weights"]["base"] == settings["weights"]
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        (tmp_path / "checkpoints").mkdir()
+        backends.model_name(language_model(adapter=str(tmp_path)))
+
+
+def test_a_student_of_other_prompts_is_refused(trained):
+    config = load_config(
+        str(_ROOT / "configs/methods/cirag.py"), [f"--config.integrator.adapter={trained[0]}"]
+    )
+    opening.check_adapters(config, ("integrator",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "render_decision", lambda *_: "worded anew")
+        with pytest.raises(UserError, match="no longer writes; train it again"):
+            opening.check_adapters(config, ("integrator",))
+    # Before it was recorded, one format changed.
+    for prompt_format, refused in (("multi_turn", False), ("paper", True)):
+        prompt = {"normalization": "ascii", "prompt_format": prompt_format, "few_shot": False}
+        with pytest.raises(UserError) if refused else contextlib.nullcontext():
+            opening.check_prompts("student", {"prompt": prompt})
+
+
+def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys, tmp_path):
+    workdir = str(trained[0])
+
+    def check(role, **changes):
+        values = {f"{role}.adapter": workdir, "cirag.num_candidates": 2, **changes}
+        overrides = [f"--config.{key}={value}" for key, value in values.items()]
+        config = load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
+        opening.check_adapters(config, (role,))
+
+    check("integrator")
+    for role in ("extractor", "reader"):
+        with pytest.raises(UserError, match=f"component integrator, where {role} is needed"):
+            check(role)
+    assert "WARNING" not in capsys.readouterr().err
+    check("integrator", **{"cirag.num_candidates": 15})
+    assert "cirag.num_candidates=15, but" in capsys.readouterr().err
+    wanted = (
+        r"other settings of normalization, few_shot: give --config\.cirag\.normalization=ascii "
+        r"--config\.cirag\.few_shot=False\.$"
+    )
+    with pytest.raises(UserError, match=wanted):
+        check("integrator", **{"cirag.few_shot": True, "cirag.normalization": "unicode"})
+    check("integrator", **{"cirag.few_shot": True, "integrator.backend": "openai"})
+    sentences = {"cirag.units": "sentence", "cirag.prompt_format": "compact"}
+    with pytest.raises(UserError, match=r"settings of units, .*--config\.cirag\.units=triple"):
+        check("integrator", **sentences)
+    export_adapter(workdir, tmp_path / "peft")  # an older one says nothing of units
+    told = json.loads((tmp_path / "peft/training.json").read_text("utf-8"))
+    assert told["prompt"].pop("units") == "triple"
+    (tmp_path / "peft/training.json").write_text(json.dumps(told))
+    check("integrator", **{"integrator.adapter": tmp_path / "peft"})
+    with pytest.raises(UserError, match=r"other settings of units, .*cirag\.units=triple"):
+        check("integrator", **{"integrator.adapter": tmp_path / "peft", **sentences})
+    old = shutil.copytree(workdir, tmp_path / "old")
+    for file in old.glob("checkpoints/*/meta/*"):
+        file.write_text(file.read_text("utf-8").replace('"prompt":', '"rendering":'))
+    with pytest.raises(UserError, match="old was trained by an earlier version"):
+        check("integrator", **{"integrator.adapter": old})
+    block = language_model(adapter=workdir)
+    with pytest.raises(UserError, match="where extractor is needed"):
+        extraction.check_adapter(block, extraction.ExtractionSettings())
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "message"),
+    [
+        ("train", "integrator_eval", "--config is not one to train by"),
+        ("evaluate", "integrator", "--config is not one to evaluate by"),
+        ("train", "integrator", "config.component is 'critic'; it must be aligner, "),
+        ("evaluate", "integrator_eval", "config.component is 'critic'; it must be integrator, "),
+    ],
+)
+def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
+    command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
+    loaded = load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=critic"])
+    with pytest.raises(UserError, match=message):
+        command(loaded, tmp_path)
+
+
+def test_a_workdir_says_what_it_was_trained_on(trained):
+    config = load_config(str(_ROOT / "configs/integrator_eval.py"), [])
+    config.checkpoint = str(trained[0])
+    seen = side_by_side.models_of(config, "integrator")["student"].trained_on
+    assert seen is not None and len(seen) == 10
+    assert seen < {by_hand.trajectory(n).question_id for n in range(12)}
+
+
+def test_the_export_command(trained, tmp_path):
+    command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    overrides = [f"--config.checkpoint={trained[0]}"]
+    result = command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    own = {"README.md", "training.json"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", *own}
+    assert result["rank"] == 4 and result["folder"] == str(tmp_path / "model")
+    json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float16"}, r"config\.dtype='float16' must be one of null, float32, bfloat16"),
+        ({"dtype": "int8", "merge": True}, r"config\.dtype='int8' must be one of"),
+        ({"share": 0.3}, r"config\.share=0\.3 needs config\.average_with"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_and_nothing_written(trained, tmp_path, changes, message):
+    command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
+    overrides = [f"--config.{name}={value}" for name, value in changes.items()]
+    overrides.append(f"--config.checkpoint={trained[0]}")
+    with pytest.raises(UserError, match=message):
+        command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("base", "asked", "written"),
+    [
+        ("bfloat16", None, "bfloat16"),
+        ("float16", None, "float32"),
+        ("bfloat16", "float32", "float32"),
+    ],
+)
+def test_a_merged_model_has_the_precision_of_its_base(trained, tmp_path, base, asked, written):
+    """Whatever this machine would compute in."""
+    file = pathlib.Path(open_adapter(str(trained[0]))[2]["model"]) / "config.json"
+    before = file.read_text()
+    try:
+        file.write_text(json.dumps({**json.loads(before), "dtype": base}))
+        export_adapter(str(trained[0]), tmp_path / "whole", merge=True, dtype=asked)
+    finally:
+        file.write_text(before)
+    with safetensors.safe_open(str(tmp_path / "whole/model.safetensors"), "np") as tensors:
+        assert {str(tensors.get_tensor(key).dtype) for key in list(tensors.keys())} == {written}
+    assert json.loads((tmp_path / "whole/config.json").read_text())["dtype"] == written
+
+
+def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_path):
+    folder = str(tmp_path / "model")
+    told = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
+    found = check_role(folder, "integrator")
+    for name in ("prompt", "prompt_digest", "trained_on", "num_candidates", "model"):
+        assert found[name] == told[name]
+    with pytest.raises(UserError, match="component integrator, where reader is needed"):
+        check_role(folder, "reader")
+    with safetensors.safe_open(f"{folder}/adapter_model.safetensors", "np") as file:
+        assert file.get_tensor(next(iter(file.keys()))).dtype == "bfloat16"
+    (tmp_path / "model/training.json").write_text("{")
+    with pytest.raises(UserError, match=r"training\.json cannot be read"):
+        check_role(folder, "integrator")
+
+
+def test_an_adapter_is_averaged_with_the_one_it_went_on_from(trained, folders, tmp_path):
+    state, config, meta = open_adapter(str(trained[0]))
+    model = load_decoder(str(folders[0])).config
+    zeros = jax.tree.map(np.zeros_like, state)
+    told = {"component": "integrator", "trained_on": ["another"]}
+    before = str(save_adapter(zeros, config, tmp_path / "before", meta["model"], training=told))
+    folder = tmp_path / "mean"
+    export_adapter(str(trained[0]), folder, average_with=before, share=0.25)
+    mean, _ = load_adapter(folder, model)
+    for got, new in zip(tiny.arrays(mean), tiny.arrays(state), strict=True):
+        np.testing.assert_array_equal(got, 0.25 * new)
+    learnt = check_role(str(folder), "integrator")["trained_on"]
+    assert set(learnt) == {*meta["trained_on"], "another"}
+
+    with pytest.raises(UserError, match=r"config\.share=1\.0 must lie between 0 and 1"):
+        export_adapter(str(trained[0]), folder, average_with=before, share=1.0)
+    other = dataclasses.replace(config, alpha=2 * config.alpha)
+    save_adapter(zeros, other, tmp_path / "other", meta["model"], training=told)
+    with pytest.raises(UserError, match=r"config\.average_with=.* has rank 4, scale .* are needed"):
+        export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "other"))
+    save_adapter(
+        zeros, config, tmp_path / "reader", meta["model"], training={"component": "reader"}
+    )
+    with pytest.raises(UserError, match="component reader, where integrator is needed"):
+        export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "reader"))
