@@ -367,7 +367,13 @@ def test_a_line_that_is_no_trajectory_is_named(folders, tmp_path, one_device):
 
 def test_a_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
     # In float32 the loss's sum over tokens is infinite, and so is that of the weights.
-    changes = {"kept_weight": 3e38, "stop_weight": 3e38, "num_steps": 1, "eval_every": 0}
+    changes = {
+        "kept_weight": 3e38,
+        "stop_weight": 3e38,
+        "num_steps": 3,
+        "save_every": 1,
+        "eval_every": 0,
+    }
     with pytest.raises(UserError, match=r"step 1: .*\bloss\b.* is not finite"):
         adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
