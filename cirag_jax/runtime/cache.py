@@ -5,12 +5,13 @@ The journal belongs to one run; this file may serve many, at the same time too.
 
 import contextlib
 import dataclasses
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
@@ -54,7 +55,7 @@ class ResponseCache:
             row = rows.fetchone()
             if row is None:
                 return None
-            response = codec.decode_response(request, json.loads(row[0]))
+            response = codec.decode_response(request, msgspec.json.decode(row[0]))
             used = response.usage
         except (*sqlite.ERRORS, *sqlite.DAMAGE):
             return None

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
@@ -225,7 +227,7 @@ class Journal(Closing):
                 "or its prompts changed since; use another --workdir."
             )
         with self._reading():
-            return codec.decode_response(request, records.parse(row[1]), self.passage)
+            return codec.decode_response(request, msgspec.json.decode(row[1]), self.passage)
 
     def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
         """Writes a response; it is durable against a kill when this returns.

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,7 +140,7 @@ def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
 
 def settings(meta: Mapping[str, str]) -> dict[str, Any]:
     """Those with which the journal was begun, of its `read_meta`."""
-    return msgspec.convert(parse(meta["settings"]), dict[str, Any])
+    return msgspec.json.decode(meta["settings"], type=dict[str, Any])
 
 
 def binds(db: sqlite3.Connection) -> bool:
@@ -171,10 +170,11 @@ def of_programs(
         for kind, role, response in rows:
             calls[kind] += 1
             if kind in ("generate", "score"):
-                used = Usage(**parse(response).get("usage", {}))
+                used = Usage(**msgspec.json.decode(response).get("usage", {}))
                 roles[role] = roles.get(role, Spent()) + Spent(1, used)
         usage = sum((spent.usage for spent in roles.values()), start=Usage())
-        yield Record(program, parse(given), result, error, seconds, usage, calls, path, roles)
+        given = msgspec.json.decode(given)
+        yield Record(program, given, result, error, seconds, usage, calls, path, roles)
 
 
 def outcomes(
@@ -202,19 +202,19 @@ def totals(db: sqlite3.Connection, programs: Sequence[str] | None = None) -> Tot
     calls, usage = 0, collections.defaultdict[str, Usage](Usage)
     for role, response in rows:
         calls += 1
-        usage[role] += Usage(**parse(response).get("usage", {}))
+        usage[role] += Usage(**msgspec.json.decode(response).get("usage", {}))
     return Totals(ended.fetchone()[0], calls, dict(usage))
 
 
 def forgotten(db: sqlite3.Connection) -> Totals:
     """Of the programs that `Journal.forget` dropped."""
     row = db.execute("SELECT value FROM meta WHERE key = 'forgotten'").fetchone()
-    return Totals() if row is None else msgspec.convert(parse(row[0]), Totals)
+    return Totals() if row is None else msgspec.json.decode(row[0], type=Totals)
 
 
 def passage(text: str) -> Passage:
     """A row of the table ``passages``."""
-    return msgspec.convert(parse(text), Passage)
+    return msgspec.json.decode(text, type=Passage)
 
 
 def _chosen(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tuple[str, ...]]:
@@ -230,16 +230,7 @@ def _chosen(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tu
 
 def _outcome(path: Path, program: str, text: str) -> Any:
     with _naming(path, program):
-        outcome = parse(text)
+        outcome = msgspec.json.decode(text)  # refuses NaN and halves of surrogate pairs
         if outcome is None:
             raise ValueError("null is no result")
         return outcome
-
-
-def parse(text: str) -> Any:
-    """JSON as it is written here, without NaN and infinities."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)

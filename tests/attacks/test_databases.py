@@ -9,7 +9,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Generated, Message, Token, Usage
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal_reader
+from cirag_jax.runtime import codec, journal_reader
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.requests import Retrieve, Retrieved
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
             book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
             book.record(Key(name, 0), ASKED, FOUND)
             book.record(Key(name, 1), LOOKED, Retrieved(PASSAGES, (0.5, 0.25)))
-        book.close_program("a", made_up.codec.encode(made_up.PREDICTION), None, 1.5)
+        book.close_program("a", codec.encode(made_up.PREDICTION), None, 1.5)
         book.add_seconds(2.0)
         book.open_program("gone", 2, {})
         book.forget(["gone"])
@@ -221,7 +221,8 @@ def test_a_cached_response_that_is_damaged_is_asked_for_again(folder):
     path = _fresh(folder, "cache.sqlite", (folder / "cache.sqlite").read_bytes())
     cache = ResponseCache(path)
     assert cache.find("m", ASKED) is not None
-    for damage in ("{", "{}", '{"error": "x"}', "[" * 100_000, b"\x80{}", "\0"):
+    half = codec.dump(codec.encode(FOUND)).replace(FOUND.text, r"\ud800")
+    for damage in ("{", "{}", '{"error": "x"}', "[" * 100_000, b"\x80{}", "\0", half):
         cache._db.execute("UPDATE responses SET response = CAST(? AS TEXT)", (damage,))
         assert cache.find("m", ASKED) is None
     cache.keep("m", ASKED, FOUND)

@@ -238,6 +238,17 @@ def test_an_extraction_that_contradicts_itself_is_named(whole):
             go_on()
 
 
+def test_half_of_a_surrogate_pair_in_a_triple_is_named(whole):  # of `make attack`
+    def change(text):
+        changed = text.replace('[["', r'[["\ud800', 1)
+        assert changed != text
+        return changed
+
+    file, program, go_on = _damaged(whole, "extract", "", change)
+    with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is damaged")):
+        go_on()
+
+
 def _traced(file):
     trace.write_trace(file, file.with_name("trace.html"))
 
