@@ -1,0 +1,72 @@
+"""The pages of an engine with their keys and values on the device."""
+
+import jax
+import numpy as np
+
+from cirag_jax.llm.engine.pages import PAGE, Pages, Place
+from cirag_jax.llm.engine.rows import table
+from cirag_jax.llm.engine.shapes import EngineConfig, power_of_two
+from cirag_jax.models import decoder
+from cirag_jax.models.decoder import Cache, DecoderConfig
+
+
+def pages_for(options: EngineConfig, context: int) -> int:
+    """Pages for rows, of which each may leave half of one, and for what is kept of earlier ones."""
+    rows = max(context, min(options.cache_tokens, options.batch_size * context))
+    return -(-rows // PAGE) + options.batch_size + options.prefix_tokens // PAGE
+
+
+class Store:
+    """The pages of an engine, with their keys and values on the device.
+
+    ``value`` is replaced by each call that donates it. An engine that shares them takes the same
+    object.
+    """
+
+    def __init__(self, config: DecoderConfig, context: int, options: EngineConfig):
+        """Takes no memory before it is used; ``context`` is the longest row's length."""
+        self._width, kept = -(-context // PAGE), options.prefix_tokens // PAGE
+        self.pages = Pages(pages_for(options, context), kept)
+        self._config = config
+        self._value: Cache | None = None
+
+    @property
+    def count(self) -> int:
+        """Pages; as a page of a table, one that does not exist."""
+        return self.pages.pool.count
+
+    @property
+    def value(self) -> Cache:
+        """Keys and values of all pages, made when they are first asked for."""
+        if self._value is None:
+            self._value = decoder.empty_cache(self._config, self.count, PAGE)
+        return self._value
+
+    @value.setter
+    def value(self, cache: Cache) -> None:
+        self._value = cache
+
+    def table(self, place: Place | None, end: int) -> np.ndarray:
+        """A row's table for a computation that reads up to ``end`` tokens."""
+        return table(place, self.width_for(end), self.count)
+
+    def width_for(self, end: int, whole: bool = False) -> int:
+        """Pages of a table that reaches ``end`` tokens.
+
+        Attention on a CPU reads what is written; elsewhere, and where ``whole`` tables are read,
+        the program is that of the next power of two.
+        """
+        if self._config.attention == "transposed" and not whole:
+            return self._width
+        return min(power_of_two(-(-end // PAGE)), self._width)
+
+    def repair(self) -> None:
+        """Forgets all where an interruption has left donated buffers behind."""
+        self.pages.tree.clear()
+        if any(array.is_deleted() for array in jax.tree.leaves(self._value)):
+            self._value = None
+
+    def release(self) -> None:
+        """Forgets all, and frees its memory until it is used again."""
+        self.pages.tree.clear()
+        self._value = None
