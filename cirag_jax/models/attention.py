@@ -154,7 +154,7 @@ def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
     return product.sum(-2)
 
 
-def gathered(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
+def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
     """Keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of rows whose pages ``tables_BN`` has.
 
     What a table names beyond the last page is any finite number.

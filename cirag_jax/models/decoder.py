@@ -12,7 +12,6 @@ layer at every step, six times the price of decoding one token (measured, SmolLM
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -30,8 +29,8 @@ from cirag_jax.models.attention import (
     attend_pages,
     choose,
     distances,
-    gathered,
     packed,
+    read_pages,
     softcap,
 )
 from cirag_jax.models.block_attention import attend_visible, make_visibility
@@ -524,7 +523,7 @@ def forward_cached(
                 config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
         else:
-            held = gathered(keys[i], values[i], tables_BN)
+            held = read_pages(keys[i], values[i], tables_BN)
             mixed_BTNH = attend(config.scoring, q_BTNH, *held, mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)

@@ -323,7 +323,7 @@ def test_pages_of_keys_equal_all_keys(window, cap, new):
         return np.asarray(attention.attend_pages(scoring, q[rows], k_pages, v_pages, *own, window))
 
     k_pages, v_pages = jnp.asarray(k_pages), jnp.asarray(v_pages)
-    held = attention.gathered(k_pages, v_pages, jnp.asarray(tables))
+    held = attention.read_pages(k_pages, v_pages, jnp.asarray(tables))
     np.testing.assert_array_equal(held[0], k)
     np.testing.assert_array_equal(held[1], v)
     paged = attend(k_pages, v_pages)

@@ -188,13 +188,12 @@ class Engine:
     def with_options(self, options: EngineConfig) -> "Engine":
         """An engine of other sizes over the same weights, which both hold until each is closed.
 
-        They share the kept prefixes, if they keep as many tokens of as long a context.
+        They share pages and kept prefixes, if they keep as many tokens and the other needs no more.
         """
         other = copy.copy(self)
         other.options, other.usage = options, Usage()
         kept = options.prefix_tokens == self.options.prefix_tokens
-        enough = pages_for(options, other.context) <= self._store.count
-        if not (kept and enough and other.context == self.context):
+        if not kept or pages_for(options, other.context) > self._store.count:
             other._store = Store(self.config, other.context, options)
         return other
 
@@ -309,7 +308,7 @@ class Engine:
             while True:
                 has_more = True  # Asked once where there is nothing, not for every free row.
                 while len(rows) < self.options.batch_size:
-                    if not queue and has_more:
+                    while not queue and has_more:
                         has_more = refill(len(rows))
                     place = self._admit(queue[0]) if queue else None
                     if place is None:
@@ -320,12 +319,11 @@ class Engine:
                     assert not queue  # There is room for one of the longest.
                     return
                 count = self._decode_chunk(kind, rows)
-                for row in list(rows):
+                for row, place in list(zip(rows, places, strict=True)):
                     response = row.response()
                     if response is not None:
-                        number = rows.index(row)
-                        rows.pop(number)
-                        place = places.pop(number)
+                        rows.remove(row)
+                        places.remove(place)
                         self._keep(place, row.all_tokens[:-1])
                         self._store.pages.free(place)
                         yield (row.index, response), 0

@@ -41,6 +41,10 @@ class Pool:
         assert self._holders[page] > 0
         self._holders[page] += 1
 
+    def is_shared(self, page: int) -> bool:
+        """Whether it would stay taken if one holder let go of it."""
+        return self._holders[page] > 1
+
     def drop(self, page: int) -> None:
         """One holder less; after the last one the page is free."""
         assert self._holders[page] > 0
@@ -125,17 +129,18 @@ class PrefixTree:
         while len(self) > self._most:
             self.evict()
 
-    def evict(self) -> bool:
-        """Lets go of the least recently used page; False where none is kept."""
-        if not self._order:
-            return False
+    def idle(self) -> int:
+        """Pages that only the tree holds."""
+        return sum(not self._pool.is_shared(page) for page in self._order)
+
+    def evict(self) -> None:
+        """Lets go of the least recently used page."""
         self._forget(next(iter(self._order)))
-        return True
 
     def clear(self) -> None:
         """Lets go of all."""
-        while self.evict():
-            pass
+        while self._order:
+            self.evict()
 
     def _forget(self, page: int) -> None:
         node = self._nodes.pop(page)
@@ -177,19 +182,20 @@ class Pages:
     def place(self, tokens: Sequence[int], length: int) -> Place | None:
         """Pages for a text of ``length`` tokens that begins with ``tokens``; None: no room now.
 
-        Whoever has the place must `free` it once. What is kept of other texts makes room.
+        Whoever has the place must `free` it once. What is kept of other texts makes room, unless
+        that would be in vain.
         """
         count, path = self.tree.match(tokens) if len(self.tree) else (0, [])
         for page in path:  # else they might be evicted now
             self.pool.hold(page)
         shared, copied = count // self.size, path[-1] if count % self.size else None
         wanted = -(-length // self.size) - shared
-        while len(self.pool) < wanted and self.tree.evict():
-            pass
-        if len(self.pool) < wanted:
+        if len(self.pool) < wanted and len(self.pool) + self.tree.idle() < wanted:
             for page in path:
                 self.pool.drop(page)
             return None
+        while len(self.pool) < wanted:
+            self.tree.evict()
         own = [self.pool.take() for _ in range(wanted)]
         if copied is not None:
             self.pool.drop(copied)  # read by the very next computation, before any that writes

@@ -18,10 +18,12 @@ class EngineConfig:
 
     Attributes:
       batch_size: rows that decode together.
-      cache_tokens: tokens of all rows that decode together: where they are long, they are fewer.
+      cache_tokens: room for tokens of all rows that decode together, beside one page a row and
+        ``prefix_tokens``: where they are long, they are fewer. There is always room for a context.
       prefill_chunks: tokens of a prefill call, descending; a prompt is cut greedily.
       decode_chunk: most tokens decoded between two looks of the host.
-      prefix_tokens: tokens whose keys and values are kept for reuse; 0 switches reuse off.
+      prefix_tokens: tokens whose keys and values are kept for reuse, in whole pages, which rows may
+        take back; 0 switches reuse off.
       overflow: a prompt longer than the context is an ``error``, or loses observations
         (``truncate``).
       context: most tokens of prompt and answer; 0 is the model's, at most `MOST`.

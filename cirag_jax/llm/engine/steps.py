@@ -183,7 +183,7 @@ def decode(
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
-            k_BKHS, _ = attention.gathered(cache["k"][-1], cache["v"][-1], rows.tables_BN)
+            k_BKHS, _ = attention.read_pages(cache["k"][-1], cache["v"][-1], rows.tables_BN)
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
             found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)

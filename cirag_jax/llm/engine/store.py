@@ -13,7 +13,11 @@ from cirag_jax.models.decoder import Cache, DecoderConfig
 def pages_for(options: EngineConfig, context: int) -> int:
     """Pages for rows, of which each may leave half of one, and for what is kept of earlier ones."""
     rows = max(context, min(options.cache_tokens, options.batch_size * context))
-    return -(-rows // PAGE) + options.batch_size + options.prefix_tokens // PAGE
+    return -(-rows // PAGE) + options.batch_size + _kept(options)
+
+
+def _kept(options: EngineConfig) -> int:
+    return -(-options.prefix_tokens // PAGE)
 
 
 class Store:
@@ -25,8 +29,8 @@ class Store:
 
     def __init__(self, config: DecoderConfig, context: int, options: EngineConfig):
         """Takes no memory before it is used; ``context`` is the longest row's length."""
-        self._width, kept = -(-context // PAGE), options.prefix_tokens // PAGE
-        self.pages = Pages(pages_for(options, context), kept)
+        self._width = -(-config.max_positions // PAGE)  # whatever the context of who shares it
+        self.pages = Pages(pages_for(options, context), _kept(options))
         self._config = config
         self._value: Cache | None = None
 

@@ -124,7 +124,8 @@ def test_what_is_kept_makes_room_and_what_is_held_does_not():
     pages.tree.keep([1] * SIZE, first.pages)
     second = pages.place([2] * SIZE, 2 * SIZE)
     assert pages.place([3], 1) is None
+    assert len(pages.tree) == 1  # To forget it would have been in vain.
     pages.free(first)
-    assert len(pages.tree) == 0  # it made room, in vain
-    assert len(pages.place([3], 2 * SIZE).pages) == 2
+    assert pages.place([3], 4 * SIZE) is None and len(pages.tree) == 1
+    assert len(pages.place([3], 2 * SIZE).pages) == 2 and not len(pages.tree)
     pages.free(second)
