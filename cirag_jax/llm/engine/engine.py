@@ -41,7 +41,7 @@ from cirag_jax.llm.engine.shapes import (
     power_of_two,
     window,
 )
-from cirag_jax.llm.engine.store import Store, pages_for
+from cirag_jax.llm.engine.store import Store
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.llm.types import (
     Done,
@@ -188,12 +188,13 @@ class Engine:
     def with_options(self, options: EngineConfig) -> "Engine":
         """An engine of other sizes over the same weights, which both hold until each is closed.
 
-        They share pages and kept prefixes, if they keep as many tokens and the other needs no more.
+        They share pages and kept prefixes, if they keep as many tokens and the other needs no more
+        pages than there are, once they are in use.
         """
         other = copy.copy(self)
         other.options, other.usage = options, Usage()
         kept = options.prefix_tokens == self.options.prefix_tokens
-        if not kept or pages_for(options, other.context) > self._store.count:
+        if not kept or not self._store.has_room(other.context, options):
             other._store = Store(self.config, other.context, options)
         return other
 

@@ -10,16 +10,6 @@ from cirag_jax.models import decoder
 from cirag_jax.models.decoder import Cache, DecoderConfig
 
 
-def pages_for(options: EngineConfig, context: int) -> int:
-    """Pages for rows, of which each may leave half of one, and for what is kept of earlier ones."""
-    rows = max(context, min(options.cache_tokens, options.batch_size * context))
-    return -(-rows // PAGE) + options.batch_size + _kept(options)
-
-
-def _kept(options: EngineConfig) -> int:
-    return -(-options.prefix_tokens // PAGE)
-
-
 class Store:
     """The pages of an engine, with their keys and values on the device.
 
@@ -30,9 +20,22 @@ class Store:
     def __init__(self, config: DecoderConfig, context: int, options: EngineConfig):
         """Takes no memory before it is used; ``context`` is the longest row's length."""
         self._width = -(-config.max_positions // PAGE)  # whatever the context of who shares it
-        self.pages = Pages(pages_for(options, context), _kept(options))
+        self._kept = -(-options.prefix_tokens // PAGE)
+        self.pages = Pages(self._needed(context, options), self._kept)
         self._config = config
         self._value: Cache | None = None
+
+    def _needed(self, context: int, options: EngineConfig) -> int:
+        """Pages for rows, of which each may leave most of one, and for what is kept of others."""
+        rows = max(context, min(options.cache_tokens, options.batch_size * context))
+        return -(-rows // PAGE) + options.batch_size + self._kept
+
+    def has_room(self, context: int, options: EngineConfig) -> bool:
+        """Whether there are as many pages as such an engine needs; unused ones are made more."""
+        needed = self._needed(context, options)
+        if self._value is None and needed > self.count:
+            self.pages = Pages(needed, self._kept)
+        return needed <= self.count
 
     @property
     def count(self) -> int:

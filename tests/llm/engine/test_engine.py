@@ -593,6 +593,8 @@ def test_another_engine_over_the_same_weights(folder, engine):
     """Other sizes, the same texts; what one keeps of a prompt the other reuses; each is closed."""
     first = make(folder, prefix_tokens=512)
     second = first.with_options(dataclasses.replace(first.options, batch_size=1))
+    wider = dataclasses.replace(first.options, batch_size=4)
+    assert first.with_options(wider)._store is first._store  # which grows, not being in use
     asked = mixed()
     expected = [response.text for response in engine.generate(asked)]
     assert [response.text for response in first.generate(asked)] == expected
@@ -605,6 +607,9 @@ def test_another_engine_over_the_same_weights(folder, engine):
     shorter = first.with_options(dataclasses.replace(first.options, context=256))
     longer = shorter.with_options(first.options)
     assert shorter._store is longer._store is first._store is not alone._store
+    assert first.with_options(wider)._store is first._store
+    widest = dataclasses.replace(wider, batch_size=5)
+    assert first.with_options(widest)._store is not first._store
     assert [response.text for response in shorter.generate(asked)] == expected
     first.close()
     assert [response.text for response in second.generate(asked)] == expected
