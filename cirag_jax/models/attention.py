@@ -2,7 +2,7 @@
 
 All query heads of a key head are rows of one matrix product: operands are laid out B K (G T) H.
 Keys are held transposed, B K H S, so that a step over a few rows runs along memory in both
-products.
+products; in pages, P pages of C tokens, of which a row's table names N.
 """
 
 import logging
@@ -176,8 +176,9 @@ def attend_pages(
     window: int,
     branches: Branches | None = None,
 ) -> jax.Array:
-    """As `attend`, over a row's pages up to its last slot, with a running softmax.
+    """As `attend`, over the pages of each row's table up to its last slot, with a running softmax.
 
+    Tokens stand at ``slots_BT`` and see those less than ``window`` before them.
     Rows are read in groups of `_GROUP`, each up to the last page of its longest row: the work
     follows what is written, if rows of about the same length stand together. A page that is masked
     for a row changes nothing in it, bit for bit, so that a row does not depend on its neighbours.

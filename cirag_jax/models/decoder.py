@@ -446,7 +446,7 @@ Cache = dict[str, tuple[jax.Array, ...]]
 
 
 def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
-    """A zeroed key-value cache of so many pages of ``size`` tokens, in ``cache_dtype``."""
+    """A zeroed key-value cache of ``pages`` pages of ``size`` tokens, in ``cache_dtype``."""
 
     def zeros(shape):
         array = jnp.zeros(shape, config.cache_dtype)

@@ -339,6 +339,19 @@ def test_pages_of_keys_equal_all_keys(window, cap, new):
     np.testing.assert_array_equal(found, attend(*rounded))
 
 
+def test_only_a_rows_own_pages_are_written():
+    """What has no page, or stands beyond the table, is lost."""
+    config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
+    params = _sliced(decoder_params.to_params(decoder_params.random_state(config)))
+    cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
+    tables = jnp.asarray([[1, 4], [2, 4]], jnp.int32)
+    for start in (0, 5):  # of the second call, one token is beyond the table
+        start_B = jnp.full(2, start, jnp.int32)
+        _, cache, _ = decoder.forward_cached(config, params, tokens, start_B, cache, tables)
+    for pages in jax.tree.leaves(cache):
+        assert [bool(page.any()) for page in pages] == [False, True, True, False]
+
+
 def test_packed_segments_equal_separate_rows(tmp_path):
     """Two sequences in one row, positions restarting, attend only to themselves."""
     config, params = _loaded(tmp_path, "gemma2")

@@ -3,10 +3,10 @@
 Rows of all lengths decode together: keys and values lie in pages, of which every row has a list
 (`pages`). Prompts are prefilled row by row in a few chunk sizes, all rows decode for up to 32
 tokens under one `jax.lax.while_loop`, and between those chunks the host takes finished rows out,
-checks stop strings, and refills from the queue (continuous batching). Which chunks and which
-arithmetic a row gets depends on its own length alone, never on its neighbours. Only requests that
-need another program (sampling, a grammar, something reported beside the tokens) wait in another
-queue.
+checks stop strings, and refills from the queue (continuous batching). Which chunks a row gets
+depends on its own length alone, and on a CPU so does its arithmetic, never on its neighbours;
+elsewhere a step reads as many pages of every row as the longest has. Only requests that need
+another program (sampling, a grammar, something reported beside the tokens) wait in another queue.
 
 Pages of prompts are kept: an instruction that a thousand prompts share is computed once and held
 once, and a conversation that goes on computes only what is new in it.
@@ -352,9 +352,7 @@ class Engine:
                 self._store.pages.free(place)
 
     def _prefill(self, tokens: np.ndarray, length: int) -> Place | None:
-        """A place for ``length`` tokens that begin with ``tokens``, whose keys and values are
-        there; None: there is no room now.
-        """
+        """A place for ``length`` tokens, with ``tokens`` computed; None: there is no room now."""
         store = self._store
         place = store.pages.place(tokens.tolist(), length)
         if place is None:

@@ -1,4 +1,4 @@
-"""The pages of an engine with their keys and values on the device."""
+"""Keys and values on the device, and the tables by which programs find them."""
 
 import jax
 import numpy as np
@@ -11,10 +11,9 @@ from cirag_jax.models.decoder import Cache, DecoderConfig
 
 
 class Store:
-    """The pages of an engine, with their keys and values on the device.
+    """The pages of an engine, and their keys and values.
 
-    ``value`` is replaced by each call that donates it. An engine that shares them takes the same
-    object.
+    ``value`` is replaced by each call that donates it. Engines that share pages have one store.
     """
 
     def __init__(self, config: DecoderConfig, context: int, options: EngineConfig):

@@ -152,6 +152,19 @@ def test_what_is_released_is_taken_again(engine, reusing):
     assert [r.text for r in reusing.generate(mixed())] == expected
 
 
+def test_whole_tables_give_the_same_tokens(engine, folder):
+    """Off the CPU a step reads whole tables, of as many pages as the longest row has."""
+    loaded = load_decoder(str(folder))
+    config = dataclasses.replace(loaded.config, attention="xla")
+    params, options = decoder_params.to_params(loaded.state), EngineConfig(**SIZES)
+    whole = Engine(config, params, engine.tokenizer, options=options)
+    for ours, theirs in zip(whole.generate(mixed()), engine.generate(mixed()), strict=True):
+        assert ours.text == theirs.text
+        np.testing.assert_allclose(
+            [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5
+        )
+
+
 def test_programs_compile_once_a_bucket(reusing):
     reusing.generate(mixed())
     programs: Any = (steps.prefill, steps.decode)
