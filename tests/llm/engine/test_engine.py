@@ -416,6 +416,7 @@ def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
     assert calls["score"] == [64] * 4 + [64] * 4 + [8] * 3
     assert len(prompts[2]) - 1 + 8 > engine.context
     assert sum(calls["prefill"]) < 1.1 * sum(map(len, prompts))
+    assert pages_are_free(engine)
     loaded = load_decoder(str(folder))
     params = decoder_params.to_params(loaded.state)
     for prompt, continuations, found in zip(prompts, new, scored, strict=True):
@@ -641,6 +642,19 @@ def test_the_room_for_rows_is_bounded(folder, engine, cache_tokens, room):
     config = small.config
     of_token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
     assert held == (room + 8 * 128 + 256) * of_token
+
+
+def test_idle_rows_write_nowhere(engine, folder):
+    """Two rows hold all six pages; the first ends, and the other goes on, on the last page."""
+    full = make(folder, batch_size=2, cache_tokens=16, prefix_tokens=0)
+    asked = [ask(text(130, 1), max_tokens=5), ask(text(130, 2), max_tokens=60)]
+    found = full.generate(asked)
+    assert full._store.count == 6 and all(256 < r.usage.prompt_tokens < 324 for r in found)
+    for ours, theirs in zip(found, engine.generate(asked), strict=True):
+        assert ours.text == theirs.text
+        np.testing.assert_allclose(
+            [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5
+        )
 
 
 requests = st.builds(
