@@ -3,10 +3,10 @@
 Rows of all lengths decode together: keys and values lie in pages, of which every row has a list
 (`pages`). Prompts are prefilled row by row in a few chunk sizes, all rows decode for up to 32
 tokens under one `jax.lax.while_loop`, and between those chunks the host takes finished rows out,
-checks stop strings, and refills from the queue (continuous batching). Which chunks a row gets
-depends on its own length alone, and on a CPU so does its arithmetic, never on its neighbours;
-elsewhere a step reads as many pages of every row as the longest has. Only requests that need
-another program (sampling, a grammar, something reported beside the tokens) wait in another queue.
+checks stop strings, and refills from the queue (continuous batching). Which chunks and which
+arithmetic a row gets depends on its own length alone, never on its neighbours. Only requests that
+need another program (sampling, a grammar, something reported beside the tokens, and where a step
+reads whole tables, a wider one) wait in another queue.
 
 Pages of prompts are kept: an instruction that a thousand prompts share is computed once and held
 once, and a conversation that goes on computes only what is new in it.
@@ -71,14 +71,18 @@ _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What is reported, greedy or not, with a grammar or not: each is another compiled program."""
+    """What is reported, greedy or not, with a grammar or not: each is another compiled program.
 
+    ``width`` is the pages of its tables, see `Store.width_for`.
+    """
+
+    width: int
     details: Details
     greedy: bool
     constrained: bool
 
     def order(self) -> tuple[Any, ...]:
-        return (dataclasses.astuple(self.details), self.greedy, self.constrained)
+        return (self.width, dataclasses.astuple(self.details), self.greedy, self.constrained)
 
 
 class Engine:
@@ -284,7 +288,8 @@ class Engine:
         )
         limit = min(request.max_tokens, self.context - len(prompt))
         row = Row(index, request, self.tokenizer, prompt, limit, truncated, grammar)
-        return _Kind(details, request.temperature == 0, grammar is not None), row
+        width = self._store.width_for(row.length, whole=details.attention > 0)
+        return _Kind(width, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, messages: Any, continue_final: bool) -> tuple[np.ndarray, int]:
         return fit_prompt(
@@ -399,14 +404,12 @@ class Engine:
         longest = power_of_two(max(row.limit for row in rows))
         history = longest if self.options.no_repeat_ngram_size else 0
         count = 1 if kind.constrained else self.options.decode_chunk
-        end = max(len(row.prompt) + len(row.tokens) for row in rows) + count
-        width = store.width_for(end, whole=kind.details.attention > 0)
         with self._on_mesh():
             store.value, out = steps.decode(
                 self.config,
                 self._weights,
                 store.value,
-                upload(slots, width, store.count, history),
+                upload(slots, kind.width, store.count, history),
                 masks,
                 lora=self._lora,
                 details=kind.details,

@@ -18,7 +18,7 @@ PAGE = 128  # tokens; attention on a CPU reads as many keys at a time
 _ROOT = -1
 
 
-class Pool:
+class PagePool:
     """Which of ``count`` pages are free, and by how many each of the others is held."""
 
     def __init__(self, count: int):
@@ -73,7 +73,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 class PrefixTree:
     """Which tokens are kept in which page; it holds at most ``most`` pages of ``size`` tokens."""
 
-    def __init__(self, pool: Pool, most: int, size: int = PAGE):
+    def __init__(self, pool: PagePool, most: int, size: int = PAGE):
         self._pool, self._most, self._size = pool, most, size
         self._nodes: dict[int, _Node] = {_ROOT: _Node((), _ROOT)}
         # Least recently used first. A page is always touched before its parent, so that the first
@@ -176,7 +176,7 @@ class Pages:
     def __init__(self, count: int, kept: int, size: int = PAGE):
         """``count`` pages of ``size`` tokens, of which the tree keeps at most ``kept``."""
         self.size = size
-        self.pool = Pool(count)
+        self.pool = PagePool(count)
         self.tree = PrefixTree(self.pool, kept, size)
 
     def place(self, tokens: Sequence[int], length: int) -> Place | None:

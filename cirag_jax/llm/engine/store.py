@@ -59,8 +59,8 @@ class Store:
     def width_for(self, end: int, whole: bool = False) -> int:
         """Pages of a table that reaches ``end`` tokens.
 
-        Attention on a CPU reads what is written; elsewhere, and where ``whole`` tables are read,
-        the program is that of the next power of two.
+        Attention on a CPU reads what is written, whatever the width; elsewhere, and where
+        ``whole`` tables are read, the program is that of the next power of two.
         """
         if self._config.attention == "transposed" and not whole:
             return self._width

@@ -87,6 +87,8 @@ def test_a_row_does_not_depend_on_its_neighbours(engine):
     assert [numbers(r) for r in together] == [numbers(r) for r in alone]
     backwards = engine.generate(mixed()[::-1])[::-1]
     assert [numbers(r) for r in together] == [numbers(r) for r in backwards]
+    short, long = ask(text(9, 1), attention=3), ask(text(150, 2), attention=3)
+    assert engine.generate([short, long])[0].tokens == engine.generate([short])[0].tokens
 
 
 def test_prefix_reuse_gives_the_same_tokens(engine, reusing):
@@ -153,12 +155,14 @@ def test_what_is_released_is_taken_again(engine, reusing):
 
 
 def test_whole_tables_give_the_same_tokens(engine, folder):
-    """Off the CPU a step reads whole tables, of as many pages as the longest row has."""
+    """Off the CPU a step reads whole tables, as wide as a row's own length asks."""
     loaded = load_decoder(str(folder))
     config = dataclasses.replace(loaded.config, attention="xla")
-    params, options = decoder_params.to_params(loaded.state), EngineConfig(**SIZES)
+    params, options = decoder_params.to_params(loaded.state), engine.options
     whole = Engine(config, params, engine.tokenizer, options=options)
-    for ours, theirs in zip(whole.generate(mixed()), engine.generate(mixed()), strict=True):
+    together = whole.generate(mixed())
+    assert numbers(whole.generate(mixed()[1:2])[0]) == numbers(together[1])
+    for ours, theirs in zip(together, engine.generate(mixed()), strict=True):
         assert ours.text == theirs.text
         np.testing.assert_allclose(
             [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5

@@ -100,19 +100,27 @@ def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
 def test_the_longest_prefix_is_found_to_the_token(kept, asked):
     store = Written(400, 200)
     for tokens in kept:
-        place, *_ = store.begin(tokens, 1)
-        store.pages.tree.keep(tokens, place.pages)
+        row = store.begin(tokens, 1)
+        assert row is not None
+        store.pages.tree.keep(tokens, row[0].pages)
     for tokens in (*kept, *asked):
         longest = max(common(tokens, other) for other in kept)
-        place, *_ = store.begin(tokens, 1)
-        assert place.reused == longest
+        row = store.begin(tokens, 1)
+        assert row is not None
+        assert row[0].reused == longest
+
+
+def placed(pages, tokens, length):
+    place = pages.place(tokens, length)
+    assert place is not None
+    return place
 
 
 def test_recent_use_protects():
     pages = Pages(10, 3, SIZE)
     a, b, c, d = ([token] * SIZE for token in (1, 2, 3, 4))
     for tokens in (a, b, c, a, d):
-        place = pages.place(tokens, SIZE)
+        place = placed(pages, tokens, SIZE)
         pages.tree.keep(tokens, place.pages)
         pages.free(place)
     assert [pages.tree.match(tokens)[0] for tokens in (a, b, c, d)] == [SIZE, 0, SIZE, SIZE]
@@ -120,12 +128,12 @@ def test_recent_use_protects():
 
 def test_what_is_kept_makes_room_and_what_is_held_does_not():
     pages = Pages(4, 4, SIZE)
-    first = pages.place([1] * SIZE, 2 * SIZE)
+    first = placed(pages, [1] * SIZE, 2 * SIZE)
     pages.tree.keep([1] * SIZE, first.pages)
-    second = pages.place([2] * SIZE, 2 * SIZE)
+    second = placed(pages, [2] * SIZE, 2 * SIZE)
     assert pages.place([3], 1) is None
     assert len(pages.tree) == 1  # To forget it would have been in vain.
     pages.free(first)
     assert pages.place([3], 4 * SIZE) is None and len(pages.tree) == 1
-    assert len(pages.place([3], 2 * SIZE).pages) == 2 and not len(pages.tree)
+    assert len(placed(pages, [3], 2 * SIZE).pages) == 2 and not len(pages.tree)
     pages.free(second)
