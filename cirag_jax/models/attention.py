@@ -157,13 +157,14 @@ def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
 def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
     """Keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of rows whose pages ``tables_BN`` has.
 
-    What a table names beyond the last page is any finite number.
+    They are as the cache holds them, see `packed`. What a table names beyond the last page is any
+    finite number.
     """
     k_BNKHC = jnp.take(k_PKHC, tables_BN, axis=0, mode="clip")
     v_BNKCH = jnp.take(v_PKCH, tables_BN, axis=0, mode="clip")
     b, n, k, h, c = k_BNKHC.shape
     k_BKHS = k_BNKHC.transpose(0, 2, 3, 1, 4).reshape(b, k, h, n * c)
-    return unpacked(k_BKHS), unpacked(v_BNKCH.transpose(0, 2, 1, 3, 4).reshape(b, k, n * c, h))
+    return k_BKHS, v_BNKCH.transpose(0, 2, 1, 3, 4).reshape(b, k, n * c, h)
 
 
 def attend_pages(

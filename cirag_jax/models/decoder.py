@@ -32,6 +32,7 @@ from cirag_jax.models.attention import (
     packed,
     read_pages,
     softcap,
+    unpacked,
 )
 from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import dropout, low_rank
@@ -462,13 +463,61 @@ def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
     return jax.jit(build)()
 
 
+def laid_out(cache: Cache, tables_BN: jax.Array) -> Cache:
+    """A cache in which each row has one page, its pages of ``cache`` one after another."""
+    pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
+    keys, values = zip(*pairs, strict=True)
+    return {"k": keys, "v": values}
+
+
+def written_back(
+    cache: Cache, rows: Cache, tables_BN: jax.Array, start_B: jax.Array, count: int
+) -> Cache:
+    """``cache`` with ``count`` tokens from ``start_B`` on of what was `laid_out` as ``rows``."""
+    slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
+    at_BT = _places(cache, tables_BN, slots_BT)
+    row_B1 = jnp.arange(len(start_B))[:, None]
+    written = [
+        _write(k, v, at_BT, own_k[row_B1, :, :, slots_BT], own_v[row_B1, :, slots_BT])
+        for k, v, own_k, own_v in zip(cache["k"], cache["v"], rows["k"], rows["v"], strict=True)
+    ]
+    keys, values = zip(*written, strict=True)
+    return {"k": keys, "v": values}
+
+
+def _places(
+    cache: Cache, tables_BN: jax.Array | None, slots_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Page and place on it of each slot, int32 ``[B, T]``; where there is none, beyond the last."""
+    num_pages, _, size, _ = cache["v"][0].shape
+    if tables_BN is None:
+        return jnp.arange(num_pages, dtype=jnp.int32)[:, None], slots_BT
+    pages_BT = jnp.take_along_axis(
+        tables_BN, slots_BT // size, axis=1, mode="fill", fill_value=num_pages
+    )
+    return pages_BT, slots_BT % size
+
+
+def _write(
+    k_PKHC: jax.Array,
+    v_PKCH: jax.Array,
+    at_BT: tuple[jax.Array, jax.Array],
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Pages of keys and values with new ones at `_places`."""
+    page_BT, offset_BT = at_BT
+    k_PKHC = k_PKHC.at[page_BT, :, :, offset_BT].set(k_BTKH, mode="drop")
+    return k_PKHC, v_PKCH.at[page_BT, :, offset_BT].set(v_BTKH, mode="drop")
+
+
 def forward_cached(
     config: DecoderConfig,
     params: Params,
     tokens_BT: jax.Array,
     start_B: jax.Array,
     cache: Cache,
-    tables_BN: jax.Array,
+    tables_BN: jax.Array | None,
     *,
     branch: int = 0,
     adapter: Adapter | None = None,
@@ -483,8 +532,8 @@ def forward_cached(
       start_B: int32 position of the first new token of each row. Cached positions below it are
         attended to; nothing above it is.
       cache: keys and values; donate it.
-      tables_BN: int32, the pages of each row in order. What would be written beyond them, or on a
-        page that does not exist, is dropped.
+      tables_BN: int32, the pages of each row in order; None: each row has the one page of its own
+        number. What would be written beyond them, or on a page that does not exist, is dropped.
       branch: above 0, the tokens of a row are pieces of so many, each of which goes on from what
         was cached before all of them.
       adapter: LoRA pairs, unstacked as well.
@@ -494,37 +543,36 @@ def forward_cached(
       ``hidden_BTD`` after the final norm, the cache with the new keys and values in it, and the
       last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
     """
-    num_pages, _, size, _ = cache["v"][0].shape
-    length = tables_BN.shape[1] * size
+    size = cache["v"][0].shape[2]
+    length = size if tables_BN is None else tables_BN.shape[1] * size
     slots_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     branches = Branches(start_B, branch) if branch else None
     distance_BTS = distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
-    places_BT = jnp.take_along_axis(
-        tables_BN, slots_BT // size, axis=1, mode="fill", fill_value=num_pages
-    )
-    offsets_BT = slots_BT % size
+    at_BT = _places(cache, tables_BN, slots_BT)
     keys, values = list(cache["k"]), list(cache["v"])
     q_BTNH = mask_BTS = None
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        new_k, new_v = packed(k_BTKH, keys[i].dtype), packed(v_BTKH, values[i].dtype)
-        keys[i] = keys[i].at[places_BT, :, :, offsets_BT].set(new_k, mode="drop")
-        values[i] = values[i].at[places_BT, :, offsets_BT].set(new_v, mode="drop")
+        keys[i], values[i] = _write(
+            keys[i], values[i], at_BT, packed(k_BTKH, keys[i].dtype), packed(v_BTKH, keys[i].dtype)
+        )
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window
-        if config.attention == "transposed":
+        if config.attention == "transposed" and tables_BN is not None:
             mixed_BTNH = attend_pages(
                 config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
         else:
-            held = read_pages(keys[i], values[i], tables_BN)
-            mixed_BTNH = attend(config.scoring, q_BTNH, *held, mask_BTS)
+            held = keys[i], values[i]
+            if tables_BN is not None:
+                held = read_pages(*held, tables_BN)
+            mixed_BTNH = attend(config.scoring, q_BTNH, *map(unpacked, held), mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None

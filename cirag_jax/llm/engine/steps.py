@@ -161,6 +161,11 @@ def decode(
       each step looked at most (``[steps, B, n]``); ``received`` (fp32 ``[B, S]``) is the largest
       weight that any step of the chunk gave to each position before its own.
     """
+    pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
+    # Off the CPU attention reads a row's keys at once, which are laid out for it once a chunk.
+    at_once = config.attention != "transposed"
+    if at_once:
+        cache = decoder.laid_out(pages, tables_BN)
 
     def step(rows, cache):
         hidden_BTD, cache, (q_BTNH, mask_BTS) = decoder.forward_cached(
@@ -169,7 +174,7 @@ def decode(
             rows.token_B[:, None],
             rows.position_B,
             cache,
-            jnp.asarray(rows.tables_BN),
+            None if at_once else tables_BN,
             adapter=weights.adapter,
             lora=lora,
         )
@@ -183,7 +188,10 @@ def decode(
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
-            k_BKHS, _ = attention.read_pages(cache["k"][-1], cache["v"][-1], rows.tables_BN)
+            k_BKHS, v_BKSH = cache["k"][-1], cache["v"][-1]
+            if not at_once:
+                k_BKHS, _ = attention.read_pages(k_BKHS, v_BKSH, tables_BN)
+            k_BKHS = attention.unpacked(k_BKHS)
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
             found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)
@@ -235,4 +243,6 @@ def decode(
     _, _, cache, out = jax.lax.while_loop(
         lambda state: (state[0] < steps) & jnp.any(state[1].left_B > 0), body, state
     )
+    if at_once:
+        cache = decoder.written_back(pages, cache, tables_BN, jnp.asarray(start_B), steps)
     return cache, out
