@@ -77,7 +77,7 @@ def language_model() -> Any:
     # bfloat16 on a GPU.
     config.dtype = placeholder(str)
     config.batch_size = 0  # Rows that decode together; 0: the backend's own default.
-    config.context = 0  # Most tokens of prompt and answer; 0: the model's.
+    config.context = 0  # Most tokens of prompt and answer; 0: the model's (jax: at most 32,768).
     # So many tokens in a row are written once only in an answer; 0: any. Small models that list
     # things need it: else they begin to repeat an item and never end.
     config.no_repeat_ngram_size = 0

@@ -2,10 +2,11 @@
 
 All query heads of a key head are rows of one matrix product: operands are laid out B K (G T) H.
 Keys are held transposed, B K H S, so that a step over a few rows runs along memory in both
-products.
+products; in pages, P pages of C tokens, of which a row's table names N.
 """
 
 import logging
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 Implementation = Literal["transposed", "xla", "cudnn"]
 MASKED = -1e30  # finite, so that a row without any key has no NaN
-_KEY_BLOCK = 128
+_GROUP = 4  # rows that are read together
 
 
 def choose(
@@ -153,37 +154,64 @@ def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
     return product.sum(-2)
 
 
-def attend_blocks(
+def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
+    """Keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of rows whose pages ``tables_BN`` has.
+
+    They are as the cache holds them, see `packed`. What a table names beyond the last page is any
+    finite number.
+    """
+    k_BNKHC = jnp.take(k_PKHC, tables_BN, axis=0, mode="clip")
+    v_BNKCH = jnp.take(v_PKCH, tables_BN, axis=0, mode="clip")
+    b, n, k, h, c = k_BNKHC.shape
+    k_BKHS = k_BNKHC.transpose(0, 2, 3, 1, 4).reshape(b, k, h, n * c)
+    return k_BKHS, v_BNKCH.transpose(0, 2, 1, 3, 4).reshape(b, k, n * c, h)
+
+
+def attend_pages(
     scoring: Scoring,
     q_BTNH: jax.Array,
-    k_BKHS: jax.Array,
-    v_BKSH: jax.Array,
+    k_PKHC: jax.Array,
+    v_PKCH: jax.Array,
+    tables_BN: jax.Array,
     slots_BT: jax.Array,
     window: int,
     branches: Branches | None = None,
 ) -> jax.Array:
-    """As `attend`, over blocks of keys up to the last slot, with a running softmax.
+    """As `attend`, over the pages of each row's table up to its last slot, with a running softmax.
 
-    The work follows what is written in the cache, not its size. A block that is masked for a row
-    changes nothing in it, bit for bit, so that a row does not depend on how far its neighbours
-    are. Source: Milakov and Gimelshein (2018), online softmax. For CPUs: on a GPU, a loop whose
-    length is data costs more than it saves.
+    Tokens stand at ``slots_BT`` and see those less than ``window`` before them.
+    Rows are read in groups of `_GROUP`, each up to the last page of its longest row: the work
+    follows what is written, if rows of about the same length stand together. A page that is masked
+    for a row changes nothing in it, bit for bit, so that a row does not depend on its neighbours.
+    Source: Milakov and Gimelshein (2018), online softmax. For CPUs: on a GPU, a loop whose length
+    is data costs more than it saves.
     """
     b, t, n, h = q_BTNH.shape
-    groups, length = n // k_BKHS.shape[1], k_BKHS.shape[3]
-    size = _KEY_BLOCK if length % _KEY_BLOCK == 0 else length
+    kv_heads, size = k_PKHC.shape[1], k_PKHC.shape[3]
+    groups, together = n // kv_heads, math.gcd(b, _GROUP)
     q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
     q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(scoring.scale, q_BTNH.dtype)
     slots_BR = jnp.tile(slots_BT, (1, groups))
     multiply = _multiply_few if t == 1 else _multiply
+    # Pages of each group of rows, and where they end in a list of all.
+    pages_G = slots_BT.reshape(-1, together * t).max(1) // size + 1
+    ends_G = jnp.cumsum(jnp.minimum(pages_G, tables_BN.shape[1]))
 
-    def block(i, state):
-        most_BKR, total_BKR, mixed_BKRH = state
-        k_BKHC = unpacked(jax.lax.dynamic_slice_in_dim(k_BKHS, i * size, size, axis=3))
-        v_BKCH = unpacked(jax.lax.dynamic_slice_in_dim(v_BKSH, i * size, size, axis=2))
-        scores = softcap(multiply(q_BKRH, k_BKHC), scoring.softcap)
+    def of_group(x: jax.Array, row: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, row, together, 0)
+
+    def page(j, state):
+        group = (ends_G <= j).sum(dtype=jnp.int32)
+        i = j - jnp.where(group > 0, ends_G[jnp.maximum(group - 1, 0)], 0)
+        row = group * together
+        most_BKR, total_BKR, mixed_BKRH = (of_group(x, row) for x in state)
+        ids_B = jax.lax.dynamic_index_in_dim(of_group(tables_BN, row), i, 1, keepdims=False)
+        k_BKHC = unpacked(jnp.take(k_PKHC, ids_B, axis=0, mode="clip"))
+        v_BKCH = unpacked(jnp.take(v_PKCH, ids_B, axis=0, mode="clip"))
+        scores = softcap(multiply(of_group(q_BKRH, row), k_BKHC), scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
-        distance_BRC = distances(slots_BR, keys_C, branches)
+        own = branches and Branches(of_group(branches.start_B, row), branches.size)
+        distance_BRC = distances(of_group(slots_BR, row), keys_C, own)
         visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
         scores = jnp.where(visible_BRC[:, None], scores, MASKED)
         new_BKR = jnp.maximum(most_BKR, scores.max(-1))
@@ -191,7 +219,11 @@ def attend_blocks(
         decay_BKR = jnp.exp(most_BKR - new_BKR)
         added_BKRH = multiply(weights.astype(v_BKCH.dtype), v_BKCH)
         total_BKR = total_BKR * decay_BKR + weights.sum(-1)
-        return new_BKR, total_BKR, mixed_BKRH * decay_BKR[..., None] + added_BKRH
+        mixed_BKRH = mixed_BKRH * decay_BKR[..., None] + added_BKRH
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(whole, part, row, 0)
+            for whole, part in zip(state, (new_BKR, total_BKR, mixed_BKRH), strict=True)
+        )
 
     shape = q_BKRH.shape[:3]
     state = (
@@ -199,10 +231,9 @@ def attend_blocks(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, h), jnp.float32),
     )
-    count = slots_BT.max() // size + 1
-    _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), count, block, state)
+    _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), ends_G[-1], page, state)
     mixed = (mixed_BKRH / total_BKR[..., None]).astype(q_BTNH.dtype)
-    mixed = mixed.reshape(b, k_BKHS.shape[1], groups, t, h)
+    mixed = mixed.reshape(b, kv_heads, groups, t, h)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 

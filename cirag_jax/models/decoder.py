@@ -12,7 +12,6 @@ layer at every step, six times the price of decoding one token (measured, SmolLM
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -27,10 +26,11 @@ from cirag_jax.models.attention import (
     Implementation,
     Scoring,
     attend,
-    attend_blocks,
+    attend_pages,
     choose,
     distances,
     packed,
+    read_pages,
     softcap,
     unpacked,
 )
@@ -441,22 +441,20 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
 
 # ------------------------------------------------------------------------- with a key-value cache
 
-# One array a layer: "k" of [B, K, H, S], "v" of [B, K, S, H] (see `attention`).
+# One array a layer: "k" of [P, K, H, C], "v" of [P, K, C, H]: P pages of C tokens (see
+# `attention`).
 Cache = dict[str, tuple[jax.Array, ...]]
-CACHE_LENGTH_AXIS = {"k": 3, "v": 2}
 
 
-def empty_cache(
-    config: DecoderConfig, batch: int, length: int, batch_axis: str | None = "batch"
-) -> Cache:
-    """A zeroed key-value cache of ``batch`` rows and ``length`` tokens, in ``cache_dtype``."""
+def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
+    """A zeroed key-value cache of ``pages`` pages of ``size`` tokens, in ``cache_dtype``."""
 
     def zeros(shape):
         array = jnp.zeros(shape, config.cache_dtype)
-        return sharding.constrain(array, batch_axis, "kv_heads", None, None)
+        return sharding.constrain(array, None, "kv_heads", None, None)
 
     k, h = config.num_kv_heads, config.head_dim
-    shapes = {"k": (batch, k, h, length), "v": (batch, k, length, h)}
+    shapes = {"k": (pages, k, h, size), "v": (pages, k, size, h)}
 
     def build():
         layers = range(config.num_layers)
@@ -465,13 +463,52 @@ def empty_cache(
     return jax.jit(build)()
 
 
-def _write(cache: jax.Array, new: jax.Array, start_B: jax.Array, axis: int) -> jax.Array:
-    """The cache with ``new`` written at ``start_B`` of each row, along ``axis``."""
-    new = packed(new, cache.dtype)
-    if new.shape[0] == 1:
-        return jax.lax.dynamic_update_slice_in_dim(cache, new, start_B[0], axis)
-    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
-    return jax.vmap(update)(cache, new, start_B)
+def laid_out(cache: Cache, tables_BN: jax.Array) -> Cache:
+    """A cache in which each row has one page, its pages of ``cache`` one after another."""
+    pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
+    keys, values = zip(*pairs, strict=True)
+    return {"k": keys, "v": values}
+
+
+def written_back(
+    cache: Cache, rows: Cache, tables_BN: jax.Array, start_B: jax.Array, count: int
+) -> Cache:
+    """``cache`` with ``count`` tokens from ``start_B`` on of what was `laid_out` as ``rows``."""
+    slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
+    at_BT = _places(cache, tables_BN, slots_BT)
+    row_B1 = jnp.arange(len(start_B))[:, None]
+    written = [
+        _write(k, v, at_BT, own_k[row_B1, :, :, slots_BT], own_v[row_B1, :, slots_BT])
+        for k, v, own_k, own_v in zip(cache["k"], cache["v"], rows["k"], rows["v"], strict=True)
+    ]
+    keys, values = zip(*written, strict=True)
+    return {"k": keys, "v": values}
+
+
+def _places(
+    cache: Cache, tables_BN: jax.Array | None, slots_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Page and place on it of each slot, int32 ``[B, T]``; where there is none, beyond the last."""
+    num_pages, _, size, _ = cache["v"][0].shape
+    if tables_BN is None:
+        return jnp.arange(num_pages, dtype=jnp.int32)[:, None], slots_BT
+    pages_BT = jnp.take_along_axis(
+        tables_BN, slots_BT // size, axis=1, mode="fill", fill_value=num_pages
+    )
+    return pages_BT, slots_BT % size
+
+
+def _write(
+    k_PKHC: jax.Array,
+    v_PKCH: jax.Array,
+    at_BT: tuple[jax.Array, jax.Array],
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Pages of keys and values with new ones at `_places`."""
+    page_BT, offset_BT = at_BT
+    k_PKHC = k_PKHC.at[page_BT, :, :, offset_BT].set(k_BTKH, mode="drop")
+    return k_PKHC, v_PKCH.at[page_BT, :, offset_BT].set(v_BTKH, mode="drop")
 
 
 def forward_cached(
@@ -480,6 +517,7 @@ def forward_cached(
     tokens_BT: jax.Array,
     start_B: jax.Array,
     cache: Cache,
+    tables_BN: jax.Array | None,
     *,
     branch: int = 0,
     adapter: Adapter | None = None,
@@ -491,9 +529,11 @@ def forward_cached(
       config: hyper-parameters.
       params: weights with `decoder_params.unstack_layers` applied.
       tokens_BT: int32 new tokens.
-      start_B: int32 position of the first new token of each row; ``start + T`` must not exceed
-        the cache. Cached positions below it are attended to; nothing above it is.
+      start_B: int32 position of the first new token of each row. Cached positions below it are
+        attended to; nothing above it is.
       cache: keys and values; donate it.
+      tables_BN: int32, the pages of each row in order; None: each row has the one page of its own
+        number. What would be written beyond them, or on a page that does not exist, is dropped.
       branch: above 0, the tokens of a row are pieces of so many, each of which goes on from what
         was cached before all of them.
       adapter: LoRA pairs, unstacked as well.
@@ -503,31 +543,36 @@ def forward_cached(
       ``hidden_BTD`` after the final norm, the cache with the new keys and values in it, and the
       last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
     """
-    length = cache["v"][0].shape[2]
+    size = cache["v"][0].shape[2]
+    length = size if tables_BN is None else tables_BN.shape[1] * size
     slots_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     branches = Branches(start_B, branch) if branch else None
     distance_BTS = distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
+    at_BT = _places(cache, tables_BN, slots_BT)
     keys, values = list(cache["k"]), list(cache["v"])
     q_BTNH = mask_BTS = None
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        keys[i] = _write(keys[i], k_BTKH.transpose(0, 2, 3, 1), start_B, 3)
-        values[i] = _write(values[i], v_BTKH.transpose(0, 2, 1, 3), start_B, 2)
+        keys[i], values[i] = _write(
+            keys[i], values[i], at_BT, packed(k_BTKH, keys[i].dtype), packed(v_BTKH, keys[i].dtype)
+        )
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window
-        if config.attention == "transposed":
-            mixed_BTNH = attend_blocks(
-                config.scoring, q_BTNH, keys[i], values[i], slots_BT, window, branches
+        if config.attention == "transposed" and tables_BN is not None:
+            mixed_BTNH = attend_pages(
+                config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
         else:
-            held = unpacked(keys[i]), unpacked(values[i])
-            mixed_BTNH = attend(config.scoring, q_BTNH, *held, mask_BTS)
+            held = keys[i], values[i]
+            if tables_BN is not None:
+                held = read_pages(*held, tables_BN)
+            mixed_BTNH = attend(config.scoring, q_BTNH, *map(unpacked, held), mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None

@@ -38,6 +38,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine import sampling, steps
 from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.pages import PAGE
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
@@ -77,13 +78,15 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -> float:
     """Median seconds of one decoding step."""
-    cache = decoder.empty_cache(config, rows, length)
+    pages = -(-length // PAGE)
+    cache = decoder.empty_cache(config, rows * pages, PAGE)
     weights = steps.Weights(params, None)
     zeros = np.zeros(rows, np.int32)
     greedy = sampling.Sampling(
         np.zeros(rows, np.float32), np.ones(rows, np.float32), np.zeros(rows, np.uint32)
     )
-    state = steps.Rows(zeros + 5, zeros + cached, zeros + 1000, zeros, greedy)
+    tables_BN = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
+    state = steps.Rows(zeros + 5, zeros + cached, zeros + 1000, zeros, greedy, tables_BN)
     seconds, chunk = [], 16
     for _ in range(6):
         start = time.perf_counter()
@@ -133,7 +136,8 @@ def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> 
 
 def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
     """A prompt's first ``tokens`` tokens in one call, against the device's arithmetic."""
-    cache, seconds = decoder.empty_cache(config, 1, tokens), []
+    pages, seconds = -(-tokens // PAGE), []
+    cache, table_N = decoder.empty_cache(config, pages, PAGE), np.arange(pages, dtype=np.int32)
     weights, tokens_T = steps.Weights(params, None), np.full(tokens, 5, np.int32)
     for _ in range(6):
         start = time.perf_counter()
@@ -142,7 +146,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
                 config,
                 weights,
                 cache,
-                np.int32(0),
+                table_N,
                 tokens_T,
                 np.int32(0),
                 lora=decoder.PLAIN_LORA,

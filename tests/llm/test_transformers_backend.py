@@ -266,7 +266,7 @@ def test_both_local_backends_avoid_the_same_repeats(causal_folder):
     asked = [dataclasses.replace(r, max_tokens=40) for r in REQUESTS]
     config = TransformersConfig(no_repeat_ngram_size=3)
     theirs = TransformersBackend.open(str(causal_folder), config=config).generate(asked)
-    sizes = {"batch_size": 3, "decode_chunk": 8, "cache_lengths": (128,)}
+    sizes = {"batch_size": 3, "decode_chunk": 8}
     options = EngineConfig(**sizes, no_repeat_ngram_size=3)
     ours = Engine.open(str(causal_folder), options=options).generate(asked)
     assert [r.text for r in ours] == [r.text for r in theirs]

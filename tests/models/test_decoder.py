@@ -134,7 +134,8 @@ def _whole(config, params, tokens) -> jax.Array:
 
 @_jit
 def _step(config, params, tokens, start, cache):
-    hidden, cache, _ = decoder.forward_cached(config, params, tokens, start, cache)
+    tables = jnp.arange(len(cache["k"][0]), dtype=jnp.int32).reshape(ROWS, -1)
+    hidden, cache, _ = decoder.forward_cached(config, params, tokens, start, cache, tables)
     return decoder.logits(config, params, hidden), cache
 
 
@@ -152,7 +153,7 @@ def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
     overwritten, as the cache of a refilled row is.
     """
     params = _sliced(params)
-    cache = decoder.empty_cache(config, ROWS, LENGTH + 4)
+    cache = decoder.empty_cache(config, ROWS * (LENGTH + 4), 1)
     head = np.tile(tokens[1, :4], (ROWS, 1))
     logits, cache = _step(config, params, head, np.zeros(ROWS, np.int32), cache)
     first, rows = np.asarray(logits)[1], []
@@ -298,34 +299,57 @@ def test_padding_and_neighbours_do_not_matter(tmp_path):
 
 @pytest.mark.parametrize("new", [1, 4])
 @pytest.mark.parametrize(("window", "cap"), [(1 << 30, None), (100, 2.0)])
-def test_blocks_of_keys_equal_all_keys(window, cap, new):
-    """Three blocks of 128 keys, rows at other positions; garbage behind them, a block apart."""
+def test_pages_of_keys_equal_all_keys(window, cap, new):
+    """Three pages of 128 keys, rows at other positions; garbage behind them, a page apart."""
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.normal(size=shape).astype(np.float32)
-        for shape in ((3, new, 4, 8), (3, 2, 8, 384), (3, 2, 384, 8))
+        for shape in ((8, new, 4, 8), (8, 2, 8, 384), (8, 2, 384, 8))
     )
-    positions = np.asarray([[5], [200], [379]], np.int32) + np.arange(new, dtype=np.int32)
+    last_B = np.asarray([5, 100, 127, 128, 200, 250, 300, 379])
+    positions = (last_B[:, None] + np.arange(new)).astype(np.int32)
     for row, last in enumerate(positions[:, -1]):
         k[row, :, :, last + 1 :] = v[row, :, last + 1 :] = 1e4
     distance = positions[:, :, None] - np.arange(384)
     mask = (distance >= 0) & (distance < window)
     scoring = attention.Scoring(8**-0.5, cap)
-    blocks = np.asarray(attention.attend_blocks(scoring, q, k, v, jnp.asarray(positions), window))
+    tables = rng.permutation(24).astype(np.int32).reshape(8, 3)
+    k_pages, v_pages = np.empty((24, 2, 8, 128), np.float32), np.empty((24, 2, 128, 8), np.float32)
+    k_pages[tables] = k.reshape(8, 2, 8, 3, 128).transpose(0, 3, 1, 2, 4)
+    v_pages[tables] = v.reshape(8, 2, 3, 128, 8).transpose(0, 2, 1, 3, 4)
+
+    def attend(k_pages, v_pages, rows=slice(8)):
+        own = jnp.asarray(tables[rows]), jnp.asarray(positions[rows])
+        return np.asarray(attention.attend_pages(scoring, q[rows], k_pages, v_pages, *own, window))
+
+    k_pages, v_pages = jnp.asarray(k_pages), jnp.asarray(v_pages)
+    held = attention.read_pages(k_pages, v_pages, jnp.asarray(tables))
+    np.testing.assert_array_equal(held[0], k)
+    np.testing.assert_array_equal(held[1], v)
+    paged = attend(k_pages, v_pages)
     whole = np.asarray(attention.attend(scoring, q, k, v, jnp.asarray(mask)))
-    np.testing.assert_allclose(blocks, whole, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(paged, whole, rtol=0, atol=2e-6)
     # A row is bit for bit what it is without the rows that reach further.
-    own = (x[:2] for x in (q, k, v, jnp.asarray(positions)))
-    np.testing.assert_array_equal(attention.attend_blocks(scoring, *own, window), blocks[:2])
+    np.testing.assert_array_equal(attend(k_pages, v_pages, slice(4)), paged[:4])
     # Keys and values kept as the bits of bf16.
-    rounded = (jnp.asarray(x, jnp.bfloat16).astype(jnp.float32) for x in (k, v))
-    bits = (attention.packed(jnp.asarray(x), jnp.uint16) for x in (k, v))
-    found, expected = (
-        attention.attend_blocks(scoring, q, *kept, jnp.asarray(positions), window)
-        for kept in (bits, rounded)
-    )
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, expected)
+    rounded = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in (k_pages, v_pages)]
+    bits = [attention.packed(x, jnp.uint16) for x in (k_pages, v_pages)]
+    found = attend(*bits)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, attend(*rounded))
+
+
+def test_only_a_rows_own_pages_are_written():
+    """What has no page, or stands beyond the table, is lost."""
+    config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
+    params = _sliced(decoder_params.to_params(decoder_params.random_state(config)))
+    cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
+    tables = jnp.asarray([[1, 4], [2, 4]], jnp.int32)
+    for start in (0, 5):  # of the second call, one token is beyond the table
+        start_B = jnp.full(2, start, jnp.int32)
+        _, cache, _ = decoder.forward_cached(config, params, tokens, start_B, cache, tables)
+    for pages in jax.tree.leaves(cache):
+        assert [bool(page.any()) for page in pages] == [False, True, True, False]
 
 
 def test_packed_segments_equal_separate_rows(tmp_path):

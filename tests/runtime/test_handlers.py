@@ -223,7 +223,6 @@ def test_ranking_is_one_call_and_ties_keep_their_order():
 
 SIZES = {
     "batch_size": 3,
-    "cache_lengths": (128, 256),
     "prefill_chunks": (64, 16),
     "decode_chunk": 8,
     "prefix_tokens": 0,
@@ -301,7 +300,7 @@ def test_responses_are_handed_on_one_by_one(engine, handler, tmp_path):
         handler([Call(Key(f"p{i}", 0), r) for i, r in enumerate(requests)], done)
     assert seen == [0, 1]
     assert engine.usage.generated_tokens - before == 2 + 14  # the third was still being written
-    engine._caches.clear()  # an engine whose batch was abandoned begins with fresh caches
+    assert len(engine._store.pages.pool) == engine._store.count  # nobody's row holds a page now
 
 
 def test_what_is_cached_is_not_asked_again(engine, tmp_path):

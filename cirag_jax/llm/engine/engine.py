@@ -1,14 +1,15 @@
 """The generation engine: many conversations at once through one decoder, in JAX.
 
-Every request goes to the *lane* of its cache length (the smallest bucket that holds its prompt and
-``max_tokens``) and of what it asks to be reported. A lane is a batch of fixed shape: prompts are
-prefilled row by row in a few chunk sizes, all rows decode together for up to 32 tokens under one
-`jax.lax.while_loop`, and between those chunks the host takes finished rows out, checks stop
-strings, and refills from the queue (continuous batching). Which lane, which chunks and which
-arithmetic a row gets depends on its own length alone, never on its neighbours.
+Rows of all lengths decode together: keys and values lie in pages, of which every row has a list
+(`pages`). Prompts are prefilled row by row in a few chunk sizes, all rows decode for up to 32
+tokens under one `jax.lax.while_loop`, and between those chunks the host takes finished rows out,
+checks stop strings, and refills from the queue (continuous batching). Which chunks and which
+arithmetic a row gets depends on its own length alone, never on its neighbours. Only requests that
+need another program (sampling, a grammar, something reported beside the tokens, and where a step
+reads whole tables, a wider one) wait in another queue.
 
-Keys and values of prompts are kept (`prefix_cache`): an instruction that a thousand prompts share
-is computed once, and a conversation that goes on computes only what is new in it.
+Pages of prompts are kept: an instruction that a thousand prompts share is computed once and held
+once, and a conversation that goes on computes only what is new in it.
 """
 
 import collections
@@ -19,7 +20,7 @@ import functools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -30,16 +31,17 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
 from cirag_jax.llm.engine import steps
-from cirag_jax.llm.engine.prefix_cache import PrefixCache
+from cirag_jax.llm.engine.pages import PAGE, Place
 from cirag_jax.llm.engine.rows import Row, upload
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import (
     EngineConfig,
-    cache_lengths,
     chunks,
+    context_of,
     power_of_two,
     window,
 )
+from cirag_jax.llm.engine.store import Store
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.llm.types import (
     Done,
@@ -55,7 +57,7 @@ from cirag_jax.llm.types import (
 )
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models import lora as lora_lib
-from cirag_jax.models.decoder import PLAIN_LORA, Adapter, Cache, DecoderConfig, LoraOptions
+from cirag_jax.models.decoder import PLAIN_LORA, Adapter, DecoderConfig, LoraOptions
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
@@ -68,19 +70,19 @@ _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lane:
-    """Requests of one shape: cache length, what is reported, greedy or not, with a grammar or not.
+class _Kind:
+    """What is reported, greedy or not, with a grammar or not: each is another compiled program.
 
-    Each is another compiled program; rows of different programs never share a batch.
+    ``width`` is the pages of its tables, see `Store.width_for`.
     """
 
-    length: int
+    width: int
     details: Details
     greedy: bool
     constrained: bool
 
     def order(self) -> tuple[Any, ...]:
-        return (self.length, dataclasses.astuple(self.details), self.greedy, self.constrained)
+        return (self.width, dataclasses.astuple(self.details), self.greedy, self.constrained)
 
 
 class Engine:
@@ -116,10 +118,8 @@ class Engine:
         self._lora = lora
         with self._on_mesh():
             self._weights = steps.Weights(_unstacked(params), _unstacked(adapter))
-        self._lengths = cache_lengths(self.options, config.max_positions)
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
-        self._caches: dict[int, Cache] = {}
-        self._prefix = _prefix_cache(config, self.options)
+        self._store = Store(config, self.context, self.options)
 
     @classmethod
     def open(
@@ -180,7 +180,7 @@ class Engine:
     @property
     def context(self) -> int:
         """Most tokens of a prompt and its answer together."""
-        return self._lengths[-1]
+        return context_of(self.options, self.config.max_positions)
 
     def set_adapter(self, adapter: Adapter | None, lora: LoraOptions = PLAIN_LORA) -> None:
         """Exchanges the adapter (a student in training); what is cached is forgotten."""
@@ -192,25 +192,23 @@ class Engine:
     def with_options(self, options: EngineConfig) -> "Engine":
         """An engine of other sizes over the same weights, which both hold until each is closed.
 
-        They share the kept prefixes, if they keep as many.
+        They share pages and kept prefixes, if they keep as many tokens and the other needs no more
+        pages than there are, once they are in use.
         """
         other = copy.copy(self)
-        other.options, other.usage, other._caches = options, Usage(), {}
-        other._lengths = cache_lengths(options, self.config.max_positions)
-        if options.prefix_tokens != self.options.prefix_tokens:
-            other._prefix = _prefix_cache(self.config, options)
+        other.options, other.usage = options, Usage()
+        kept = options.prefix_tokens == self.options.prefix_tokens
+        if not kept or not self._store.has_room(other.context, options):
+            other._store = Store(self.config, other.context, options)
         return other
 
     def forget(self) -> None:
         """Drops the kept prefixes."""
-        if self._prefix is not None:
-            self._prefix.clear()
+        self._store.pages.tree.clear()
 
     def release(self) -> None:
-        """Frees caches and kept prefixes, which begin anew with the next request."""
-        self._caches.clear()
-        if self._prefix is not None:
-            self._prefix.release()
+        """Frees all keys and values; they begin anew with the next request."""
+        self._store.release()
 
     def close(self) -> None:
         """Frees caches and weights; the engine cannot be used afterwards."""
@@ -230,11 +228,11 @@ class Engine:
 
         ``progress`` is called after every chunk with the responses and tokens finished so far,
         ``done`` with each response as soon as it is complete, ``more`` whenever a row is free,
-        nothing waits for it, and no other lane has more waiting than this one decodes: what it
+        nothing waits for it, and no other program has more waiting than this one decodes: what it
         returns is answered as well.
         """
         responses: list[Generated | None] = []
-        lanes: dict[_Lane, collections.deque[Row]] = collections.defaultdict(collections.deque)
+        queues: dict[_Kind, collections.deque[Row]] = collections.defaultdict(collections.deque)
 
         def finish(index: int, response: Generated) -> None:
             responses[index] = response
@@ -247,39 +245,40 @@ class Engine:
                 index = len(responses)
                 responses.append(None)
                 try:
-                    lane, row = self._prepare(index, request)
-                    lanes[lane].append(row)
+                    kind, row = self._prepare(index, request)
+                    queues[kind].append(row)
                 except (PromptError, UserError) as error:
                     finish(index, failed(str(error)))
             return bool(requests)
 
         def refill(busy: int) -> bool:
-            others = max(map(len, lanes.values()), default=0)
+            others = max(map(len, queues.values()), default=0)
             return more is not None and busy >= others and admit(more())
 
         admit(requests)
         generated = 0
-        while (waiting := [lane for lane in lanes if lanes[lane]]) or refill(0):
+        while (waiting := [kind for kind in queues if queues[kind]]) or refill(0):
             if not waiting:
                 continue
-            lane = min(waiting, key=_Lane.order)
-            for response, count in self._run(lane, lanes[lane], refill):
-                generated += count
-                if response is not None:
-                    finish(*response)
-                elif progress is not None:
-                    progress(sum(r is not None for r in responses), generated)
+            kind = min(waiting, key=_Kind.order)
+            # Whatever ends this, its rows let go of their pages at once.
+            with contextlib.closing(self._run(kind, queues[kind], refill)) as run:
+                for response, count in run:
+                    generated += count
+                    if response is not None:
+                        finish(*response)
+                    elif progress is not None:
+                        progress(sum(r is not None for r in responses), generated)
         if progress is not None:
             progress(len(responses), generated)
         return [response for response in responses if response is not None]
 
-    def _prepare(self, index: int, request: Generate) -> tuple[_Lane, Row]:
+    def _prepare(self, index: int, request: Generate) -> tuple[_Kind, Row]:
         _check(request)
         prompt, truncated = self._fit(request.messages, request.continue_final)
         grammar = None
         if request.json_schema is not None:
             grammar = self._grammar.start(request.json_schema)
-        length = self._length_for(len(prompt) + request.max_tokens)
         asked = request.top_logprobs
         details = Details(
             logprobs=request.logprobs or asked > 0,
@@ -287,101 +286,136 @@ class Engine:
             entropy=request.entropy,
             attention=request.attention,
         )
-        limit = min(request.max_tokens, length - len(prompt))
+        limit = min(request.max_tokens, self.context - len(prompt))
         row = Row(index, request, self.tokenizer, prompt, limit, truncated, grammar)
-        return _Lane(length, details, request.temperature == 0, grammar is not None), row
+        width = self._store.width_for(row.length, whole=details.attention > 0)
+        return _Kind(width, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, messages: Any, continue_final: bool) -> tuple[np.ndarray, int]:
         return fit_prompt(
             self.tokenizer, messages, self.context - 1, self.options.overflow, continue_final
         )
 
-    def _length_for(self, tokens: int) -> int:
-        return next((length for length in self._lengths if length >= tokens), self.context)
-
     @functools.cached_property
     def _grammar(self) -> JsonGrammar:
         return JsonGrammar(self.tokenizer, self.config.vocab_size)
 
     def _run(
-        self, lane: _Lane, queue: collections.deque[Row], refill: Callable[[int], bool]
-    ) -> Iterator[tuple[tuple[int, Generated] | None, int]]:
+        self, kind: _Kind, queue: collections.deque[Row], refill: Callable[[int], bool]
+    ) -> Generator[tuple[tuple[int, Generated] | None, int], None, None]:
         """Yields finished responses with their index, and after each chunk None with its tokens.
 
         ``refill``, which may add to ``queue``, is called with the number of busy rows when there is
         room for another and nothing waits for it.
         """
-        with self._lane_cache(lane.length) as cache:
-            slots: list[Row | None] = [None] * self._batch(lane.length)
+        rows: list[Row] = []
+        places: list[Place] = []
+        with self._placed(places):
             while True:
                 has_more = True  # Asked once where there is nothing, not for every free row.
-                for number, slot in enumerate(slots):
-                    if slot is None and not queue and has_more:
-                        has_more = refill(sum(slot is not None for slot in slots))
-                    if slot is None and queue:
-                        slots[number] = row = queue.popleft()
-                        row.started = time.perf_counter()
-                        # All but the last token of the prompt, which starts the decoding.
-                        row.cached = self._prefill(cache, number, row.prompt[:-1])
-                if all(slot is None for slot in slots):
+                while len(rows) < self.options.batch_size:
+                    while not queue and has_more:
+                        has_more = refill(len(rows))
+                    place = self._admit(queue[0]) if queue else None
+                    if place is None:
+                        break
+                    places.append(place)
+                    rows.append(queue.popleft())
+                if not rows:
+                    assert not queue  # There is room for one of the longest.
                     return
-                count = self._decode_chunk(lane, cache, slots)
-                for number, row in enumerate(slots):
-                    if row is None:
-                        continue
+                count = self._decode_chunk(kind, rows)
+                for row, place in list(zip(rows, places, strict=True)):
                     response = row.response()
                     if response is not None:
-                        self._keep(cache, number, row.all_tokens[:-1])
-                        slots[number] = None
+                        rows.remove(row)
+                        places.remove(place)
+                        self._keep(place, row.all_tokens[:-1])
+                        self._store.pages.free(place)
                         yield (row.index, response), 0
                 yield None, count
 
-    def _prefill(self, cache: "_Held", number: int, tokens: np.ndarray) -> int:
-        """Brings the keys and values of ``tokens`` into a row; returns how many were reused."""
-        reused = 0
-        with self._on_mesh():
-            if self._prefix is not None:
-                cache.value, reused = self._prefix.load(cache.value, number, tokens)
-            pieces = chunks(reused, len(tokens), self.options.prefill_chunks, cache.length)
-            for start, size in pieces:
-                cache.value = steps.prefill(
-                    self.config,
-                    self._weights,
-                    cache.value,
-                    np.int32(number),
-                    window(tokens, start, size),
-                    np.int32(start),
-                    lora=self._lora,
-                )
-        self._keep(cache, number, tokens)
-        return reused
+    def _admit(self, row: Row) -> Place | None:
+        """Brings a prompt's keys and values into pages; None: there are too few at present.
 
-    def _keep(self, cache: "_Held", number: int, tokens: np.ndarray) -> None:
-        if self._prefix is not None:
+        All but the last token, which starts the decoding.
+        """
+        row.started = time.perf_counter()
+        row.place = self._prefill(row.prompt[:-1], row.length)
+        return row.place
+
+    @contextlib.contextmanager
+    def _placed(self, places: list[Place]) -> Iterator[None]:
+        """Frees, at the end, the places in the list; after an interruption nothing is kept."""
+        try:
+            yield
+        except BaseException:
+            self._store.repair()
+            raise
+        finally:
+            for place in places:
+                self._store.pages.free(place)
+
+    def _prefill(self, tokens: np.ndarray, length: int) -> Place | None:
+        """A place for ``length`` tokens, with ``tokens`` computed; None: there is no room now."""
+        store = self._store
+        place = store.pages.place(tokens.tolist(), length)
+        if place is None:
+            return None
+        try:
             with self._on_mesh():
-                self._prefix.save(cache.value, number, tokens)
+                if place.copied is not None:
+                    own = place.pages[place.reused // PAGE]
+                    store.value = steps.copy_page(
+                        store.value, np.int32(place.copied), np.int32(own)
+                    )
+                for start, size in chunks(place.reused, len(tokens), self.options.prefill_chunks):
+                    store.value = steps.prefill(
+                        self.config,
+                        self._weights,
+                        store.value,
+                        store.table(place, start + size),
+                        window(tokens, start, size),
+                        np.int32(start),
+                        lora=self._lora,
+                    )
+        except BaseException:
+            store.pages.free(place)
+            raise
+        self._keep(place, tokens)
+        return place
 
-    def _decode_chunk(self, lane: _Lane, cache: "_Held", slots: list[Row | None]) -> int:
+    def _keep(self, place: Place, tokens: np.ndarray) -> None:
+        self._store.pages.tree.keep(tokens.tolist(), place.pages)
+
+    def _decode_chunk(self, kind: _Kind, rows: list[Row]) -> int:
         """Decodes every row by up to a chunk; returns the number of new tokens."""
+        store, size = self._store, self.options.batch_size
+        # Rows of about the same length stand together, see `attention.attend_pages`.
+        rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
+        slots = [None] * (size - len(rows)) + rows
         masks = None
-        if lane.constrained:
+        if kind.constrained:
             words = -(-self.config.vocab_size // 32)
-            masks = np.full((len(slots), words), 0xFFFFFFFF, np.uint32)
+            masks = np.full((size, words), 0xFFFFFFFF, np.uint32)
             for number, row in enumerate(slots):
                 if row is not None and row.grammar is not None:
                     masks[number] = row.grammar.mask()
+        longest = power_of_two(max(row.limit for row in rows))
+        history = longest if self.options.no_repeat_ngram_size else 0
+        count = 1 if kind.constrained else self.options.decode_chunk
         with self._on_mesh():
-            cache.value, out = steps.decode(
+            store.value, out = steps.decode(
                 self.config,
                 self._weights,
-                cache.value,
-                upload(slots, lane.length if self.options.no_repeat_ngram_size else 0),
+                store.value,
+                upload(slots, kind.width, store.count, history),
                 masks,
                 lora=self._lora,
-                details=lane.details,
-                greedy=lane.greedy,
+                details=kind.details,
+                greedy=kind.greedy,
                 eos_ids=self._eos_ids,
-                steps=1 if lane.constrained else self.options.decode_chunk,
+                steps=count,
                 ngram=self.options.no_repeat_ngram_size,
             )
         chunk = jax.device_get(out)
@@ -435,88 +469,40 @@ class Engine:
         most = self.options.prefill_chunks[0]
         width = min(power_of_two(longest), most)
         rows = min(power_of_two(len(continuations)), most // width)
-        with self._lane_cache(self._length_for(first + max(longest + 1, rows * width))) as cache:
-            reused = self._prefill(cache, 0, prompt[:-1])
-            rows = max(1, min(rows, (cache.length - first) // width))
-            count = -(-len(continuations) // rows) * rows
-            tokens_NS = np.zeros((count, len(prompt) + longest + width), np.int32)
-            tokens_NS[:, : len(prompt)] = prompt
-            for row, ids in zip(tokens_NS, continuations, strict=False):
-                row[len(prompt) : len(prompt) + len(ids)] = ids
-            logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of token i given those before it
+        rows = max(1, min(rows, (self.context - first) // width))
+        length = min(first + max(longest + 1, rows * width), self.context)
+        count = -(-len(continuations) // rows) * rows
+        tokens_NS = np.zeros((count, len(prompt) + longest + width), np.int32)
+        tokens_NS[:, : len(prompt)] = prompt
+        for row, ids in zip(tokens_NS, continuations, strict=False):
+            row[len(prompt) : len(prompt) + len(ids)] = ids
+        logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of token i given those before it
+        places: list[Place] = []
+        with self._placed(places):
+            place = self._prefill(prompt[:-1], length)
+            assert place is not None  # Nobody else has one: there is room for a whole context.
+            places.append(place)
             for batch in (slice(i, i + rows) for i in range(0, count, rows)):
                 end = first + max(map(len, continuations[batch]))
                 # More than one chunk only of one continuation: a batch is no longer than a call.
-                for start, size in chunks(first, end, (width,), cache.length):
+                for start, size in chunks(first, end, (width,)):
                     after = slice(start + 1, start + 1 + size)
                     with self._on_mesh():
-                        cache.value, logprob_NS[batch, after] = steps.score(
+                        self._store.value, logprob_NS[batch, after] = steps.score(
                             self.config,
                             self._weights,
-                            cache.value,
-                            np.int32(0),
+                            self._store.value,
+                            self._store.table(place, start + size * rows),
                             tokens_NS[batch, start : start + size],
                             tokens_NS[batch, after],
                             np.int32(start),
                             lora=self._lora,
                         )
         found = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
-        return {ids: logprob_T[: len(ids)] for ids, logprob_T in found}, reused
-
-    # ------------------------------------------------------------------------------------- caches
-
-    def _batch(self, length: int) -> int:
-        return max(1, min(self.options.batch_size, self.options.cache_tokens // length))
-
-    @contextlib.contextmanager
-    def _lane_cache(self, length: int) -> Iterator["_Held"]:
-        """The cache of a lane; its content may be anything, since only written positions are read.
-
-        An interruption may leave donated buffers behind: caches and prefixes then start anew. The
-        mesh is set around each computation alone: what runs between two of them is others'.
-        """
-        value = self._caches.pop(length, None)
-        if value is None:
-            self._make_room(length)
-            with self._on_mesh():
-                value = decoder.empty_cache(self.config, self._batch(length), length)
-        held = _Held(value, length)
-        try:
-            yield held
-        except BaseException:
-            self.forget()
-            raise
-        self._caches[length] = held.value
-
-    def _make_room(self, length: int) -> None:
-        """Frees the caches that were used longest ago: all together hold as much as one may.
-
-        Lanes run one after the other and prefixes are kept elsewhere, so that an allocation is all
-        that is lost.
-        """
-        wanted = self._batch(length) * length
-        while self._caches and wanted + self.cached_tokens > self.options.cache_tokens:
-            del self._caches[next(iter(self._caches))]
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens that the caches of all lanes have room for."""
-        return sum(self._batch(length) * length for length in self._caches)
+        return {ids: logprob_T[: len(ids)] for ids, logprob_T in found}, place.reused
 
     def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
         return _on(self._mesh)
-
-
-@dataclasses.dataclass
-class _Held:
-    """A lane's cache, replaced by each call that donates it."""
-
-    value: Cache
-    length: int
-
-
-def _prefix_cache(config: DecoderConfig, options: EngineConfig) -> PrefixCache | None:
-    return PrefixCache(config, options.prefix_tokens) if options.prefix_tokens else None
 
 
 def _on(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine.pages import Place
 from cirag_jax.llm.engine.sampling import Sampling
 from cirag_jax.llm.engine.steps import Rows
 from cirag_jax.llm.grammar import GrammarState
@@ -20,8 +21,8 @@ class Row:
 
     ``index`` is the place of its response, ``limit`` how many tokens it may generate
     (``max_tokens``, or what the cache has room for), ``truncated`` how many observations were left
-    out of the prompt, ``cached`` how many prompt tokens were not computed again, ``started`` the
-    `time.perf_counter` at admission. ``found`` has, per name of `sampling.describe` and of
+    out of the prompt, ``place`` where its keys and values are, once it is admitted, ``started`` the
+    `time.perf_counter` then. ``found`` has, per name of `sampling.describe` and of
     `steps.decode`, one value a generated token; ``received`` (fp32, where asked for) per position
     the largest attention of the steps so far.
     """
@@ -33,11 +34,16 @@ class Row:
     limit: int
     truncated: int = 0
     grammar: GrammarState | None = None
-    cached: int = 0
+    place: Place | None = None
     started: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
     found: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     received: np.ndarray | None = None
+
+    @property
+    def length(self) -> int:
+        """Most tokens of prompt and answer."""
+        return len(self.prompt) + self.limit
 
     @property
     def all_tokens(self) -> np.ndarray:
@@ -51,8 +57,10 @@ class Row:
         self.tokens.extend(tokens_T[:new].tolist())
         for name, values in chunk.items():
             if name == "received":
-                seen = values[number]
-                self.received = seen if self.received is None else np.maximum(self.received, seen)
+                seen = values[number][: self.length]
+                if self.received is None:
+                    self.received = np.zeros(self.length, np.float32)
+                self.received[: len(seen)] = np.maximum(self.received[: len(seen)], seen)
             elif name != "token":
                 self.found.setdefault(name, []).extend(values[:new, number])
         if self.grammar is not None and new:
@@ -77,7 +85,7 @@ class Row:
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self.prompt),
-            cached_tokens=self.cached,
+            cached_tokens=0 if self.place is None else self.place.reused,
             generated_tokens=len(self.tokens),
             seconds=time.perf_counter() - self.started,
             truncated=int(self.truncated > 0),
@@ -135,10 +143,23 @@ class Row:
         )
 
 
-def upload(slots: Sequence[Row | None], history: int = 0) -> Rows:
+def table(place: Place | None, width: int, nowhere: int) -> np.ndarray:
+    """A row's pages, int32 ``[width]``, followed by ``nowhere``: what is written there is lost."""
+    found_N = np.full(width, nowhere, np.int32)
+    if place is not None:
+        pages = place.pages[:width]
+        found_N[: len(pages)] = pages
+    return found_N
+
+
+def upload(slots: Sequence[Row | None], width: int, nowhere: int, history: int = 0) -> Rows:
     """The rows as host arrays; idle ones stand at position 0 with nothing left to do.
 
-    ``history`` above 0: with the tokens generated so far, in arrays of that length.
+    Args:
+      slots: the rows.
+      width: pages of a table.
+      nowhere: a page that does not exist.
+      history: above 0: with the tokens generated so far, in arrays of that length.
     """
     size = len(slots)
     written = np.full((size, history), -1, np.int32) if history else None
@@ -156,4 +177,6 @@ def upload(slots: Sequence[Row | None], history: int = 0) -> Rows:
         seed[i] = row.request.seed % (1 << 32)
         if written is not None:
             written[i, : len(row.tokens)] = row.tokens
-    return Rows(token, position, left, step, Sampling(temperature, top_p, seed), written)
+    tables = np.stack([table(None if row is None else row.place, width, nowhere) for row in slots])
+    sampling = Sampling(temperature, top_p, seed)
+    return Rows(token, position, left, step, sampling, tables, written)

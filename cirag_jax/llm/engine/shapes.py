@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import Overflow
-from cirag_jax.llm.engine.prefix_cache import BLOCK
+
+MOST = 32768  # tokens of prompt and answer, where no other context is asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,22 +18,20 @@ class EngineConfig:
 
     Attributes:
       batch_size: rows that decode together.
-      cache_tokens: most tokens in the caches of all lanes: long lanes get fewer rows, and the lanes
-        used last keep theirs.
-      cache_lengths: cache lengths in tokens, ascending, multiples of 16; those beyond the model's
-        context are cut to it.
+      cache_tokens: room for tokens of all rows that decode together, beside one page a row and
+        ``prefix_tokens``: where they are long, they are fewer. There is always room for a context.
       prefill_chunks: tokens of a prefill call, descending; a prompt is cut greedily.
       decode_chunk: most tokens decoded between two looks of the host.
-      prefix_tokens: tokens whose keys and values are kept for reuse; 0 switches reuse off.
+      prefix_tokens: tokens whose keys and values are kept for reuse, in whole pages, which rows may
+        take back; 0 switches reuse off.
       overflow: a prompt longer than the context is an ``error``, or loses observations
         (``truncate``).
-      context: most tokens of prompt and answer; 0 is the model's.
+      context: most tokens of prompt and answer; 0 is the model's, at most `MOST`.
       no_repeat_ngram_size: so many tokens in a row are generated once only in an answer; 0: any.
     """
 
     batch_size: int = 16
     cache_tokens: int = 32768
-    cache_lengths: tuple[int, ...] = (512, 2048, 8192, 32768)
     prefill_chunks: tuple[int, ...] = (512, 128, 32)
     decode_chunk: int = 32
     prefix_tokens: int = 32768
@@ -49,37 +47,27 @@ class EngineConfig:
             sizes = {
                 "batch_size": 64,
                 "cache_tokens": 131072,
-                # There the attention of a decoding step reads the whole cache length.
-                "cache_lengths": (256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
                 "prefill_chunks": (2048, 512, 128),
                 "prefix_tokens": 131072,
             }
         return EngineConfig(**{**sizes, **overrides})
 
 
-def cache_lengths(options: EngineConfig, max_positions: int) -> tuple[int, ...]:
-    """The configured lengths within the context, and the context, down to a multiple of 16."""
-    context = min(options.context or max_positions, max_positions)
-    context = min(context, max(options.cache_lengths))
-    top = max(context // BLOCK, 1) * BLOCK  # never beyond what the model was trained for
-    if any(length % BLOCK for length in options.cache_lengths):
-        raise UserError(f"cache_lengths must be multiples of {BLOCK}.")
-    return (*(length for length in sorted(options.cache_lengths) if length < top), top)
+def context_of(options: EngineConfig, max_positions: int) -> int:
+    """Most tokens of prompt and answer: never beyond what the model was trained for."""
+    return min(options.context or MOST, max_positions)
 
 
-def chunks(done: int, end: int, sizes: Sequence[int], length: int) -> Iterator[tuple[int, int]]:
+def chunks(done: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(start, size) of the calls that compute positions ``done .. end``.
 
-    The largest size that is filled by three quarters, else the smallest. A call that would reach
-    beyond the cache starts earlier and computes some positions again.
+    The largest size that is filled by three quarters, else the smallest.
     """
-    sizes = [size for size in sizes if size <= length] or [length]
     while done < end:
         left = end - done
         size = next((size for size in sizes if left >= 0.75 * size), sizes[-1])
-        start = min(done, length - size)
-        yield start, size
-        done = start + size
+        yield done, size
+        done += size
 
 
 def power_of_two(count: int) -> int:

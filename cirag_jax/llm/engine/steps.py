@@ -1,7 +1,7 @@
-"""The engine's compiled programs: extend a row's cache, decode all rows, score continuations.
+"""The engine's compiled programs: extend a row's pages, decode all rows, score continuations.
 
-Shapes are those of the bucket alone (rows, cache length, chunk), so that every program compiles
-once a bucket and what a row computes does not depend on its neighbours.
+Shapes are those of the engine and the chunk alone, so that every program compiles once and what a
+row computes does not depend on its neighbours.
 """
 
 import functools
@@ -37,6 +37,7 @@ class Rows(NamedTuple):
       left_B: int32, tokens that may still be generated; 0 is an idle row.
       step_B: int32, tokens generated so far.
       sampling: temperature, top-p and seed.
+      tables_BN: int32, the pages of each row in order, then one that does not exist.
       history_BS: int32, the tokens generated so far, where none of their n-grams may come again.
     """
 
@@ -45,42 +46,34 @@ class Rows(NamedTuple):
     left_B: Array
     step_B: Array
     sampling: Sampling
+    tables_BN: Array
     history_BS: Array | None = None
 
 
-def _take(cache: Cache, row: jax.Array) -> Cache:
-    return jax.tree.map(lambda c: jax.lax.dynamic_index_in_dim(c, row, 0), cache)
+@functools.partial(jax.jit, donate_argnames="cache")
+def copy_page(cache: Cache, source: Array | np.integer, target: Array | np.integer) -> Cache:
+    """The cache with the content of page ``source`` in ``target`` as well."""
+
+    def copy(x: jax.Array) -> jax.Array:
+        page = jax.lax.dynamic_slice_in_dim(x, source, 1, 0)
+        return jax.lax.dynamic_update_slice_in_dim(x, page, target, 0)
+
+    return jax.tree.map(copy, cache)
 
 
-def _put(cache: Cache, one: Cache, row: jax.Array, start: jax.Array, size: int) -> Cache:
-    """Writes positions ``start .. start + size`` of a single row back into the batch."""
-
-    def put(axis, target, source):
-        new = jax.lax.dynamic_slice_in_dim(source, start, size, axis)
-        at = [jnp.int32(0)] * 4
-        at[0], at[axis] = row, start
-        return jax.lax.dynamic_update_slice(target, new, at)
-
-    axes = decoder.CACHE_LENGTH_AXIS
-    return {
-        name: tuple(map(functools.partial(put, axes[name]), cache[name], one[name]))
-        for name in cache
-    }
-
-
-def _extend(config, weights, cache, row, tokens_T, start, lora, branch=0):
-    alone = cache["v"][0].shape[0] == 1  # then the row is the cache, and nothing is copied
-    hidden_BTD, one, _ = decoder.forward_cached(
+def _extend(config, weights, cache, table_N, tokens_T, start, lora, branch=0):
+    hidden_BTD, cache, _ = decoder.forward_cached(
         config,
         weights.params,
         tokens_T[None],
         start[None],
-        cache if alone else _take(cache, row),
+        cache,
+        table_N[None],
         branch=branch,
         adapter=weights.adapter,
         lora=lora,
     )
-    return hidden_BTD[0], one if alone else _put(cache, one, row, start, tokens_T.shape[0])
+    return hidden_BTD[0], cache
 
 
 @functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
@@ -88,14 +81,14 @@ def prefill(
     config: DecoderConfig,
     weights: Weights,
     cache: Cache,
-    row: Array | np.integer,
+    table_N: Array,
     tokens_T: Array,
     start: Array | np.integer,
     *,
     lora: LoraOptions,
 ) -> Cache:
-    """Writes the keys and values of ``tokens_T`` at ``start`` of one row; ``start + T <= S``."""
-    return _extend(config, weights, cache, row, tokens_T, start, lora)[1]
+    """Writes the keys and values of ``tokens_T`` at ``start`` of the row with pages ``table_N``."""
+    return _extend(config, weights, cache, table_N, tokens_T, start, lora)[1]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
@@ -103,7 +96,7 @@ def score(
     config: DecoderConfig,
     weights: Weights,
     cache: Cache,
-    row: Array | np.integer,
+    table_N: Array,
     tokens_NT: Array,
     targets_NT: Array,
     start: Array | np.integer,
@@ -112,12 +105,12 @@ def score(
 ) -> tuple[Cache, jax.Array]:
     """Log-probabilities (fp32 ``[N, T]``) of targets, each after its token.
 
-    Every row of ``tokens_NT`` goes on by itself from the ``start`` positions in the row of the
-    cache, in which they are written one after another; ``start + N * T <= S``.
+    Every row of ``tokens_NT`` goes on by itself from the ``start`` positions in the pages of
+    ``table_N``, in which they are written one after another.
     """
     n, t = tokens_NT.shape
     tokens = jnp.reshape(tokens_NT, -1)
-    hidden, cache = _extend(config, weights, cache, row, tokens, start, lora, branch=t)
+    hidden, cache = _extend(config, weights, cache, table_N, tokens, start, lora, branch=t)
 
     def describe(part: tuple[jax.Array, jax.Array]) -> jax.Array:
         logits = decoder.logits(config, weights.params, part[0])
@@ -152,7 +145,7 @@ def decode(
     Args:
       config: hyper-parameters.
       weights: unstacked weights and adapter.
-      cache: keys and values of all rows (donated).
+      cache: the pages of all rows (donated).
       rows: where each row stands.
       mask_BW: packed bits of allowed tokens, for constrained rows with ``steps`` 1; else None.
       lora: the adapter's scale.
@@ -168,6 +161,11 @@ def decode(
       each step looked at most (``[steps, B, n]``); ``received`` (fp32 ``[B, S]``) is the largest
       weight that any step of the chunk gave to each position before its own.
     """
+    pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
+    # Off the CPU attention reads a row's keys at once, which are laid out for it once a chunk.
+    at_once = config.attention != "transposed"
+    if at_once:
+        cache = decoder.laid_out(pages, tables_BN)
 
     def step(rows, cache):
         hidden_BTD, cache, (q_BTNH, mask_BTS) = decoder.forward_cached(
@@ -176,6 +174,7 @@ def decode(
             rows.token_B[:, None],
             rows.position_B,
             cache,
+            None if at_once else tables_BN,
             adapter=weights.adapter,
             lora=lora,
         )
@@ -189,7 +188,10 @@ def decode(
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         found = sampling.describe(logits_BV, next_B, details)
         if details.attention:
-            k_BKHS = attention.unpacked(cache["k"][-1])
+            k_BKHS, v_BKSH = cache["k"][-1], cache["v"][-1]
+            if not at_once:
+                k_BKHS, _ = attention.read_pages(k_BKHS, v_BKSH, tables_BN)
+            k_BKHS = attention.unpacked(k_BKHS)
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
             found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)
@@ -216,6 +218,7 @@ def decode(
             left_B=left_B,
             step_B=rows.step_B + goes_on_B.astype(jnp.int32),
             sampling=rows.sampling,
+            tables_BN=rows.tables_BN,
             history_BS=history_BS,
         )
 
@@ -240,4 +243,6 @@ def decode(
     _, _, cache, out = jax.lax.while_loop(
         lambda state: (state[0] < steps) & jnp.any(state[1].left_B > 0), body, state
     )
+    if at_once:
+        cache = decoder.written_back(pages, cache, tables_BN, jnp.asarray(start_B), steps)
     return cache, out

@@ -17,7 +17,7 @@ NEW_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def engine(optimised):
-    options = EngineConfig(batch_size=16, cache_lengths=(512,), prefill_chunks=(64,))
+    options = EngineConfig(batch_size=16, prefill_chunks=(64,))
     return Engine.open(dtype="float32", options=options)
 
 

@@ -1,0 +1,139 @@
+"""Pages and the tree of those kept, against brute force."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cirag_jax.llm.engine.pages import Pages
+
+SIZE = 4
+# Few different tokens and shared beginnings, so that prefixes meet in the middle of pages.
+texts = st.builds(
+    lambda shared, tail: [7] * shared + tail,
+    st.integers(0, 3 * SIZE),
+    st.lists(st.integers(0, 2), max_size=2 * SIZE + 3),
+)
+
+
+def common(a, b):
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    return min(len(a), len(b)) if n is None else n
+
+
+class Written:
+    """What the device would hold: the tokens in each page, written as rows write them."""
+
+    def __init__(self, count, kept):
+        self.pages = Pages(count, kept, SIZE)
+        self.content = [[None] * SIZE for _ in range(count)]
+        self.rows = []
+
+    def begin(self, prompt, room):
+        """A row of ``prompt`` and room for more; None where none is free."""
+        place = self.pages.place(prompt, len(prompt) + room)
+        if place is None:
+            return None
+        shared = place.reused // SIZE
+        if place.copied is not None:
+            self.content[place.pages[shared]] = list(self.content[place.copied])
+        row = (place, list(prompt), len(prompt) + room)
+        assert self.read(place, place.reused) == prompt[: place.reused]
+        self.write(place, prompt, place.reused)
+        self.rows.append(row)
+        return row
+
+    def write(self, place, tokens, start):
+        for i in range(start, len(tokens)):
+            page = place.pages[i // SIZE]
+            others = [p for p, *_ in self.rows if p is not place and page in p.pages]
+            assert not others, "a page is written that another row reads"
+            self.content[page][i % SIZE] = tokens[i]
+
+    def read(self, place, count):
+        return [self.content[place.pages[i // SIZE]][i % SIZE] for i in range(count)]
+
+    def check(self):
+        for place, tokens, _ in self.rows:
+            assert self.read(place, len(tokens)) == tokens
+        held = [0] * self.pages.pool.count
+        for place, *_ in self.rows:
+            for page in place.pages:
+                held[page] += 1
+        for page in self.pages.tree._order:
+            held[page] += 1
+        assert held == self.pages.pool._holders
+        assert sorted(self.pages.pool._free) == [i for i, n in enumerate(held) if not n]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.integers(6, 20), st.integers(0, 12))
+def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
+    """Rows begin, grow and end in any order; what is kept comes and goes."""
+    store = Written(count, kept)
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["begin", "grow", "end", "forget"]))
+        if action == "begin":
+            row = store.begin(data.draw(texts), data.draw(st.integers(1, SIZE + 2)))
+            if row is not None:
+                store.pages.tree.keep(row[1], row[0].pages)
+        elif action == "grow" and store.rows:
+            place, tokens, most = data.draw(st.sampled_from(store.rows))
+            new = data.draw(st.lists(st.integers(0, 2), max_size=most - len(tokens)))
+            tokens.extend(new)
+            store.write(place, tokens, len(tokens) - len(new))
+        elif action == "end" and store.rows:
+            index = data.draw(st.integers(0, len(store.rows) - 1))
+            place, tokens, _ = store.rows.pop(index)
+            store.pages.tree.keep(tokens, place.pages)
+            store.pages.free(place)
+        elif action == "forget":
+            store.pages.tree.clear()
+        assert len(store.pages.tree) <= kept
+        store.check()
+    for place, *_ in store.rows:
+        store.pages.free(place)
+    store.pages.tree.clear()
+    assert len(store.pages.pool) == count
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=12), st.lists(texts, max_size=6))
+def test_the_longest_prefix_is_found_to_the_token(kept, asked):
+    store = Written(400, 200)
+    for tokens in kept:
+        row = store.begin(tokens, 1)
+        assert row is not None
+        store.pages.tree.keep(tokens, row[0].pages)
+    for tokens in (*kept, *asked):
+        longest = max(common(tokens, other) for other in kept)
+        row = store.begin(tokens, 1)
+        assert row is not None
+        assert row[0].reused == longest
+
+
+def placed(pages, tokens, length):
+    place = pages.place(tokens, length)
+    assert place is not None
+    return place
+
+
+def test_recent_use_protects():
+    pages = Pages(10, 3, SIZE)
+    a, b, c, d = ([token] * SIZE for token in (1, 2, 3, 4))
+    for tokens in (a, b, c, a, d):
+        place = placed(pages, tokens, SIZE)
+        pages.tree.keep(tokens, place.pages)
+        pages.free(place)
+    assert [pages.tree.match(tokens)[0] for tokens in (a, b, c, d)] == [SIZE, 0, SIZE, SIZE]
+
+
+def test_what_is_kept_makes_room_and_what_is_held_does_not():
+    pages = Pages(4, 4, SIZE)
+    first = placed(pages, [1] * SIZE, 2 * SIZE)
+    pages.tree.keep([1] * SIZE, first.pages)
+    second = placed(pages, [2] * SIZE, 2 * SIZE)
+    assert pages.place([3], 1) is None
+    assert len(pages.tree) == 1  # To forget it would have been in vain.
+    pages.free(first)
+    assert pages.place([3], 4 * SIZE) is None and len(pages.tree) == 1
+    assert len(placed(pages, [3], 2 * SIZE).pages) == 2 and not len(pages.tree)
+    pages.free(second)
