@@ -1,0 +1,51 @@
+"""Engines over a tiny model, and what they are asked."""
+
+import numpy as np
+
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.shapes import EngineConfig
+from cirag_jax.llm.types import Generate, Message
+
+SIZES = {
+    "batch_size": 3,
+    "prefill_chunks": (64, 16),
+    "decode_chunk": 8,
+    "prefix_tokens": 4096,
+}
+WORDS = (
+    *("the", "sailor", "was", "born", "in", "a", "harbour", "town"),
+    *("and", "its", "patron", "saint", "is", "who", "where", "weaver"),
+)
+
+
+def make(folder, **sizes):
+    return Engine.open(str(folder), options=EngineConfig(**{**SIZES, **sizes}))
+
+
+def text(length, seed):
+    rng = np.random.default_rng(seed)
+    return " ".join(rng.choice(WORDS, length))
+
+
+def ask(*turns, **fields):
+    """A request whose turns alternate between user and assistant."""
+    roles = ("user", "assistant")
+    messages = tuple(Message(roles[i % 2], turn) for i, turn in enumerate(turns))
+    return Generate(messages, **{"max_tokens": 20, "logprobs": True, **fields})
+
+
+def mixed():
+    """Prompts of 20 to 200 tokens, short and long answers: more rows than the batch holds."""
+    lengths = (3, 40, 9, 25, 60, 5, 17, 33)
+    return [ask(text(n, i), max_tokens=5 + 7 * (i % 4)) for i, n in enumerate(lengths)]
+
+
+def numbers(response):
+    """Everything that was computed, exactly."""
+    return [(token.id, token.logprob, token.entropy) for token in response.tokens]
+
+
+def pages_are_free(engine):
+    """Whether nobody but the tree holds a page."""
+    pages = engine._store.pages
+    return len(pages.pool) + len(pages.tree) == pages.pool.count
