@@ -313,7 +313,7 @@ class Engine:
         with self._placed(places):
             while True:
                 has_more = True  # Asked once where there is nothing, not for every free row.
-                while len(rows) < self.options.batch_size:
+                while len(rows) < self._rows_of(kind):
                     while not queue and has_more:
                         has_more = refill(len(rows))
                     place = self._admit(queue[0]) if queue else None
@@ -334,6 +334,16 @@ class Engine:
                         self._store.pages.free(place)
                         yield (row.index, response), 0
                 yield None, count
+
+    def _rows_of(self, kind: _Kind) -> int:
+        """Most rows of a decoding step.
+
+        Where they are laid out, whole tables of all rows take no more than ``cache_tokens``.
+        """
+        most = self.options.batch_size
+        if not steps.lays_out(self.config):
+            return most
+        return max(1, min(most, self.options.cache_tokens // (kind.width * PAGE)))
 
     def _admit(self, row: Row) -> Place | None:
         """Brings a prompt's keys and values into pages; None: there are too few at present.
@@ -390,7 +400,7 @@ class Engine:
 
     def _decode_chunk(self, kind: _Kind, rows: list[Row]) -> int:
         """Decodes every row by up to a chunk; returns the number of new tokens."""
-        store, size = self._store, self.options.batch_size
+        store, size = self._store, self._rows_of(kind)
         # Rows of about the same length stand together, see `attention.attend_pages`.
         rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
         slots = [None] * (size - len(rows)) + rows

@@ -50,6 +50,14 @@ class Rows(NamedTuple):
     history_BS: Array | None = None
 
 
+def lays_out(config: DecoderConfig) -> bool:
+    """Whether `decode` copies the pages of its rows into one piece each, once a call.
+
+    Off the CPU attention reads all keys of a row at once.
+    """
+    return config.attention != "transposed"
+
+
 @functools.partial(jax.jit, donate_argnames="cache")
 def copy_page(cache: Cache, source: Array | np.integer, target: Array | np.integer) -> Cache:
     """The cache with the content of page ``source`` in ``target`` as well."""
@@ -162,8 +170,7 @@ def decode(
       weight that any step of the chunk gave to each position before its own.
     """
     pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
-    # Off the CPU attention reads a row's keys at once, which are laid out for it once a chunk.
-    at_once = config.attention != "transposed"
+    at_once = lays_out(config)
     if at_once:
         cache = decoder.laid_out(pages, tables_BN)
 

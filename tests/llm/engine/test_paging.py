@@ -104,6 +104,23 @@ def test_whole_tables_give_the_same_tokens(engine, folder):
         )
 
 
+def test_rows_that_are_laid_out_have_a_bounded_room(folder, monkeypatch):
+    """Long rows decode two at a time, short ones as many as the batch has."""
+    engine = make(folder, batch_size=4, cache_tokens=1024)
+    engine.config = dataclasses.replace(engine.config, attention="xla")
+    engine._store._config = engine.config
+    shapes, decode = set(), steps.decode
+
+    def noted(config, weights, cache, rows, *rest, **fields):
+        shapes.add(rows.tables_BN.shape)
+        return decode(config, weights, cache, rows, *rest, **fields)
+
+    monkeypatch.setattr(steps, "decode", noted)
+    asked = [ask(text(length, length), max_tokens=5) for length in (120, 125, 130, 3, 4, 5)]
+    assert all(response.error is None for response in engine.generate(asked))
+    assert {rows * width * 128 for rows, width in shapes} <= {1024, 512} and (2, 4) in shapes
+
+
 def test_programs_compile_once_a_bucket(reusing):
     reusing.generate(mixed())
     programs: Any = (steps.prefill, steps.decode)
