@@ -40,7 +40,12 @@ Results
     4 x 3 turns    transformers     80.2     8.3   1.00   1.00   2.5
                    ours             48.5    13.8   1.65   1.79   3.4      20.4       0
                    ours, reuse      32.2    20.8   2.49   2.70   9.0      26.3   10845
-  Of the memory with reuse, 5.6 GiB is the room for 131,072 kept tokens. ``64 x 3 turns``: not run.
+  Before and after keys and values lay in pages, ``--only "64 prompts" --sides ours``, one run each,
+  otherwise idle; 2026-11-26, commits 53ea622 and 1aebb16:
+
+    64 prompts     before          205.2    18.6   1.00   1.00   4.1       6.3       0
+                   after           180.7    21.1   1.14          4.2       7.7       0
+  Of the memory with reuse above, 5.6 GiB is the room for 131,072 kept tokens. ``64 x 3 turns``: not run.
 
     decode alone, 16 rows    100 cached 46.0 ms, 480 cached 67.0 ms, 990 cached 113.1 ms;
                              products of the weights 33.1 ms: 1.39, 2.02 and 3.41 times
