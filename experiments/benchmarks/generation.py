@@ -45,7 +45,8 @@ Results
 
     64 prompts     before          205.2    18.6   1.00   1.00   4.1       6.3       0
                    after           180.7    21.1   1.14          4.2       7.7       0
-  Of the memory with reuse above, 5.6 GiB is the room for 131,072 kept tokens. ``64 x 3 turns``: not run.
+  Of the memory with reuse above, 5.6 GiB is the room for 131,072 kept tokens. ``64 x 3 turns``:
+  not run.
 
     decode alone, 16 rows    100 cached 46.0 ms, 480 cached 67.0 ms, 990 cached 113.1 ms;
                              products of the weights 33.1 ms: 1.39, 2.02 and 3.41 times
