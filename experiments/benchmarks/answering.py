@@ -21,14 +21,14 @@ nothing above.
 does nothing: what scheduler and journal cost themselves.
 
 Results
-  ``cirag``, CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2,
-  torch 2.13.0, transformers 5.23.0, ``--serial 4``, commit d317ff3, where each side searched the
-  contexts of its own questions, so that ``together`` cannot be compared answer by answer:
+  ``cirag``, CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-26, jax 0.10.2,
+  torch 2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e; no answer differs of the four
+  questions that all sides have; ``no reuse`` was stopped for want of time:
 
     side           questions s/question  times    cpu prefilled   cached generated differ
-    transformers           4      31.35   1.00   1.00      6630        0       280
-    one at a time          4      11.08   2.83   3.40       882     5748       280      0
-    together              64       4.76   6.58   8.11       734     5628       229
+    transformers           4      26.30   1.00   1.00      6673        0       226      0
+    one at a time          4      11.59   2.27   2.78       872     5801       226      0
+    together              64       4.64   5.66   6.74       688     5755       208      0
 
   ``ircot``, the same kind of machine beside tests; 2026-11-26, ``--questions 16 --serial 2``,
   commit 8b23ab4; no answer differs:
@@ -55,7 +55,7 @@ Results
 
   ``no reuse`` of ``cirag``, ``kirag`` and ``dualrag``: not run. Overhead: 0.092 ms a request
   (beside other work).
-  GPU: not measured (no device at hand).
+  GPU: not measured.
 """
 
 import argparse
