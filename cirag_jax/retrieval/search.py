@@ -198,7 +198,7 @@ def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
     """Merges the best rows so far, None at first, with a block's: (``score_QK``, ``row_QK``)."""
     if mesh is None:
         found = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
-        return _merge(best, found, k)
+        return found if best is None else _merge(best, found, k)
 
     def local(best, query_QD, block_ND, limits, mask_QN):
         found = _local_best(

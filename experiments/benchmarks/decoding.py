@@ -53,11 +53,11 @@ PARTS = ("prefill", "decode", "mixed", "transformers")
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row of the table, printed as it is found."""
     raw = SHAPES[args.shape]
-    config = bf16_decoder(raw)
-    params = decoder_params.unstack_layers(
-        decoder_params.to_params(decoder_params.random_state(config))
-    )
-    rows = []
+    config, params, rows = bf16_decoder(raw), None, []
+    if {"prefill", "decode"} & set(args.only):
+        params = decoder_params.unstack_layers(
+            decoder_params.to_params(decoder_params.random_state(config))
+        )
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)

@@ -1,4 +1,4 @@
-"""What only a GPU can tell, in one command that takes about five minutes on an H200.
+"""What only a GPU can tell, in one command of a few minutes.
 
 Each benchmark is a process of its own, in turn, so that none has another's memory or caches. One
 that fails or takes too long is reported, and the others go on; ``--out`` is written anew each time.

@@ -34,21 +34,6 @@ def write(folder, trajectories, **sidecar):
     return folder
 
 
-def short_prompts(monkeypatch):
-    """While it lasts, a short instruction makes short examples. Optax raises a float to the integer
-    step.
-    """
-    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-def base_and_trajectories(root):
-    """A tiny base and twelve trajectories of one to three rounds."""
-    made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
-    return base_folder(root / "base"), write(root / "t", made)
-
-
 def base_folder(folder):
     """A tiny base whose tokenizer knows the words of the trajectories: short examples."""
     texts = [

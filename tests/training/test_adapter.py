@@ -32,22 +32,12 @@ from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import (
     SIDECAR,
-    base_and_trajectories,
     config_of,
-    short_prompts,
     train,
     write,
 )
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    yield from short_prompts(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return base_and_trajectories(tmp_path_factory.mktemp("integrator"))
+pytestmark = pytest.mark.usefixtures("short")
 
 
 def lines_of(workdir):

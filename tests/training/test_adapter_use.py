@@ -24,19 +24,11 @@ from cirag_jax.prompts import cirag as prompts
 from configs import common
 from tests import tiny
 from tests.distill import by_hand
-from tests.training.students import base_and_trajectories, short_prompts, train
+from tests.training.students import train
+
+pytestmark = pytest.mark.usefixtures("short")
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    yield from short_prompts(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return base_and_trajectories(tmp_path_factory.mktemp("integrator"))
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def test_prefix_reuse_gives_the_same_tokens(engine, reusing):
     assert [r.text for r in plain] == [r.text for r in reused]
     for a, b in zip(plain, reused, strict=True):
         np.testing.assert_allclose(
-            [t.logprob for t in a.tokens], [t.logprob for t in b.tokens], atol=2e-5
+            [t.logprob for t in a.tokens], [t.logprob for t in b.tokens], atol=2e-6
         )
     assert plain[3].usage.cached_tokens == 0
     assert reused[0].usage.cached_tokens == 0
@@ -100,7 +100,7 @@ def test_whole_tables_give_the_same_tokens(engine, folder):
     for ours, theirs in zip(together, engine.generate(asked), strict=True):
         assert ours.text == theirs.text
         np.testing.assert_allclose(
-            [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5
+            [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=5e-6
         )
 
 
@@ -230,11 +230,7 @@ def test_idle_rows_write_nowhere(engine, folder):
     asked = [ask(text(130, 1), max_tokens=5), ask(text(130, 2), max_tokens=60)]
     found = full.generate(asked)
     assert full._store.count == 6 and all(256 < r.usage.prompt_tokens < 324 for r in found)
-    for ours, theirs in zip(found, engine.generate(asked), strict=True):
-        assert ours.text == theirs.text
-        np.testing.assert_allclose(
-            [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5
-        )
+    assert [numbers(r) for r in found] == [numbers(r) for r in engine.generate(asked)]
 
 
 requests = st.builds(

@@ -13,21 +13,11 @@ from cirag_jax.training.data import conversations
 from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import (
-    base_and_trajectories,
     config_of,
-    short_prompts,
     write,
 )
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    yield from short_prompts(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return base_and_trajectories(tmp_path_factory.mktemp("integrator"))
+pytestmark = pytest.mark.usefixtures("short")
 
 
 def load(config, length=448):

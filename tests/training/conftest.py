@@ -1,0 +1,24 @@
+"""What the tests of students share; those of other trainings have folders of their own."""
+
+import jax
+import pytest
+
+from cirag_jax.prompts import cirag as prompts
+from tests.distill import by_hand
+from tests.training.students import base_folder, write
+
+
+@pytest.fixture()
+def short(monkeypatch):
+    """A short instruction makes short examples. Optax raises a float to the integer step."""
+    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny base, and twelve trajectories of one to three rounds."""
+    root = tmp_path_factory.mktemp("integrator")
+    made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
+    return base_folder(root / "base"), write(root / "t", made)
