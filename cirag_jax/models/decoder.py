@@ -20,22 +20,19 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
-from cirag_jax.models import block_attention
+from cirag_jax.models import block_attention, paged_cache
 from cirag_jax.models.attention import (
     Branches,
     Implementation,
     Scoring,
     attend,
-    attend_pages,
     choose,
     distances,
-    packed,
-    read_pages,
     softcap,
-    unpacked,
 )
 from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import dropout, low_rank
+from cirag_jax.models.paged_cache import Cache, packed
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
 Params = Any  # the dictionary described in `decoder_params.Decoder`
@@ -113,7 +110,7 @@ class DecoderConfig:
 
     @property
     def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
-        """Of cached keys and values, see `attention.packed`: as narrow as the weights."""
+        """Of cached keys and values, see `paged_cache.packed`: as narrow as the weights."""
         narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
         return "uint16" if narrow else self.dtype
 
@@ -441,10 +438,6 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
 
 # ------------------------------------------------------------------------- with a key-value cache
 
-# One array a layer: "k" of [P, K, H, C], "v" of [P, K, C, H]: P pages of C tokens (see
-# `attention`).
-Cache = dict[str, tuple[jax.Array, ...]]
-
 
 def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
     """A zeroed key-value cache of ``pages`` pages of ``size`` tokens, in ``cache_dtype``."""
@@ -461,54 +454,6 @@ def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
         return {name: tuple(zeros(shape) for _ in layers) for name, shape in shapes.items()}
 
     return jax.jit(build)()
-
-
-def laid_out(cache: Cache, tables_BN: jax.Array) -> Cache:
-    """A cache in which each row has one page, its pages of ``cache`` one after another."""
-    pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
-    keys, values = zip(*pairs, strict=True)
-    return {"k": keys, "v": values}
-
-
-def written_back(
-    cache: Cache, rows: Cache, tables_BN: jax.Array, start_B: jax.Array, count: int
-) -> Cache:
-    """``cache`` with ``count`` tokens from ``start_B`` on of what was `laid_out` as ``rows``."""
-    slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
-    at_BT = _places(cache, tables_BN, slots_BT)
-    row_B1 = jnp.arange(len(start_B))[:, None]
-    written = [
-        _write(k, v, at_BT, own_k[row_B1, :, :, slots_BT], own_v[row_B1, :, slots_BT])
-        for k, v, own_k, own_v in zip(cache["k"], cache["v"], rows["k"], rows["v"], strict=True)
-    ]
-    keys, values = zip(*written, strict=True)
-    return {"k": keys, "v": values}
-
-
-def _places(
-    cache: Cache, tables_BN: jax.Array | None, slots_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Page and place on it of each slot, int32 ``[B, T]``; where there is none, beyond the last."""
-    num_pages, _, size, _ = cache["v"][0].shape
-    if tables_BN is None:
-        return jnp.arange(num_pages, dtype=jnp.int32)[:, None], slots_BT
-    pages_BT = jnp.take_along_axis(
-        tables_BN, slots_BT // size, axis=1, mode="fill", fill_value=num_pages
-    )
-    return pages_BT, slots_BT % size
-
-
-def _write(
-    k_PKHC: jax.Array,
-    v_PKCH: jax.Array,
-    at_BT: tuple[jax.Array, jax.Array],
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Pages of keys and values with new ones at `_places`."""
-    page_BT, offset_BT = at_BT
-    k_PKHC = k_PKHC.at[page_BT, :, :, offset_BT].set(k_BTKH, mode="drop")
-    return k_PKHC, v_PKCH.at[page_BT, :, offset_BT].set(v_BTKH, mode="drop")
 
 
 def forward_cached(
@@ -551,28 +496,28 @@ def forward_cached(
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
-    at_BT = _places(cache, tables_BN, slots_BT)
+    at_BT = paged_cache.places(cache, tables_BN, slots_BT)
     keys, values = list(cache["k"]), list(cache["v"])
     q_BTNH = mask_BTS = None
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        keys[i], values[i] = _write(
+        keys[i], values[i] = paged_cache.write(
             keys[i], values[i], at_BT, packed(k_BTKH, keys[i].dtype), packed(v_BTKH, keys[i].dtype)
         )
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window
         if config.attention == "transposed" and tables_BN is not None:
-            mixed_BTNH = attend_pages(
+            mixed_BTNH = paged_cache.attend_pages(
                 config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
         else:
             held = keys[i], values[i]
             if tables_BN is not None:
-                held = read_pages(*held, tables_BN)
-            mixed_BTNH = attend(config.scoring, q_BTNH, *map(unpacked, held), mask_BTS)
+                held = paged_cache.read_pages(*held, tables_BN)
+            mixed_BTNH = attend(config.scoring, q_BTNH, *map(paged_cache.unpacked, held), mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None

@@ -148,15 +148,21 @@ def _merged(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float) -> j
     return (kernel.astype(jnp.float32) + scale * (a @ b)).astype(kernel.dtype)
 
 
-def merge(params: Params, adapter: Adapter, scale: float) -> Params:
+def merge(params: Params, adapter: Adapter, scale: float, *, consume: bool = False) -> Params:
     """The base with ``scale * A B`` added to the adapted kernels, summed in fp32.
 
     Layers are stacked or a tuple, in both alike. ``params`` is left as it is, and shares with the
-    result every array that no adapter changes.
+    result every array that no adapter changes. With ``consume`` each kernel is freed as soon as it
+    is merged, so that they are never held twice; ``params`` cannot be used afterwards.
     """
 
     def layer(own: Mapping[str, jax.Array], pairs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        changed = {name: _merged(own[name], pair, float(scale)) for name, pair in pairs.items()}
+        changed = {}
+        for name, pair in pairs.items():
+            changed[name] = _merged(own[name], pair, float(scale))
+            if consume:
+                jax.block_until_ready(changed[name])
+                own[name].delete()
         return {**own, **changed}
 
     layers, pairs = params["layers"], adapter["layers"]

@@ -108,6 +108,25 @@ def test_merged_base_equals_base_with_adapter(unstacked, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(ours.state), before)
 
 
+def test_a_base_that_is_merged_for_good_is_never_held_twice(tmp_path, monkeypatch):
+    _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
+    params = decoder_params.unstack_layers(decoder_params.to_params(ours.state))
+    adapter = decoder_params.unstack_layers(lora.to_adapter(state))
+    wanted = lora.merge(params, adapter, LORA.scale)
+    both = zip(params["layers"], adapter["layers"], strict=True)
+    kernels = [own[name] for own, pairs in both for name in pairs]
+    real, gone = lora._merged, []
+
+    def noted(*arguments):
+        gone.append(sum(kernel.is_deleted() for kernel in kernels))
+        return real(*arguments)
+
+    monkeypatch.setattr(lora, "_merged", noted)
+    merged = lora.merge(params, adapter, LORA.scale, consume=True)
+    assert gone == list(range(len(kernels)))
+    jax.tree.map(np.testing.assert_array_equal, merged, wanted)
+
+
 def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
     _, ours, _ = tiny_adapter.both(tmp_path / "base", LORA)
     params = decoder_params.to_params(ours.state)

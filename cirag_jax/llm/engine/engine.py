@@ -165,7 +165,8 @@ class Engine:
             pairs = lora_lib.to_adapter(state)
             options_lora = lora_lib.lora_options(lora_config, train=False)
             if merge_adapter:
-                params = lora_lib.merge(params, _unstacked(pairs), options_lora.scale)
+                scale = options_lora.scale
+                params = lora_lib.merge(params, _unstacked(pairs), scale, consume=True)
                 pairs = None
         return cls(
             loaded.config,
@@ -401,7 +402,7 @@ class Engine:
     def _decode_chunk(self, kind: _Kind, rows: list[Row]) -> int:
         """Decodes every row by up to a chunk; returns the number of new tokens."""
         store, size = self._store, self._rows_of(kind)
-        # Rows of about the same length stand together, see `attention.attend_pages`.
+        # Rows of about the same length stand together, see `paged_cache.attend_pages`.
         rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
         slots = [None] * (size - len(rows)) + rows
         masks = None

@@ -14,8 +14,9 @@ import numpy as np
 
 from cirag_jax.llm.engine import sampling
 from cirag_jax.llm.engine.sampling import Details, Sampling
-from cirag_jax.models import attention, decoder
-from cirag_jax.models.decoder import Adapter, Cache, DecoderConfig, LoraOptions, Params
+from cirag_jax.models import attention, decoder, paged_cache
+from cirag_jax.models.decoder import Adapter, DecoderConfig, LoraOptions, Params
+from cirag_jax.models.paged_cache import Cache
 
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
 _LOGITS = 64  # tokens whose logits are held at once
@@ -172,7 +173,7 @@ def decode(
     pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
     at_once = lays_out(config)
     if at_once:
-        cache = decoder.laid_out(pages, tables_BN)
+        cache = paged_cache.laid_out(pages, tables_BN)
 
     def step(rows, cache):
         hidden_BTD, cache, (q_BTNH, mask_BTS) = decoder.forward_cached(
@@ -197,8 +198,8 @@ def decode(
         if details.attention:
             k_BKHS, v_BKSH = cache["k"][-1], cache["v"][-1]
             if not at_once:
-                k_BKHS, _ = attention.read_pages(k_BKHS, v_BKSH, tables_BN)
-            k_BKHS = attention.unpacked(k_BKHS)
+                k_BKHS, _ = paged_cache.read_pages(k_BKHS, v_BKSH, tables_BN)
+            k_BKHS = paged_cache.unpacked(k_BKHS)
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
             found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)
@@ -251,5 +252,5 @@ def decode(
         lambda state: (state[0] < steps) & jnp.any(state[1].left_B > 0), body, state
     )
     if at_once:
-        cache = decoder.written_back(pages, cache, tables_BN, jnp.asarray(start_B), steps)
+        cache = paged_cache.written_back(pages, cache, tables_BN, jnp.asarray(start_B), steps)
     return cache, out

@@ -7,7 +7,8 @@ from cirag_jax.llm.engine.pages import PAGE, Pages, Place
 from cirag_jax.llm.engine.rows import table
 from cirag_jax.llm.engine.shapes import EngineConfig, power_of_two
 from cirag_jax.models import decoder
-from cirag_jax.models.decoder import Cache, DecoderConfig
+from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.paged_cache import Cache
 
 
 class Store:
