@@ -132,7 +132,7 @@ def carry_out(
 
     Returns:
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
-      corpus), ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of
+      corpus), ``unscored`` (why a score is of no question and NaN or left out), ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of
       each), ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
       command's contract; the ``answer`` to a question of the config.
 
@@ -245,6 +245,11 @@ def _result(
     usages = [record.usage for _, record, _ in ended]
     return {
         **_scores(measured, corpus),
+        "unscored": {
+            name: metrics.reason(name, answered, corpus=corpus)
+            for name, ratio in measured.items()
+            if not ratio.bottom_Q.any()
+        },
         "profile": config.profile,
         "recall_per_step": recall_per_step(found, [q for q, *_ in ended], config.recall_at),
         "granularities": _granularities(found),

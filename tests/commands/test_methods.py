@@ -91,6 +91,8 @@ def test_a_benchmark_without_passages_is_answered_directly_or_from_ones_own(
     assert captured.err.endswith("does not have; ircot_full needs nothing.\n")
     result = run(capsys, asked("native_rag", "--config.data.corpus=ircot_full"))
     assert (result["answered"], result["recall"]["passage"], result["hit@3"]) == (2, None, 0.5)
+    assert "hit@3" not in result["unscored"]
+    assert result["unscored"]["recall@5"] == "no gold passages"
 
 
 def test_a_question_of_ones_own_needs_no_questions(folders, tmp_path, capsys):

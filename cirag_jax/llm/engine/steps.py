@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
 
 def lays_out(config: DecoderConfig) -> bool:
-    """Whether `decode` copies the pages of its rows into one piece each, once a call.
+    """Whether `decode` copies the pages of its rows into one piece each, once for several steps.
 
     Off the CPU attention reads all keys of a row at once.
     """
@@ -171,7 +171,7 @@ def decode(
       weight that any step of the chunk gave to each position before its own.
     """
     pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
-    at_once = lays_out(config)
+    at_once = steps > 1 and lays_out(config)  # For one step, copies would not pay.
     if at_once:
         cache = paged_cache.laid_out(pages, tables_BN)
 

@@ -94,7 +94,8 @@ def test_whole_tables_give_the_same_tokens(engine, folder):
     config = dataclasses.replace(loaded.config, attention="xla")
     params, options = decoder_params.to_params(loaded.state), engine.options
     whole = Engine(config, params, engine.tokenizer, options=options)
-    asked = [ask(text(200, 9)), *mixed()]
+    chosen = ask(text(150, 8), json_schema={"enum": ["in a harbour", "in a town"]})
+    asked = [ask(text(200, 9)), *mixed(), chosen]
     together = whole.generate(asked)
     for i in (1, 2):  # which decode beside the long one, if any
         assert numbers(whole.generate([asked[i]])[0]) == numbers(together[i])
