@@ -132,9 +132,10 @@ def carry_out(
 
     Returns:
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
-      corpus), ``unscored`` (why a score is of no question and NaN or left out), ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of
-      each), ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the
-      command's contract; the ``answer`` to a question of the config.
+      corpus), ``unscored`` (why a score is of no question, and then NaN or left out),
+      ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of each),
+      ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the command's
+      contract; the ``answer`` to a question of the config.
 
     Raises:
       UserError: a model cannot be used, or ``workdir`` was started with other settings.
