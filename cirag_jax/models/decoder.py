@@ -32,7 +32,7 @@ from cirag_jax.models.attention import (
 )
 from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.low_rank import dropout, low_rank
-from cirag_jax.models.paged_cache import Cache, packed
+from cirag_jax.models.paged_cache import Cache
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
 
 Params = Any  # the dictionary described in `decoder_params.Decoder`
@@ -503,9 +503,8 @@ def forward_cached(
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        keys[i], values[i] = paged_cache.write(
-            keys[i], values[i], at_BT, packed(k_BTKH, keys[i].dtype), packed(v_BTKH, keys[i].dtype)
-        )
+        new = [paged_cache.packed(x, keys[i].dtype) for x in (k_BTKH, v_BTKH)]
+        keys[i], values[i] = paged_cache.write(keys[i], values[i], at_BT, *new)
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window

@@ -7,7 +7,7 @@ import pytest
 from cirag_jax.models import attention, paged_cache
 
 
-@pytest.mark.parametrize("new", [1, 4, 256])
+@pytest.mark.parametrize("new", [1, 4])
 @pytest.mark.parametrize(("window", "cap"), [(1 << 30, None), (100, 2.0)])
 def test_pages_of_keys_equal_all_keys(window, cap, new):
     """Three pages of 128 keys, rows at other positions; garbage behind them, a page apart."""
@@ -16,7 +16,7 @@ def test_pages_of_keys_equal_all_keys(window, cap, new):
         rng.normal(size=shape).astype(np.float32)
         for shape in ((8, new, 4, 8), (8, 2, 8, 384), (8, 2, 384, 8))
     )
-    last_B = np.minimum([5, 100, 127, 128, 200, 250, 300, 379], 384 - new)
+    last_B = np.asarray([5, 100, 127, 128, 200, 250, 300, 379])
     positions = (last_B[:, None] + np.arange(new)).astype(np.int32)
     for row, last in enumerate(positions[:, -1]):
         k[row, :, :, last + 1 :] = v[row, :, last + 1 :] = 1e4
