@@ -95,12 +95,19 @@ def base() -> Any:
     # checkpoint, questions and settings are the same.
     config.head = ConfigDict()
     config.head.rounds = 0  # Of searching and fitting, the first by the aligner alone; 0: no head.
+    # Where those searches look: all (of the folder's passages; embedding them may take longer than
+    # the rest) | own (passages of the questions' contexts, of which it finds more than of all).
+    config.head.corpus = "all"
+    # How often a state of the held-out questions counts, which the aligner was not trained on; 0:
+    # they only measure. Else each half of them measures a head that has learnt from the other.
+    config.head.held_out = 3
     config.head.steps = 5  # Passages that a search chooses one after the other.
     config.head.hidden = 32  # Width of its hidden layer.
-    config.head.epochs = 60  # Over the states of all searches so far.
+    config.head.epochs = 20  # Over the states of all searches so far.
     config.head.batch_size = 64  # States a step.
     config.head.learning_rate = 3e-3  # The highest; then a cosine's fall.
-    config.head.weight_decay = 1e-3  # AdamW's.
+    config.head.weight_decay = 1.0  # AdamW's.
+    config.head.without = ()  # Groups of features that it never sees, of retrieval/candidates.py.
     config.head.hide = 0.1  # Probability that a state shows no links (or words, or names, ...).
 
     config.mesh = common.mesh()

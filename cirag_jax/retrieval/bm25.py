@@ -34,7 +34,7 @@ class BM25:
         self._index = _bm25s().BM25()
         self._size = 0
         if texts is not None:
-            tokens = self._tokens(texts)
+            tokens = self.words(texts)
             if not any(tokens):  # The library cannot index that; the empty word is in no query.
                 tokens = [[""]] * len(texts)
             self._index.index(tokens, show_progress=False)
@@ -69,7 +69,8 @@ class BM25:
     def __len__(self) -> int:
         return self._size
 
-    def _tokens(self, texts: Sequence[str]) -> Any:
+    def words(self, texts: Sequence[str]) -> list[list[str]]:
+        """The words of each text as they are searched: stems, without those that say nothing."""
         return _bm25s().tokenize(
             list(texts),
             stopwords="en",
@@ -94,16 +95,19 @@ class BM25:
         k = min(k, self._size)
         row_QK = np.full((len(queries), k), -1, np.int32)
         score_QK = np.full((len(queries), k), -np.inf, np.float32)
-        for row, tokens in enumerate(self._tokens(queries)):
-            if not tokens:  # Only stop words: nothing matches, and bm25s refuses an empty query.
-                scores_N = np.zeros(self._size, np.float32)
-            else:
-                scores_N = self._index.get_scores(tokens)
+        for row, words in enumerate(self.words(queries)):
+            scores_N = self.scores(words)
             rows = np.arange(self._size) if allowed is None else np.unique(allowed[row])
             best = _best(scores_N[rows], k)
             row_QK[row, : len(best)] = rows[best]
             score_QK[row, : len(best)] = scores_N[rows[best]]
         return row_QK, score_QK
+
+    def scores(self, words: Sequence[str]) -> np.ndarray:
+        """Of every text for a query of such words, ``score_N`` float32."""
+        if not words:  # Only stop words: nothing matches, and bm25s refuses an empty query.
+            return np.zeros(self._size, np.float32)
+        return self._index.get_scores(list(words))
 
 
 def _check(found: Any, new: Any, size: int) -> None:

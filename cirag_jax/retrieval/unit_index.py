@@ -88,6 +88,10 @@ class UnitIndex:
         """How many units each passage has."""
         return self._start_P[row_R + 1] - self._start_P[row_R]
 
+    def vectors(self, unit_N: np.ndarray) -> np.ndarray:
+        """Of units by their numbers, ``[N, D]`` float32."""
+        return self._search.vectors(unit_N.tolist())
+
     def best(self, query_QD: np.ndarray, row_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The best unit of each of these passages, all of which must have one.
 

@@ -25,8 +25,8 @@ from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder
-from cirag_jax.retrieval.linked import FEATURES
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers
 from cirag_jax.training import state as state_lib
@@ -400,7 +400,7 @@ def _head_run(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) 
 
     def texts(dataset: Dataset, *questions: Sequence[Question]) -> Iterator[Any]:
         yield from questions
-        for id in link_head.passage_ids(dataset, *questions):
+        for id in link_head.passage_ids(dataset, config.head.corpus, *questions):
             yield dataset.corpus[id], chains_lib.units_of(dataset, id, config.data.units)
 
     told = [config.data.units, FEATURES, settings, checkpoint]
@@ -421,9 +421,9 @@ def _fit_head(
             passage_max_length=config.unit_max_length,
         )
     )
-    kind, steps = config.data.units, config.head.steps
+    kind = config.data.units
     tasks = [
-        link_head.make_task(dataset, train, dev, kind, embeds, steps, should_stop)
+        link_head.make_task(dataset, train, dev, kind, embeds, config.head, should_stop)
         for dataset, train, dev in sets
     ]
     return link_head.train_link_head(config.head, tasks, kind, config.seed, should_stop)

@@ -4,6 +4,9 @@ No annotation but the gold passages is needed. The aligner searches for the trai
 the head of the round before, at first with none; at every step those gold passages count as right
 that its chain does not have yet. So the head learns on the very states that it will see, wrong ones
 included (as DAgger, Ross et al., 2011), and the order of the hops is left to it.
+
+The aligner scores the questions that it was trained on better than any others. Those that were held
+out from it to choose its checkpoint are therefore the better teachers of the head, and count more.
 """
 
 import functools
@@ -18,16 +21,20 @@ import optax
 from flax import nnx
 
 from cirag_jax.datasets.chains import UnitKind, units_of
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule
+from cirag_jax.retrieval.candidates import FEATURES, GROUPS, Candidates
 from cirag_jax.retrieval.encoders import Encoder
-from cirag_jax.retrieval.linked import FEATURES, GROUPS, Candidates, LinkedIndex, Score
+from cirag_jax.retrieval.linked import LinkedIndex, Score
 from cirag_jax.types import Config, Dataset, Question
 
 _KS = (2, 5)
+CORPORA = ("all", "own")
+_SHARP = 20.0  # The aligner's loss divides by 0.05.
+_NEVER = 1e9  # Standardised by it, a feature says nothing.
 
 
 class Task(NamedTuple):
@@ -40,8 +47,12 @@ class Task(NamedTuple):
 
 
 class State(NamedTuple):
-    """The candidates of one step, and which of them are gold passages still to be found."""
+    """The candidates of one step, and which of them are gold passages still to be found.
 
+    ``question`` is the place of the step's question among those that were searched for.
+    """
+
+    question: int
     feature_RF: np.ndarray
     is_gold_R: np.ndarray
 
@@ -71,31 +82,46 @@ def train_link_head(
 ) -> tuple[LinkHead, dict[str, float]]:
     """The head after ``rounds`` of ``config``, and dev recall with it and by the aligner alone.
 
+    The held-out questions count ``held_out`` times. Where that is not 0, heads that have learnt
+    from one half of them alone are measured on the other.
+
     Raises:
       UserError: no search came upon a gold passage.
       Stopped: ``should_stop`` said so.
     """
-    score, states, head = by_aligner, list[State](), None
+
+    def fitted(half: int | None) -> tuple[LinkHead, float]:
+        """A head without what that half of the held-out questions teaches."""
+        kept = [state for state in held_out if state.question % 2 != half]
+        module, loss = fit(states + config.held_out * kept, config, seed, should_stop)
+        return LinkHead(module, FEATURES, units, config.steps), loss
+
+    score, states, held_out, found = by_aligner, list[State](), list[State](), None
     for number in range(1, config.rounds + 1):
+        label = f"round {number}, searching"
         for task in tasks:
-            states += search_states(task, score, f"round {number}, searching", should_stop)
+            states += search_states(task, task.train, score, label, should_stop)
+            if config.held_out:
+                held_out += search_states(task, task.dev, score, label, should_stop)
         if not states:
             raise UserError("no search of a training question came upon a gold passage")
-        module, loss = fit(states, config, seed, should_stop)
-        head = LinkHead(module, FEATURES, units, config.steps)
-        score = head.score
-    assert head is not None
-    before, after = (
-        _dev(tasks, used, name, should_stop)
-        for used, name in ((by_aligner, "aligner"), (score, "linked"))
-    )
-    return head, {"head_loss": loss, **before, **after}
+        found = fitted(None)
+        score = found[0].score
+    assert found is not None
+    halves = (fitted(0)[0].score, fitted(1)[0].score) if held_out else (score, score)
+    before = _dev(tasks, (by_aligner, by_aligner), "aligner", should_stop)
+    after = _dev(tasks, halves, "linked", should_stop)
+    return found[0], {"head_loss": found[1], **before, **after}
 
 
 def check_settings(config: Config) -> None:
     """Raises UserError where a setting of ``config`` is out of range."""
     counts = ("rounds", "steps", "hidden", "epochs", "batch_size")
     check_at_least(1, config, *counts, prefix="config.head.")
+    check_at_least(0, config, "held_out", prefix="config.head.")
+    check_choice("config.head.corpus", config.corpus, CORPORA)
+    for group in config.without:
+        check_choice("config.head.without", group, tuple(GROUPS))
     if not 0.0 <= config.hide < 1.0:
         raise UserError(f"config.head.hide={config.hide} must be at least 0 and below 1.")
 
@@ -115,15 +141,15 @@ def make_task(
     dev: Sequence[Question],
     kind: UnitKind,
     encoder: Encoder,
-    steps: int,
+    config: Config,
     should_stop: ShouldStop = _never,
 ) -> Task:
-    """Searches among all passages of the questions' own contexts.
+    """Searches among the passages that ``config.corpus`` says, see `passage_ids`.
 
     Raises:
       Stopped: ``should_stop`` said so.
     """
-    ids = passage_ids(dataset, train, dev)
+    ids, steps = passage_ids(dataset, config.corpus, train, dev), config.steps
     texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
     passages = [dataset.corpus[id] for id in ids]
     with bar("encoding, as passage", sum(map(len, texts))) as shown:
@@ -133,8 +159,10 @@ def make_task(
     return Task(index, ids, *answerable)
 
 
-def passage_ids(dataset: Dataset, *questions: Sequence[Question]) -> tuple[str, ...]:
-    """Those of the questions' own contexts, each once, in their order."""
+def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -> tuple[str, ...]:
+    """All of the corpus, or its ``own`` of these questions: each once, in the contexts' order."""
+    if corpus == "all":
+        return tuple(dataset.corpus)
     return tuple(
         dict.fromkeys(
             id
@@ -156,27 +184,31 @@ def _watched(progress: Callable[[int], Any], should_stop: ShouldStop) -> Callabl
 
 
 def by_aligner(features: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The aligner's own score of every candidate."""
-    return [feature_RF[:, 0] for feature_RF in features]
+    """The aligner's own score of every candidate, sharp enough for a softmax."""
+    return [_SHARP * feature_RF[:, 0] for feature_RF in features]
 
 
 def search_states(
-    task: Task, score: Score, label: str, should_stop: ShouldStop = _never
+    task: Task,
+    questions: Sequence[Question],
+    score: Score,
+    label: str,
+    should_stop: ShouldStop = _never,
 ) -> list[State]:
-    """What every step of the training questions' searches chose from, where gold was among it."""
+    """What every step of these questions' searches chose from, where gold was among it."""
     row = {id: place for place, id in enumerate(task.ids)}
-    gold = [[row[id] for id in q.supporting or () if id in row] for q in task.train]
+    gold = [[row[id] for id in q.supporting or () if id in row] for q in questions]
     states = []
 
     def keep(candidates: Candidates) -> None:
         # Candidates are passages that the chain does not have.
         is_gold_R = np.isin(candidates.row_R, gold[candidates.question])
         if is_gold_R.any():
-            states.append(State(candidates.feature_RF, is_gold_R))
+            states.append(State(candidates.question, candidates.feature_RF, is_gold_R))
 
-    with bar(label, len(task.train), "question") as shown:
+    with bar(label, len(questions), "question") as shown:
         progress = _watched(shown.update, should_stop)
-        task.index.explore([q.question for q in task.train], score, None, keep, progress)
+        task.index.explore([q.question for q in questions], score, None, keep, progress)
     return states
 
 
@@ -191,6 +223,8 @@ def fit(
     x_SRF, is_gold_SR, there_SR = _padded(states)
     seen_NF = x_SRF[there_SR]
     mean_F, scale_F = seen_NF.mean(0), seen_NF.std(0) + 1e-3
+    without = {name for group in config.without for name in GROUPS[group]}
+    scale_F[[name in without for name in FEATURES]] = _NEVER
     module = LinkHeadModule(mean_F, scale_F, config.hidden, nnx.Rngs(seed))
     x_SRF = np.where(there_SR[..., None], x_SRF, mean_F)
 
@@ -243,7 +277,7 @@ def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     x_SRF = np.zeros((len(states), most, len(FEATURES)), np.float32)
     is_gold_SR = np.zeros((len(states), most), bool)
     there_SR = np.zeros((len(states), most), bool)
-    for place, (feature_RF, is_gold_R) in enumerate(states):
+    for place, (_, feature_RF, is_gold_R) in enumerate(states):
         count = len(is_gold_R)
         x_SRF[place, :count], is_gold_SR[place, :count] = feature_RF, is_gold_R
         there_SR[place, :count] = True
@@ -251,15 +285,19 @@ def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _dev(
-    tasks: Sequence[Task], score: Score, name: str, should_stop: ShouldStop
+    tasks: Sequence[Task], scores: tuple[Score, Score], name: str, should_stop: ShouldStop
 ) -> dict[str, float]:
-    """Recall of the dev questions of all sets together; nothing where there are none."""
+    """Recall of the dev questions of all sets together, every second with the second score; nothing
+    where there are none.
+    """
     found: dict[int, list[float]] = {k: [] for k in _KS}
     progress = _watched(lambda count: None, should_stop)
-    for index, ids, _, dev in tasks:
-        ranked = index.explore([q.question for q in dev], score, progress=progress)
-        for question, rows in zip(dev, ranked, strict=True):
-            top, elsewhere = [ids[row] for row in rows], passages_elsewhere(question)
+    for task, half in itertools.product(tasks, (0, 1)):
+        questions = task.dev[half::2]
+        texts = [question.question for question in questions]
+        ranked = task.index.explore(texts, scores[half], progress=progress)
+        for question, rows in zip(questions, ranked, strict=True):
+            top, elsewhere = [task.ids[row] for row in rows], passages_elsewhere(question)
             for k in _KS:
                 found[k].append(recall_at(top, question.supporting or (), k, elsewhere))
     return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}

@@ -16,9 +16,10 @@ from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.models import link_head
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
+from cirag_jax.retrieval.candidates import FEATURES, GROUPS
 from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
-from cirag_jax.retrieval.linked import FEATURES, GROUPS, LinkedIndex
+from cirag_jax.retrieval.linked import LinkedIndex
 from cirag_jax.retrieval.links import LinkWalk
 from cirag_jax.training.link_head import (
     Stopped,
@@ -216,8 +217,9 @@ def test_a_training_stops_wherever_it_is():
             train_link_head(config, [task], "sentence", 0, lambda: next(times) == limit)
         return next(times) - 1
 
-    # Two rounds of a search and the epochs, and two measurements; each takes one block.
-    assert asked(0) == 2 * (1 + 3) + 2
+    # Two rounds of two searches and the epochs; the epochs of each half's head; two measurements of
+    # two halves. Every search takes one block.
+    assert asked(0) == 2 * (2 + 3) + 2 * 3 + 2 * 2
     assert [asked(limit) for limit in (1, 3, 10)] == [1, 3, 10]
 
 

@@ -1,0 +1,132 @@
+r"""What each addition to the search along links gives: heads of one aligner under changed settings.
+
+    python experiments/linked.py --checkpoint W --data A B C [--fold dev_tune] \
+        [--change held_out=0 --change "corpus=own held_out=0" ...]
+
+For every ``--change`` (settings of ``config.head``, parted by spaces) and for none, a head is
+trained on the aligner of W as configs/aligner.py:linked does, and searches for the questions of the
+fold (of HotpotQA only those of setting distractor) among all passages of their folder. Vectors are
+kept in ``--vectors``: only the first run embeds. A table has recall in per cent with its 95 %
+bootstrap interval; ``found`` is the share of the gold passages that any step had among its
+candidates: what else is missed was ranked low. Figures and their reading: experiments/RESULTS.md.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from cirag_jax.config_files import load_config
+from cirag_jax.datasets import load
+from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.overlap import mean_of
+from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.significance import interval
+from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.models.link_head import LinkHead
+from cirag_jax.retrieval.candidates import Candidates
+from cirag_jax.retrieval.encoders import CachedEncoder, FlaxEncoder, RememberingEncoder
+from cirag_jax.training import link_head
+from cirag_jax.training.aligner import Questions, split_questions
+from cirag_jax.types import Config, Question
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_KS = (2, 3, 5, 10)
+
+
+def main() -> None:
+    """Prints one table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--checkpoint", required=True, help="a workdir of configs/aligner.py:linked"
+    )
+    parser.add_argument("--data", nargs="+", required=True, help="the folders it was trained on")
+    parser.add_argument("--fold", default="dev_tune")
+    parser.add_argument("--change", action="append", default=[], help="settings of config.head")
+    parser.add_argument("--vectors", default="runs/vectors", help="a folder, made where needed")
+    options = parser.parse_args()
+    jax.config.update("jax_numpy_dtype_promotion", "standard")  # As training does.
+
+    overrides = [f"--config.data.dir={tuple(options.data)!r}"]
+    config = load_config(str(_ROOT / "configs/aligner.py:linked"), overrides)
+    sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
+    encoder, _ = open_encoder(options.checkpoint)
+    limits = {
+        "query_max_length": config.query_max_length,
+        "passage_max_length": config.unit_max_length,
+    }
+    embeds = RememberingEncoder(
+        CachedEncoder(FlaxEncoder(encoder, **limits), pathlib.Path(options.vectors))
+    )
+    print("| head | data | questions |", " | ".join(f"R@{k}" for k in _KS), "| found |")
+    print("|", " | ".join(["---"] * (len(_KS) + 4)), "|")
+    for change in ["", *options.change]:
+        changed = [f"--config.head.{setting}" for setting in change.split()]
+        head_config = load_config(str(_ROOT / "configs/aligner.py:linked"), changed).head
+        link_head.check_settings(head_config)
+        head, searched = trained(head_config, config, sets, embeds)
+        for one, task in zip(sets, searched, strict=True):
+            asked = [q for q in one.dataset.questions if q.fold == options.fold and q.supporting]
+            asked = [q for q in asked if q.setting in (None, "distractor")]
+            if asked:
+                print("|", change or "as configured", "|", *row(one, task, head, asked), flush=True)
+
+
+def trained(
+    head_config: Config, config: Config, sets: Sequence[Questions], embeds: RememberingEncoder
+) -> tuple[LinkHead, list[link_head.Task]]:
+    """A head, and for each of the sets a search among all of its passages."""
+    kind = config.data.units
+
+    def tasks(changed: Config) -> list[link_head.Task]:
+        return [link_head.make_task(*one, kind, embeds, changed) for one in sets]
+
+    searched = tasks(head_config)
+    head, _ = link_head.train_link_head(head_config, searched, kind, config.seed)
+    if head_config.corpus != "all":
+        everywhere = head_config.copy_and_resolve_references()
+        everywhere.corpus = "all"
+        searched = tasks(everywhere)
+    return head, searched
+
+
+def row(
+    one: Questions, task: link_head.Task, head: LinkHead, asked: Sequence[Question]
+) -> list[Any]:
+    """A line of the table."""
+    found: list[set[int]] = [set() for _ in asked]
+
+    def watch(candidates: Candidates) -> None:
+        found[candidates.question].update(candidates.row_R.tolist())
+
+    texts = [question.question for question in asked]
+    ranked = task.index.explore(texts, head.score, observe=watch)
+    cells: list[Any] = [one.dataset.name, "|", len(asked), "|"]
+    for k in _KS:
+        told = interval(mean_of(_recalls(task, asked, ranked, k)))
+        value, low, high = (100 * told[name] for name in ("value", "low", "high"))
+        cells += [f"{value:.1f} [{low:.1f}, {high:.1f}]", "|"]
+    pools = [list(rows) for rows in found]
+    most = max(map(len, pools))
+    return [*cells, f"{100 * _recalls(task, asked, pools, most).mean():.1f}", "|"]
+
+
+def _recalls(
+    task: link_head.Task, asked: Sequence[Question], ranked: Sequence[Sequence[int]], k: int
+) -> np.ndarray:
+    return np.array(
+        [
+            recall_at([task.ids[r] for r in rows], q.supporting or (), k, passages_elsewhere(q))
+            for q, rows in zip(asked, ranked, strict=True)
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
