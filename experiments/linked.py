@@ -31,7 +31,7 @@ from cirag_jax.evaluation.significance import interval
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead
 from cirag_jax.retrieval.candidates import Candidates
-from cirag_jax.retrieval.encoders import CachedEncoder, FlaxEncoder, RememberingEncoder
+from cirag_jax.retrieval.encoders import CachedEncoder, Encoder, FlaxEncoder, RememberingEncoder
 from cirag_jax.training import link_head
 from cirag_jax.training.aligner import Questions, split_questions
 from cirag_jax.types import Config, Question
@@ -61,9 +61,8 @@ def main() -> None:
         "query_max_length": config.query_max_length,
         "passage_max_length": config.unit_max_length,
     }
-    embeds = RememberingEncoder(
-        CachedEncoder(FlaxEncoder(encoder, **limits), pathlib.Path(options.vectors))
-    )
+    remembers = RememberingEncoder(FlaxEncoder(encoder, **limits))
+    embeds = CachedEncoder(remembers, pathlib.Path(options.vectors))
     print("| head | data | questions |", " | ".join(f"R@{k}" for k in _KS), "| found |")
     print("|", " | ".join(["---"] * (len(_KS) + 4)), "|")
     for change in ["", *options.change]:
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 def trained(
-    head_config: Config, config: Config, sets: Sequence[Questions], embeds: RememberingEncoder
+    head_config: Config, config: Config, sets: Sequence[Questions], embeds: Encoder
 ) -> tuple[LinkHead, list[link_head.Task]]:
     """A head, and for each of the sets a search among all of its passages."""
     kind = config.data.units
