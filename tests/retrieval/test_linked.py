@@ -22,6 +22,7 @@ from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.linked import LinkedIndex
 from cirag_jax.retrieval.links import LinkWalk
+from cirag_jax.training import link_head as training
 from cirag_jax.training.link_head import (
     Stopped,
     Task,
@@ -290,6 +291,24 @@ def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_the
     index = _index(heads[3], steps=2)
     rows, _ = index.search([QUESTION.question], 2)
     assert [PASSAGES[row].id for row in rows[0]] == ["Grey Harbour", "Anna Berg"]
+
+
+def test_each_half_of_the_held_out_questions_is_measured_without_it(monkeypatch):
+    fit, odd = training.fit, []
+
+    def watched(states, *rest):
+        odd.append(sum(state.question % 2 for state in states))
+        return fit(states, *rest)
+
+    monkeypatch.setattr(training, "fit", watched)
+    config = aligner.linked().head
+    config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
+    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:])
+    with jax.numpy_dtype_promotion("standard"):
+        train_link_head(config, [task], "sentence", seed=0)
+    # The one training question has an even place.
+    both, without_even, without_odd = odd
+    assert both == without_even > without_odd == 0
 
 
 def test_a_head_never_sees_the_groups_that_it_is_to_do_without():
