@@ -308,8 +308,10 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
 def test_a_finished_head_is_kept_and_another_is_trained_anew(
     folders, tmp_path, one_device, monkeypatch
 ):
-    fitted, fit = [], link_head.fit
-    monkeypatch.setattr(link_head, "fit", lambda *args: (fitted.append(1), fit(*args))[1])
+    fitted, train_head = [], link_head.train_link_head
+    monkeypatch.setattr(
+        link_head, "train_link_head", lambda *args: (fitted.append(1), train_head(*args))[1]
+    )
     changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
 
     def train(**more):
