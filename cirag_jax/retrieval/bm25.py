@@ -98,7 +98,7 @@ class BM25:
         for row, words in enumerate(self.words(queries)):
             scores_N = self.scores(words)
             rows = np.arange(self._size) if allowed is None else np.unique(allowed[row])
-            best = _best(scores_N[rows], k)
+            best = best_places(scores_N[rows], k)
             row_QK[row, : len(best)] = rows[best]
             score_QK[row, : len(best)] = scores_N[rows[best]]
         return row_QK, score_QK
@@ -137,9 +137,10 @@ def _check(found: Any, new: Any, size: int) -> None:
         raise ValueError("a score is not finite")
 
 
-def _best(scores_N: np.ndarray, k: int) -> np.ndarray:
-    """Places of the k highest scores, best first, ties by place: sorts only what may be among
-    them.
+def best_places(scores_N: np.ndarray, k: int) -> np.ndarray:
+    """Places of the k highest scores, best first, ties by place.
+
+    Only what may be among them is sorted.
     """
     if 0 < k < len(scores_N):
         threshold = np.partition(scores_N, -k)[-k]

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from cirag_jax.datasets.chains import passage_text
-from cirag_jax.retrieval.bm25 import BM25
+from cirag_jax.retrieval.bm25 import BM25, best_places
 from cirag_jax.retrieval.links import LinkWalk, TitleIndex, WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Passage
@@ -125,7 +125,7 @@ class Search:
     ended: bool = False
 
     def __post_init__(self):
-        reached = np.argsort(-self.walk_N, kind="stable")[:_REACHED]
+        reached = best_places(self.walk_N, _REACHED)
         reached = reached[self.walk_N[reached] > 0].tolist()
         self.walk_place = _places(reached)
         self.word_place = _places(self.words)
@@ -245,9 +245,7 @@ class CandidateFinder:
     def candidates(self, s: Search) -> Candidates:
         """What the next step of a search chooses from."""
         linked = self._linked(s)
-        words_N = s.left_N + s.told_N
-        by_words = np.argsort(-words_N, kind="stable")[:_UNRANKED]
-        by_words = by_words[words_N[by_words] > 0].tolist()
+        by_words = _rows_by_words(s)
         linked_rows = [*linked.by_chain, *list(linked.by_passages)[:_LINKED]]
         rows = dict.fromkeys([*s.pool, *s.near, *linked_rows, *by_words[:NEAR]])
         row_R = np.array([row for row in rows if s.may_find(row)], np.int32)
@@ -322,6 +320,14 @@ class _Linked(NamedTuple):
     by_last: dict[int, float]
     by_chain: dict[int, float]
     by_passages: dict[int, float]
+
+
+def _rows_by_words(s: Search) -> list[int]:
+    """What BM25 finds for the words of a step, best first."""
+    words_N = s.left_N + s.told_N
+    row_R = np.arange(len(words_N)) if s.allowed is None else np.array(sorted(s.allowed), np.int32)
+    best_K = row_R[best_places(words_N[row_R], _UNRANKED)]
+    return best_K[words_N[best_K] > 0].tolist()
 
 
 def _by_words(s: Search, row_R: np.ndarray, place: Mapping[int, int]) -> dict[str, np.ndarray]:

@@ -186,6 +186,15 @@ def test_only_allowed_passages_are_found_and_places_beyond_them_are_empty():
     assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
 
 
+def test_places_by_words_are_among_what_may_be_found():
+    seen = []
+    allowed = [np.array([ROW["Long Harbour"], ROW["Bo Berg"]])]
+    _index(_head(named=1.0)).explore(["A baker?"], _head().score, allowed, seen.append)
+    known = dict(zip(seen[0].row_R.tolist(), seen[0].feature_RF, strict=True))
+    # All ten people are bakers, and Bo is the second.
+    assert known[ROW["Bo Berg"]][FEATURES.index("words_place")] == 0
+
+
 def test_all_questions_are_found_as_each_alone_and_blank_passages_never():
     index = _index(_head(score=1.0, named=1.0))
     texts = [question.question for question in DATASET.questions] * 8  # more than one block
