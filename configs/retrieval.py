@@ -6,9 +6,9 @@ The record of its runs stands in configs/aligner.py and README.md. Units, steps 
 chosen on 2WikiMultihopQA's dev questions, the weights of links on all three dev_tune halves.
 
 Record of ``linked``, an aligner and head of configs/aligner.py:linked, by experiments/linked.py
-(--fold dev_report; 2026-11-27, two cores of an AMD EPYC beside other work, commit a81840e): R@5 99.4
-of 2WikiMultihopQA, 96.6 of HotpotQA (distractor, 16,924 passages), 67.7 of MuSiQue (11,320); 13
-minutes with the training of the head, vectors of the sentences there already.
+(--fold dev_report; 2026-11-27, two cores of an AMD EPYC beside other work, commit a81840e): R@5
+99.4 of 2WikiMultihopQA, 96.6 of HotpotQA (distractor, 16,924 passages), 67.7 of MuSiQue (11,320);
+13 minutes with the training of the head, vectors of the sentences there already.
 
 Record of links (--config.systems="('bm25','links')" --config.data.split=dev
 --config.data.fold=dev_report; 2026-11-25, two cores of an AMD EPYC, commit 993d767): R@5 97.1 of
