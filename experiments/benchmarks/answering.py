@@ -23,12 +23,23 @@ does nothing: what scheduler and journal cost themselves.
 Results
   ``cirag``, CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-26, jax 0.10.2,
   torch 2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e; no answer differs of the four
-  questions that all sides have; ``no reuse`` was stopped for want of time:
+  questions that all sides have; 8 times was the goal: most of what is left is prefill and the
+  reading of keys and values. ``no reuse`` was stopped for want of time:
 
     side           questions s/question  times    cpu prefilled   cached generated differ
     transformers           4      26.30   1.00   1.00      6673        0       226      0
     one at a time          4      11.59   2.27   2.78       872     5801       226      0
     together              64       4.64   5.66   6.74       688     5755       208      0
+
+  ``cirag`` again, whole, on a slower EPYC of two cores; 2026-11-27, the same versions and command,
+  commit 83ba04d, 36 minutes; idle but for the second half of ``no reuse``, which ran beside tests,
+  so that its processor time is the measure; no answer differs of those that a side shares with
+  the first:
+
+    transformers           4      38.36   1.00   1.00      6673        0       226      0
+    one at a time          4      20.52   1.87   2.36       872     5801       226      0
+    together              64       8.23   4.66   5.81       688     5755       208      0
+    no reuse              16      35.03   1.10   1.79      6340        0       218      0
 
   ``ircot``, the same kind of machine beside tests; 2026-11-26, ``--questions 16 --serial 2``,
   commit 8b23ab4; no answer differs:
@@ -53,7 +64,7 @@ Results
              one at a time          1      14.69   1.58   2.04      2091     1532       212      0
              together              12       8.91   2.61   3.96      1140     2521       244      0
 
-  ``no reuse`` of ``cirag``, ``kirag`` and ``dualrag``: not run. Overhead: 0.092 ms a request
+  ``no reuse`` of ``kirag`` and ``dualrag``: not run. Overhead: 0.092 ms a request
   (beside other work).
   GPU: not measured.
 """
