@@ -102,7 +102,8 @@ def base() -> Any:
     # the rest) | own (passages of the questions' contexts, of which it finds more than of all).
     config.head.corpus = "all"
     # How often a state of the held-out questions counts, which the aligner was not trained on; 0:
-    # they only measure. Else each half of them measures a head that has learnt from the other.
+    # they only measure, as questions of another dev.split or dev.fold always do. Else each half of
+    # them measures a head that has learnt from the other.
     config.head.held_out = 3
     config.head.steps = 5  # Passages that a search chooses one after the other.
     config.head.hidden = 32  # Width of its hidden layer.

@@ -95,7 +95,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
-        "trained_on": sorted(question.id for one in sets for question in one.train),
+        "trained_on": sorted(
+            question.id
+            for one in sets
+            for question in (*one.train, *(one.dev if held_out_teach(config) else ()))
+        ),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
@@ -421,12 +425,19 @@ def _fit_head(
             passage_max_length=config.unit_max_length,
         )
     )
-    kind = config.data.units
+    kind, head = config.data.units, config.head.copy_and_resolve_references()
+    head.held_out = config.head.held_out if held_out_teach(config) else 0
     tasks = [
-        link_head.make_task(dataset, train, dev, kind, embeds, config.head, should_stop)
+        link_head.make_task(dataset, train, dev, kind, embeds, head, should_stop)
         for dataset, train, dev in sets
     ]
-    return link_head.train_link_head(config.head, tasks, kind, config.seed, should_stop)
+    return link_head.train_link_head(head, tasks, kind, config.seed, should_stop)
+
+
+def held_out_teach(config: Config) -> bool:
+    """Whether the head learns from the dev questions: not from those of another split or fold."""
+    chosen = config.dev.split or config.dev.fold
+    return bool(config.head.rounds and config.head.held_out and not chosen)
 
 
 # ---------------------------------------------------------------------------------------- evaluate

@@ -12,11 +12,11 @@ import pytest
 
 from cirag_jax import sharding
 from cirag_jax.config_files import load_config
-from cirag_jax.datasets import jsonl
+from cirag_jax.datasets import jsonl, load
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
-from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.models.io.workdir import open_encoder, trained_on
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, link_head, optimizers
 from cirag_jax.training.data import pools as pools_lib
@@ -331,6 +331,28 @@ def test_a_finished_head_is_kept_and_another_is_trained_anew(
     assert train(**{"head.epochs": 3}) != first and fitted == [1, 1]
     file.write_bytes(before[:40])
     assert train() == first and fitted == [1, 1, 1]
+
+
+def test_a_head_learns_from_no_question_of_another_split(
+    folders, tmp_path, one_device, monkeypatch
+):
+    held_out, train_head = [], link_head.train_link_head
+    monkeypatch.setattr(
+        link_head,
+        "train_link_head",
+        lambda head, *rest: (held_out.append(head.held_out), train_head(head, *rest))[1],
+    )
+    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
+    seen = []
+    for name, dev in (("dev", "dev"), ("held_out", None)):
+        config = _config(folders, **changes, **{"head.epochs": 1})
+        config.dev.split, config.dev.questions = dev, 2
+        aligner.train_and_evaluate(config, tmp_path / name)
+        seen.append(len(trained_on(str(tmp_path / name))))
+    assert held_out == [0, 3]
+    # What teaches the head counts as trained on: the two that were held out, too.
+    train = load.select_questions(load.load_dataset(config.data), config.data)
+    assert seen == [len(train), len(train)]
 
 
 @pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one
