@@ -23,6 +23,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.io.tensor_files import check_finite, opened, save_tensors
 
 FILE = "link_head.safetensors"
+TAUGHT = "taught"  # In its record: ids of questions that only the head has learnt from.
 _MOST_DIGITS = 9  # Of the number of steps; Python would refuse 5,000.
 _LEAST_ROWS = 1024  # A call is padded to this or to a power of two above it.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.special import softmax
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.retrieval.bm25 import BM25, best_places
@@ -17,7 +18,7 @@ from cirag_jax.retrieval.links import LinkWalk, TitleIndex, WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Passage
 
-NEAR = 25  # Passages that the aligner finds at a step, and BM25 for the question and for a step.
+_NEAR = 25  # Passages that the aligner finds at a step, and BM25 for the question and for a step.
 _REACHED = 60  # Passages where the walk ends most often.
 _LINKED = 50  # Passages that the chain's passages name.
 _UNRANKED = 100  # The place of what a ranking did not find.
@@ -129,7 +130,7 @@ class Search:
         reached = reached[self.walk_N[reached] > 0].tolist()
         self.walk_place = _places(reached)
         self.word_place = _places(self.words)
-        self.pool = [*self.named, *self.near, *list(self.words)[:NEAR], *reached]
+        self.pool = [*self.named, *self.near, *list(self.words)[:_NEAR], *reached]
 
     def may_find(self, row: int) -> bool:
         """Whether ``row`` is allowed and not in the chain yet."""
@@ -143,8 +144,7 @@ class Search:
         best = int(np.argmax(score_R))
         self.rows.append(int(candidates.row_R[best]))
         self.units.append(int(candidates.unit_R[best]))
-        likely_R = np.exp(score_R - score_R.max(), dtype=np.float64)
-        likely_R /= likely_R.sum()
+        likely_R = softmax(score_R.astype(np.float64))
         for row, likely in zip(candidates.row_R.tolist(), likely_R.tolist(), strict=True):
             self.missed[row] = self.missed.get(row, 1.0) * (1 - likely)
 
@@ -193,7 +193,7 @@ class CandidateFinder:
         allowed: Sequence[np.ndarray] | None,
     ) -> list[Search]:
         """A search for every question, of which ``query_QD`` are the vectors."""
-        near_QK, score_QK = self._units.nearest(query_QD, NEAR, allowed)
+        near_QK, score_QK = self._units.nearest(query_QD, _NEAR, allowed)
         words_QK, word_score_QK = self._words.search_scored(questions, _UNRANKED, allowed)
         # What shares no word with the question is no place to begin at.
         seeds_QK = np.where(word_score_QK > 0, words_QK, -1)
@@ -232,7 +232,7 @@ class CandidateFinder:
         allowed: Sequence[np.ndarray] | None,
     ) -> None:
         """Tells searches of their longer chains; ``query_QD`` are questions with these."""
-        near_QK, _ = self._units.nearest(query_QD, NEAR, allowed)
+        near_QK, _ = self._units.nearest(query_QD, _NEAR, allowed)
         read = self._words.words([self._texts[search.rows[-1]] for search in searches])
         told = self._words.words([self._units.texts[search.units[-1]] for search in searches])
         for place, search in enumerate(searches):
@@ -247,7 +247,7 @@ class CandidateFinder:
         linked = self._linked(s)
         by_words = _rows_by_words(s)
         linked_rows = [*linked.by_chain, *list(linked.by_passages)[:_LINKED]]
-        rows = dict.fromkeys([*s.pool, *s.near, *linked_rows, *by_words[:NEAR]])
+        rows = dict.fromkeys([*s.pool, *s.near, *linked_rows, *by_words[:_NEAR]])
         row_R = np.array([row for row in rows if s.may_find(row)], np.int32)
         row_R = row_R[self._units.counts(row_R) > 0]
 

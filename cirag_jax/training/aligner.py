@@ -95,11 +95,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
-        "trained_on": sorted(
-            question.id
-            for one in sets
-            for question in (*one.train, *(one.dev if held_out_teach(config) else ()))
-        ),
+        "trained_on": sorted(question.id for one in sets for question in one.train),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
@@ -392,7 +388,9 @@ def train_head(
             "it again, and nothing else"
         )
         return None
-    dataclasses.replace(head, record={"run": run, "figures": figures}).save(workdir)
+    taught = sorted(q.id for one in sets for q in one.dev) if held_out_teach(config) else []
+    record = {"run": run, "figures": figures, link_head_model.TAUGHT: taught}
+    dataclasses.replace(head, record=record).save(workdir)
     return figures
 
 
@@ -437,7 +435,7 @@ def _fit_head(
 def held_out_teach(config: Config) -> bool:
     """Whether the head learns from the dev questions: not from those of another split or fold."""
     chosen = config.dev.split or config.dev.fold
-    return bool(config.head.rounds and config.head.held_out and not chosen)
+    return bool(config.head.held_out and not chosen)
 
 
 # ---------------------------------------------------------------------------------------- evaluate

@@ -290,15 +290,14 @@ def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_the
     blind = tuple(
         dataclasses.replace(question, question="Who? Where?") for question in DATASET.questions[:2]
     )
-    recalls, heads = {}, {}
-    for config.held_out in (0, 3):
-        task = Task(_index(steps=2), tuple(ROW), blind, DATASET.questions[2:])
-        with jax.numpy_dtype_promotion("standard"):
-            heads[config.held_out], found = train_link_head(config, [task], "sentence", seed=0)
-        recalls[config.held_out] = found["dev/linked_recall@2"]
-    assert recalls[3] == 1 > recalls[0]
-    index = _index(heads[3], steps=2)
-    rows, _ = index.search([QUESTION.question], 2)
+    task = Task(_index(steps=2), tuple(ROW), blind, DATASET.questions[2:])
+    with jax.numpy_dtype_promotion("standard"):
+        config.held_out = 0
+        _, without = train_link_head(config, [task], "sentence", seed=0)
+        config.held_out = 3
+        head, found = train_link_head(config, [task], "sentence", seed=0)
+    assert found["dev/linked_recall@2"] == 1 > without["dev/linked_recall@2"]
+    rows, _ = _index(head, steps=2).search([QUESTION.question], 2)
     assert [PASSAGES[row].id for row in rows[0]] == ["Grey Harbour", "Anna Berg"]
 
 

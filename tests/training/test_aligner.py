@@ -14,9 +14,11 @@ from cirag_jax import sharding
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.errors import UserError
+from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder, trained_on
+from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, link_head, optimizers
 from cirag_jax.training.data import pools as pools_lib
@@ -353,6 +355,10 @@ def test_a_head_learns_from_no_question_of_another_split(
     # What teaches the head counts as trained on: the two that were held out, too.
     train = load.select_questions(load.load_dataset(config.data), config.data)
     assert seen == [len(train), len(train)]
+    head = link_head_model.load_link_head(tmp_path / "held_out", FEATURES)
+    dataclasses.replace(head, record={"taught": [1]}).save(tmp_path / "held_out")
+    with pytest.raises(UserError, match=r"taught of link_head\.safetensors must be a list of ids"):
+        trained_on(str(tmp_path / "held_out"))
 
 
 @pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from flax import nnx
 
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, local_path
-from cirag_jax.models import decoder_params, lora
+from cirag_jax.models import decoder_params, link_head, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.io import encoder_adapter
@@ -112,7 +113,8 @@ def trained_units(spec: str) -> str | None:
 
 def trained_on(spec: str) -> frozenset[str] | None:
     """Ids of what a model was trained on, questions or an extractor's passages; None: it does not
-    say. ``spec`` is as that of `trained_units`, or a language model's adapter.
+    say. ``spec`` is as that of `trained_units`, or a language model's adapter. An aligner's head
+    counts as a part of it.
 
     Raises:
       UserError: what it says are no ids.
@@ -120,9 +122,12 @@ def trained_on(spec: str) -> frozenset[str] | None:
     ids = training_of(spec).get("trained_on")
     if ids is None:
         return None
-    if not isinstance(ids, list | tuple) or not all(isinstance(one, str) for one in ids):
-        raise UserError(f"{spec}: field trained_on of its training must be a list of ids.")
-    return frozenset(ids)
+    taught = link_head.read_record(local_path(spec)).get(link_head.TAUGHT, [])
+    told = {"trained_on of its training": ids, f"{link_head.TAUGHT} of {link_head.FILE}": taught}
+    for field, found in told.items():
+        if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
+            raise UserError(f"{spec}: field {field} must be a list of ids.")
+    return frozenset(itertools.chain(*told.values()))
 
 
 def training_of(spec: str) -> dict[str, Any]:
