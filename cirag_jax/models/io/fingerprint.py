@@ -5,6 +5,7 @@ keeps such a description beside them.
 """
 
 import ast
+import gc
 import hashlib
 import importlib.metadata
 import json
@@ -118,7 +119,7 @@ def of_code(module: str) -> str:
         file = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
         if name in sources or not file.is_file():
             continue
-        tree, lines = ast.parse(file.read_bytes()), list[str]()
+        tree, lines = _parsed(file), list[str]()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
@@ -127,6 +128,21 @@ def of_code(module: str) -> str:
         _outline(tree, lines.append)
         sources[name] = "\n".join(lines)
     return _hash(json.dumps(sources, sort_keys=True).encode())
+
+
+def _parsed(file: Path) -> ast.Module:
+    """A file's syntax tree, made without a collection of garbage in between.
+
+    What is collected may log an exception, for whose traceback Python parses a line of source; in
+    3.11 such a parse within a parse makes the outer one fail (CPython's issue 106905).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(file.read_bytes())
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _outline(node: ast.AST, write: Callable[[str], Any]) -> None:

@@ -1,5 +1,7 @@
 """What tells one run's models and code from another's."""
 
+import ast
+import gc
 import json
 import os
 import pathlib
@@ -189,6 +191,22 @@ def test_code_is_the_same_to_every_version_of_python(tmp_path, monkeypatch):
         assert fingerprint.of_code("cirag_jax.m") != "f3b9b8c4031c46db", new
     file.write_text(CODE.replace("It.", "It does.").replace("\n    match", "  # so\n    match"))
     assert fingerprint.of_code("cirag_jax.m") == "f3b9b8c4031c46db"
+
+
+def test_garbage_that_parses_does_not_disturb():
+    """As a traceback does that is logged for a task when it is collected."""
+
+    def parses(phase: str, info: dict) -> None:
+        ast.parse("a = f(1)")
+
+    wanted, thresholds = fingerprint.of_code("cirag_jax.methods.cirag"), gc.get_threshold()
+    gc.callbacks.append(parses)
+    gc.set_threshold(10)
+    try:
+        assert fingerprint.of_code("cirag_jax.methods.cirag") == wanted
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(parses)
 
 
 def test_one_sentence_names_the_field_and_both_values():
