@@ -30,7 +30,14 @@ from cirag_jax.models.io.workdir import open_encoder, trained_on, trained_units
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, Progress, RememberingEncoder, Role
+from cirag_jax.retrieval.encoders import (
+    Encoder,
+    FlaxEncoder,
+    Progress,
+    RememberingEncoder,
+    Role,
+    kept_on_disk,
+)
 from cirag_jax.retrieval.linked import LinkedIndex, find_link_head, needed_link_head
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
@@ -248,6 +255,10 @@ class _Aligners:
             for name, encoder in self._encoders.items()
         }
 
+    def embeds_units(self, name: str) -> Encoder:
+        """An encoder of all units at once, whose vectors the training of a head has kept."""
+        return self.embeds[name] if self.head is None else kept_on_disk(self.embeds[name])
+
     def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
         """An index over passages."""
         with bar(f"encoding, {name}", len(set(texts)), "passage") as shown:
@@ -326,7 +337,7 @@ class _Rankings:
         return LinkedIndex(
             self._task.corpus.passages,
             self._units,
-            self._aligners.embeds["trained"],
+            self._aligners.embeds_units("trained"),
             head,
             self._task.kind,
             steps=head.steps,
@@ -337,7 +348,7 @@ class _Rankings:
         """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
         config, task, encoder = self._config, self._task, self._aligners.embeds[name]
         if config.retriever == "units":
-            search: Search = UnitIndex(self._units, encoder).search
+            search: Search = UnitIndex(self._units, self._aligners.embeds_units(name)).search
         else:
             who = name if config.retriever == "aligner" else "frozen"
             index, embeds = self._index(who), self._aligners.embeds[who]

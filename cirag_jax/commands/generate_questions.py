@@ -28,12 +28,12 @@ from cirag_jax.grade import (
 )
 from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
-from cirag_jax.io import cache_folder, say
+from cirag_jax.io import say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.models.io import fingerprint
 from cirag_jax.prompts import grade as prompts
-from cirag_jax.retrieval.encoders import CachedEncoder, open_encoder_for
+from cirag_jax.retrieval.encoders import kept_on_disk, open_encoder_for
 from cirag_jax.runtime import codec, journal, journal_reader
 from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import GenerateHandler
@@ -448,9 +448,7 @@ def _groups(
     texts = [claim.text for claim in stated]
 
     def program() -> Program[list[list[int]]]:
-        encoder: Any = open_encoder_for(run.config.encoder)
-        folder = cache_folder("vectors")
-        encoder = CachedEncoder(encoder, folder) if folder is not None else encoder
+        encoder = kept_on_disk(open_encoder_for(run.config.encoder))
         say(f"embedding and clustering {len(texts):,} claims")
         return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
         yield  # a program, which has nothing to ask

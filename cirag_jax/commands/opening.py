@@ -12,7 +12,7 @@ from cirag_jax.commands import backends, online
 from cirag_jax.commands.pool import Pool
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
-from cirag_jax.io import cache_folder, say
+from cirag_jax.io import say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import extraction
@@ -20,7 +20,7 @@ from cirag_jax.methods.extraction import ONLINE
 from cirag_jax.methods.reading import ANSWER_TOKENS
 from cirag_jax.models.io import workdir
 from cirag_jax.prompts import digests
-from cirag_jax.retrieval.encoders import CachedEncoder, Encoder
+from cirag_jax.retrieval.encoders import Encoder, kept_on_disk
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
 from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
 from cirag_jax.retrieval.links import TitleIndex
@@ -362,10 +362,9 @@ def _open_index(
         decided_by.append(config.encoder.to_dict())
     if config.retriever.units == "triple" or config.retriever.kind == "linked":
         decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
-    folder = cache_folder("vectors")
-    if encoder is not None and folder is not None:
+    if encoder is not None:
         # Neither a question nor a run will be the last over these passages.
-        encoder = CachedEncoder(encoder, folder)
+        encoder = kept_on_disk(encoder)
     return pool.get(
         "indexes",
         decided_by,

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.io import cache_folder
 from cirag_jax.models.io.fingerprint import of_packages, small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.tensor_files import check_finite
@@ -126,6 +127,12 @@ class CachedEncoder:
             self._folder.mkdir(parents=True, exist_ok=True)
             save_array(file, vectors_ND)
         return vectors_ND
+
+
+def kept_on_disk(encoder: Encoder) -> Encoder:
+    """``encoder`` as a `CachedEncoder` of the user's cache; as it is where there is to be none."""
+    folder = cache_folder("vectors")
+    return encoder if folder is None else CachedEncoder(encoder, folder)
 
 
 class RememberingEncoder:

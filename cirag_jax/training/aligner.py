@@ -26,7 +26,7 @@ from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.candidates import FEATURES
-from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder
+from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder, kept_on_disk
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers
 from cirag_jax.training import state as state_lib
@@ -416,13 +416,13 @@ def _fit_head(
     should_stop: Callable[[], bool],
 ) -> tuple[link_head_model.LinkHead, dict[str, float]]:
     encoder, _ = open_encoder(str(workdir))
-    embeds = RememberingEncoder(
-        FlaxEncoder(
-            encoder,
-            query_max_length=config.query_max_length,
-            passage_max_length=config.unit_max_length,
-        )
+    embeds = FlaxEncoder(
+        encoder,
+        query_max_length=config.query_max_length,
+        passage_max_length=config.unit_max_length,
     )
+    # A head that begins anew, and an evaluation of all, read the same sentences once more.
+    embeds = kept_on_disk(RememberingEncoder(embeds))
     kind, head = config.data.units, config.head.copy_and_resolve_references()
     head.held_out = config.head.held_out if held_out_teach(config) else 0
     tasks = [

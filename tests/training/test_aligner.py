@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
+from cirag_jax.commands import evaluate_retrieval
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.errors import UserError
@@ -19,6 +20,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder, trained_on
 from cirag_jax.retrieval.candidates import FEATURES
+from cirag_jax.retrieval.encoders import FlaxEncoder
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, link_head, optimizers
 from cirag_jax.training.data import pools as pools_lib
@@ -26,6 +28,7 @@ from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.training.profile import StepProfile
 from cirag_jax.training.state import make_state
 from cirag_jax.types import Triple
+from configs import retrieval
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -333,6 +336,34 @@ def test_a_finished_head_is_kept_and_another_is_trained_anew(
     assert train(**{"head.epochs": 3}) != first and fitted == [1, 1]
     file.write_bytes(before[:40])
     assert train() == first and fitted == [1, 1, 1]
+
+
+def test_what_a_head_has_embedded_is_not_embedded_again(folders, tmp_path, one_device, monkeypatch):
+    monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
+    embedded, encode = [], FlaxEncoder.encode
+
+    def counting(self, texts, kind="passage", progress=None):
+        embedded.append(kind)
+        return encode(self, texts, kind, progress)
+
+    monkeypatch.setattr(FlaxEncoder, "encode", counting)
+    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
+    config, workdir = _config(folders, **changes, **{"head.epochs": 1}), tmp_path / "w"
+    aligner.train_and_evaluate(config, workdir)
+    assert {*embedded} == {"passage", "query"}
+
+    (workdir / "link_head.safetensors").unlink()
+    embedded.clear()
+    aligner.train_and_evaluate(config, workdir)
+    assert {*embedded} == {"query"}
+
+    asked = retrieval.get_config()
+    asked.checkpoint, asked.data.dir, asked.data.split = str(workdir), str(folders[1]), "dev"
+    asked.systems, asked.bootstrap_samples = ("linked",), 10
+    asked.query_max_length, asked.unit_max_length = config.query_max_length, config.unit_max_length
+    embedded.clear()
+    evaluate_retrieval.evaluate(asked, tmp_path)
+    assert {*embedded} == {"query"}
 
 
 def test_a_head_learns_from_no_question_of_another_split(
