@@ -65,11 +65,12 @@ def main() -> None:
     embeds = CachedEncoder(remembers, pathlib.Path(options.vectors))
     print("| head | data | questions |", " | ".join(f"R@{k}" for k in _KS), "| found |")
     print("|", " | ".join(["---"] * (len(_KS) + 4)), "|")
+    trainer = Trainer(config, sets, embeds)
     for change in ["", *options.change]:
         changed = [f"--config.head.{setting}" for setting in change.split()]
         head_config = load_config(str(_ROOT / "configs/aligner.py:linked"), changed).head
         link_head.check_settings(head_config)
-        head, searched = trained(head_config, config, sets, embeds)
+        head, searched = trainer.train(head_config)
         for one, task in zip(sets, searched, strict=True):
             asked = [q for q in one.dataset.questions if q.fold == options.fold and q.supporting]
             asked = [q for q in asked if q.setting in (None, "distractor")]
@@ -77,22 +78,29 @@ def main() -> None:
                 print("|", change or "as configured", "|", *row(one, task, head, asked), flush=True)
 
 
-def trained(
-    head_config: Config, config: Config, sets: Sequence[Questions], embeds: Encoder
-) -> tuple[LinkHead, list[link_head.Task]]:
-    """A head, and for each of the sets a search among all of its passages."""
-    kind = config.data.units
+class Trainer:
+    """Trains heads on one aligner; what they search is indexed once."""
 
-    def tasks(changed: Config) -> list[link_head.Task]:
-        return [link_head.make_task(*one, kind, embeds, changed) for one in sets]
+    def __init__(self, config: Config, sets: Sequence[Questions], embeds: Encoder):
+        self._config, self._sets, self._embeds = config, sets, embeds
+        self._tasks: dict[tuple[str, int], list[link_head.Task]] = {}
 
-    searched = tasks(head_config)
-    head, _ = link_head.train_link_head(head_config, searched, kind, config.seed)
-    if head_config.corpus != "all":
+    def train(self, head_config: Config) -> tuple[LinkHead, list[link_head.Task]]:
+        """A head, and for each of the sets a search among all of its passages."""
+        kind, searched = self._config.data.units, self._searched(head_config)
+        head, _ = link_head.train_link_head(head_config, searched, kind, self._config.seed)
         everywhere = head_config.copy_and_resolve_references()
         everywhere.corpus = "all"
-        searched = tasks(everywhere)
-    return head, searched
+        return head, self._searched(everywhere)
+
+    def _searched(self, head_config: Config) -> list[link_head.Task]:
+        key = (head_config.corpus, head_config.steps)
+        if key not in self._tasks:
+            kind = self._config.data.units
+            self._tasks[key] = [
+                link_head.make_task(*one, kind, self._embeds, head_config) for one in self._sets
+            ]
+        return self._tasks[key]
 
 
 def row(
