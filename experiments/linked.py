@@ -113,7 +113,7 @@ def row(
         found[candidates.question].update(candidates.row_R.tolist())
 
     texts = [question.question for question in asked]
-    ranked = task.index.explore(texts, head.score, observe=watch)
+    ranked = [one.rows for one in task.index.explore(texts, head.score, observe=watch)]
     cells: list[Any] = [one.dataset.name, "|", len(asked), "|"]
     for k in _KS:
         told = interval(mean_of(_recalls(task, asked, ranked, k)))

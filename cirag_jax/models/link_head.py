@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from scipy.special import expit
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.errors import UserError
@@ -24,6 +25,7 @@ from cirag_jax.models.io.tensor_files import check_finite, opened, save_tensors
 
 FILE = "link_head.safetensors"
 TAUGHT = "taught"  # In its record: ids of questions that only the head has learnt from.
+_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # Tensors of the file.
 _MOST_DIGITS = 9  # Of the number of steps; Python would refuse 5,000.
 _LEAST_ROWS = 1024  # A call is padded to this or to a power of two above it.
 
@@ -54,6 +56,23 @@ class LinkHeadModule(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
+class StopRule:
+    """A logistic regression: whether a passage that a search found is needed.
+
+    Attributes:
+      weight_F: of what `retrieval.stopping.describe` says of a passage, float32.
+      bias: float32, of shape ``()``.
+    """
+
+    weight_F: np.ndarray
+    bias: np.ndarray
+
+    def probability(self, x_KF: np.ndarray) -> np.ndarray:
+        """``p_K``, between 0 and 1."""
+        return expit(x_KF @ self.weight_F + self.bias)
+
+
+@dataclasses.dataclass(frozen=True)
 class LinkHead:
     """A trained head, and how it was trained.
 
@@ -62,6 +81,7 @@ class LinkHead:
       features: that it reads, in their order.
       units: that the aligner beside it ranks: triple, sentence or passage.
       steps: of the searches that it learnt on.
+      stop: which of the found passages are needed; None: it has not learnt that.
       record: what the training that made it wants to find again; see `read_record`.
       source: the file that it was read from.
     """
@@ -70,6 +90,7 @@ class LinkHead:
     features: tuple[str, ...]
     units: UnitKind
     steps: int
+    stop: StopRule | None = None
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = FILE
 
@@ -98,6 +119,8 @@ class LinkHead:
           UserError: there is no room.
         """
         tensors = {name: np.asarray(value[...]) for name, value in _variables(self.module)}
+        if self.stop is not None:
+            tensors |= {_STOP_WEIGHT: self.stop.weight_F, _STOP_BIAS: self.stop.bias}
         told = {
             "features": ",".join(self.features),
             "units": self.units,
@@ -150,7 +173,20 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
     if units not in UNIT_KINDS or not steps.isdecimal() or len(steps) > _MOST_DIGITS:
         told = f"field units is {units!r}, field steps {steps[:80]!r}"
         raise UserError(f"{file}: {told}.")
-    return LinkHead(module, had, units, int(steps), source=str(file))
+    return LinkHead(module, had, units, int(steps), _stop_rule(tensors, file), source=str(file))
+
+
+def _stop_rule(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> StopRule | None:
+    """The rule among a file's tensors; None where there is none."""
+    if not tensors.keys() & {_STOP_WEIGHT, _STOP_BIAS}:
+        return None
+    found = []
+    for name, ndim in ((_STOP_WEIGHT, 1), (_STOP_BIAS, 0)):
+        array = tensors.get(name)
+        if array is None or (array.ndim, array.dtype) != (ndim, np.float32):
+            raise UserError(f"{file}: tensor {name} is missing or has another shape or dtype.")
+        found.append(check_finite(array, str(file)))
+    return StopRule(*found)
 
 
 def _variables(module: LinkHeadModule) -> list[tuple[str, nnx.Variable]]:

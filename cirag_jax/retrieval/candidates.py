@@ -101,7 +101,7 @@ class Search:
       query_D: the vector of question and chain.
       read: words of the chain's passages.
       rows, units: the chain.
-      missed: of every candidate so far, the probability that no step would have chosen it.
+      likely: for every step so far, the probability of each candidate that it is chosen.
       ended: nothing was left to choose from.
     """
 
@@ -122,7 +122,7 @@ class Search:
     read: set[str] = dataclasses.field(default_factory=set)
     rows: list[int] = dataclasses.field(default_factory=list)
     units: list[int] = dataclasses.field(default_factory=list)
-    missed: dict[int, float] = dataclasses.field(default_factory=dict)
+    likely: list[dict[int, float]] = dataclasses.field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self):
@@ -145,16 +145,19 @@ class Search:
         self.rows.append(int(candidates.row_R[best]))
         self.units.append(int(candidates.unit_R[best]))
         likely_R = softmax(score_R.astype(np.float64))
-        for row, likely in zip(candidates.row_R.tolist(), likely_R.tolist(), strict=True):
-            self.missed[row] = self.missed.get(row, 1.0) * (1 - likely)
+        self.likely.append(dict(zip(candidates.row_R.tolist(), likely_R.tolist(), strict=True)))
 
     def ranked(self) -> list[int]:
         """The first passages of the chain, then all candidates by how likely any step chose them.
 
         Later steps may follow a wrong passage; what several found likely is the safer guess.
         """
-        likely = sorted(self.missed, key=self.missed.__getitem__)
-        return list(dict.fromkeys([*self.rows[:_FIRST], *likely]))
+        missed: dict[int, float] = {}
+        for found in self.likely:
+            for row, likely in found.items():
+                missed[row] = missed.get(row, 1.0) * (1 - likely)
+        likeliest = sorted(missed, key=missed.__getitem__)
+        return list(dict.fromkeys([*self.rows[:_FIRST], *likeliest]))
 
 
 class CandidateFinder:

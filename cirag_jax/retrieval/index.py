@@ -195,6 +195,11 @@ def open_retriever(
     check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
     check_choice("config.retriever.units", config.units, UNIT_KINDS)
+    if config.stop is not None:
+        if config.kind != LINKED:
+            raise UserError("config.retriever.stop needs config.retriever.kind=linked")
+        if not 0 <= config.stop <= 1:
+            raise UserError(f"config.retriever.stop={config.stop} must be from 0 to 1.")
     if config.kind == LINKED:
         return _open_linked(config, passages, needed(encoder, config.kind), triples or {}, progress)
     if config.units != "passage":
@@ -255,6 +260,7 @@ def _open_linked(
         head,
         head.units,
         steps=head.steps,
+        stop=config.stop,
         dtype=config.dtype,
         progress=progress,
     )

@@ -8,6 +8,7 @@ aligner's own searches weighs them.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from cirag_jax.datasets.chains import UnitKind, query_text
 from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
 from cirag_jax.models.link_head import FILE, LinkHead, load_link_head
+from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, Candidates, Search
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.links import WalkOptions
@@ -22,6 +24,19 @@ from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
 
 _BLOCK = 64  # Questions that are searched at once.
+
+
+class Found(NamedTuple):
+    """What a search found.
+
+    Attributes:
+      rows: passages, best first.
+      seen_KF: of the first of them, see `stopping.describe`.
+    """
+
+    rows: list[int]
+    seen_KF: np.ndarray
+
 
 Score = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 Observe = Callable[[Candidates], None]
@@ -43,11 +58,12 @@ class LinkedIndex:
       kind: of the units.
       steps: passages that are chosen one after the other.
       dtype: in which vectors are kept, see `UnitIndex`.
+      stop: a search leaves out what is needed with a smaller probability; None: nothing.
       options: of the walk.
       progress: is told how many texts are embedded.
 
     Raises:
-      UserError: there is no unit.
+      UserError: there is no unit, or the head has not learnt when to stop.
     """
 
     def __init__(
@@ -60,10 +76,16 @@ class LinkedIndex:
         *,
         steps: int = 5,
         dtype: str = "float32",
+        stop: float | None = None,
         options: WalkOptions | None = None,
         progress: Progress | None = None,
     ):
-        self._head, self._steps, self._size = head, steps, len(passages)
+        if stop is not None and (head is None or head.stop is None):
+            raise UserError(
+                f"{FILE if head is None else head.source}: its head has not learnt when to stop, "
+                "which config.retriever.stop asks for; train it again."
+            )
+        self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
         self._encoder = encoder
         self._units = UnitIndex(texts, encoder, dtype=dtype, progress=progress)
@@ -81,7 +103,9 @@ class LinkedIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k best passages for every question, as `PassageIndex.search`.
 
-        A score is minus the place: no other orders passages of different steps.
+        A score is minus the place: no other orders passages of different steps. With ``stop`` there
+        may be fewer: places beyond those that are likely needed hold row -1 and score -inf. The
+        first passage is always there.
 
         Raises:
           UserError: feedback, which moves vectors of passages.
@@ -91,11 +115,19 @@ class LinkedIndex:
         assert self._head is not None
         row_QK = np.full((len(queries), k), -1, np.int32)
         score_QK = np.full((len(queries), k), -np.inf, np.float32)
-        found = self.explore(queries, self._head.score, allowed)
-        for query, rows in enumerate(found):
-            row_QK[query, : len(rows[:k])] = rows[:k]
-            score_QK[query, : len(rows[:k])] = -np.arange(len(rows[:k]))
+        for query, found in enumerate(self.explore(queries, self._head.score, allowed)):
+            rows = self._needed(found)[:k]
+            row_QK[query, : len(rows)] = rows
+            score_QK[query, : len(rows)] = -np.arange(len(rows))
         return row_QK, score_QK
+
+    def _needed(self, found: Found) -> list[int]:
+        if self._stop is None:
+            return found.rows
+        assert self._head is not None and self._head.stop is not None
+        likely_K = self._head.stop.probability(found.seen_KF)
+        pairs = zip(found.rows, likely_K.tolist(), strict=False)
+        return [row for place, (row, p) in enumerate(pairs) if not place or p >= self._stop]
 
     def explore(
         self,
@@ -104,13 +136,13 @@ class LinkedIndex:
         allowed: Sequence[np.ndarray] | None = None,
         observe: Observe = lambda candidates: None,
         progress: Progress = lambda count: None,
-    ) -> list[list[int]]:
-        """Ranked rows for every question, each chosen by ``score`` of the features of a step.
+    ) -> list[Found]:
+        """What is found for every question, each step choosing by ``score`` of the features.
 
         ``observe`` is told the candidates of every step, before one is chosen; ``progress`` how
         many questions are through.
         """
-        ranked = []
+        found = []
         for start in range(0, len(questions), _BLOCK):
             part = slice(start, start + _BLOCK)
             within = None if allowed is None else allowed[part]
@@ -121,9 +153,13 @@ class LinkedIndex:
                 if step:
                     self._follow(going, within)
                 self._choose(going, score, start, observe)
-            ranked += [search.ranked() for search in searches]
+            found += [self._found(search) for search in searches]
             progress(len(searches))
-        return ranked
+        return found
+
+    def _found(self, search: Search) -> Found:
+        rows = search.ranked()
+        return Found(rows, stopping.describe(rows, search.likely, self._steps))
 
     def _follow(self, searches: Sequence[Search], allowed: Sequence[np.ndarray] | None) -> None:
         """Asks the aligner with the question and the chain so far."""
@@ -154,9 +190,17 @@ def find_link_head(spec: str) -> LinkHead | None:
     """The head of an aligner: of a training workdir, an exported folder or ``shipped:NAME``.
 
     Raises:
-      UserError: see `load_link_head`.
+      UserError: see `load_link_head`; or what it learnt of stopping is of another version.
     """
-    return load_link_head(local_path(spec), FEATURES)
+    head = load_link_head(local_path(spec), FEATURES)
+    if head is not None and head.stop is not None:
+        has, wanted = len(head.stop.weight_F), stopping.num_features(head.steps)
+        if has != wanted:
+            raise UserError(
+                f"{head.source}: its stop reads {has} features where this version has {wanted}; "
+                "train it again."
+            )
+    return head
 
 
 def needed_link_head(spec: str) -> LinkHead:

@@ -9,6 +9,7 @@ The aligner scores the questions that it was trained on better than any others. 
 out from it to choose its checkpoint are therefore the better teachers of the head, and count more.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -19,16 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from scipy.optimize import minimize
+from scipy.special import expit
 
 from cirag_jax.datasets.chains import UnitKind, units_of
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
-from cirag_jax.models.link_head import LinkHead, LinkHeadModule
+from cirag_jax.models.link_head import LinkHead, LinkHeadModule, StopRule
 from cirag_jax.retrieval.candidates import FEATURES, GROUPS, Candidates
 from cirag_jax.retrieval.encoders import Encoder
-from cirag_jax.retrieval.linked import LinkedIndex, Score
+from cirag_jax.retrieval.linked import Found, LinkedIndex, Score
 from cirag_jax.types import Config, Dataset, Question
 
 _KS = (2, 5)
@@ -57,6 +60,13 @@ class State(NamedTuple):
     is_gold_R: np.ndarray
 
 
+class Ranking(NamedTuple):
+    """The first passages that a search found, ``seen_KF``, and which of them are gold."""
+
+    seen_KF: np.ndarray
+    is_gold_K: np.ndarray
+
+
 class Stopped(Exception):
     """The training was told to stop before its head was whole."""
 
@@ -83,7 +93,8 @@ def train_link_head(
     """The head after ``rounds`` of ``config``, and dev recall with it and by the aligner alone.
 
     The held-out questions count ``held_out`` times. Where that is not 0, heads that have learnt
-    from one half of them alone are measured on the other.
+    from one half of them alone are measured on the other, and what these find teaches when to stop,
+    beside what the last round found for the training questions.
 
     Raises:
       UserError: no search came upon a gold passage.
@@ -91,27 +102,31 @@ def train_link_head(
     """
 
     def fitted(half: int | None) -> tuple[LinkHead, float]:
-        """A head without what that half of the held-out questions teaches."""
+        """A head without what that half of the held-out questions teaches, nor when to stop."""
         kept = [state for state in held_out if state.question % 2 != half]
         module, loss = fit(states + config.held_out * kept, config, seed, should_stop)
         return LinkHead(module, FEATURES, units, config.steps), loss
 
     score, states, held_out, found = by_aligner, list[State](), list[State](), None
+    rankings = list[Ranking]()
     for number in range(1, config.rounds + 1):
         label = f"round {number}, searching"
+        rankings = []
         for task in tasks:
-            states += search_states(task, task.train, score, label, should_stop)
+            new, ranked = search_states(task, task.train, score, label, should_stop)
+            states, rankings = states + new, rankings + ranked
             if config.held_out:
-                held_out += search_states(task, task.dev, score, label, should_stop)
+                held_out += search_states(task, task.dev, score, label, should_stop)[0]
         if not states:
             raise UserError("no search of a training question came upon a gold passage")
         found = fitted(None)
         score = found[0].score
     assert found is not None
     halves = (fitted(0)[0].score, fitted(1)[0].score) if held_out else (score, score)
-    before = _dev(tasks, (by_aligner, by_aligner), "aligner", should_stop)
-    after = _dev(tasks, halves, "linked", should_stop)
-    return found[0], {"head_loss": found[1], **before, **after}
+    before, _ = _dev(tasks, (by_aligner, by_aligner), "aligner", should_stop)
+    after, ranked = _dev(tasks, halves, "linked", should_stop)
+    head = dataclasses.replace(found[0], stop=fit_stop(rankings + config.held_out * ranked))
+    return head, {"head_loss": found[1], **before, **after}
 
 
 def check_settings(config: Config) -> None:
@@ -194,11 +209,11 @@ def search_states(
     score: Score,
     label: str,
     should_stop: ShouldStop = _never,
-) -> list[State]:
-    """What every step of these questions' searches chose from, where gold was among it."""
-    row = {id: place for place, id in enumerate(task.ids)}
-    gold = [[row[id] for id in q.supporting or () if id in row] for q in questions]
-    states = []
+) -> tuple[list[State], list[Ranking]]:
+    """What every step of these questions' searches chose from, where gold was among it; and what
+    they found.
+    """
+    gold, states = _gold_rows(task, questions), []
 
     def keep(candidates: Candidates) -> None:
         # Candidates are passages that the chain does not have.
@@ -208,8 +223,42 @@ def search_states(
 
     with bar(label, len(questions), "question") as shown:
         progress = _watched(shown.update, should_stop)
-        task.index.explore([q.question for q in questions], score, None, keep, progress)
-    return states
+        found = task.index.explore([q.question for q in questions], score, None, keep, progress)
+    return states, _rankings(found, gold)
+
+
+def _gold_rows(task: Task, questions: Sequence[Question]) -> list[list[int]]:
+    row = {id: place for place, id in enumerate(task.ids)}
+    return [[row[id] for id in q.supporting or () if id in row] for q in questions]
+
+
+def _rankings(found: Sequence[Found], gold: Sequence[Sequence[int]]) -> list[Ranking]:
+    return [
+        Ranking(seen_KF, np.isin(rows[: len(seen_KF)], right))
+        for (rows, seen_KF), right in zip(found, gold, strict=True)
+    ]
+
+
+def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
+    """Logistic regression of which passages are gold, by their likelihood and a normal prior.
+
+    Features are standardised first, so that the prior's variance of 1 suits all of them.
+    """
+    x_NF = np.concatenate([seen_KF for seen_KF, _ in rankings]).astype(np.float64)
+    sign_N = np.where(np.concatenate([is_gold_K for _, is_gold_K in rankings]), 1, -1)
+    mean_F, scale_F = x_NF.mean(0), x_NF.std(0) + 1e-3
+    z_NF = (x_NF - mean_F) / scale_F
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        margin_N = sign_N * (z_NF @ w[1:] + w[0])
+        slope_N = -sign_N * expit(-margin_N)
+        gradient = np.concatenate([[slope_N.sum()], slope_N @ z_NF + w[1:]])
+        return np.logaddexp(0, -margin_N).sum() + w[1:] @ w[1:] / 2, gradient
+
+    w = minimize(loss, np.zeros(1 + len(mean_F)), jac=True, method="L-BFGS-B").x
+    weight_F = w[1:] / scale_F
+    bias = np.asarray(w[0] - weight_F @ mean_F, np.float32)
+    return StopRule(weight_F.astype(np.float32), bias)
 
 
 def fit(
@@ -286,18 +335,20 @@ def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def _dev(
     tasks: Sequence[Task], scores: tuple[Score, Score], name: str, should_stop: ShouldStop
-) -> dict[str, float]:
-    """Recall of the dev questions of all sets together, every second with the second score; nothing
-    where there are none.
+) -> tuple[dict[str, float], list[Ranking]]:
+    """Recall of the dev questions of all sets together, every second with the second score, and
+    what was found; nothing where there are none.
     """
     found: dict[int, list[float]] = {k: [] for k in _KS}
+    rankings = list[Ranking]()
     progress = _watched(lambda count: None, should_stop)
     for task, half in itertools.product(tasks, (0, 1)):
         questions = task.dev[half::2]
         texts = [question.question for question in questions]
-        ranked = task.index.explore(texts, scores[half], progress=progress)
-        for question, rows in zip(questions, ranked, strict=True):
-            top, elsewhere = [task.ids[row] for row in rows], passages_elsewhere(question)
+        searched = task.index.explore(texts, scores[half], progress=progress)
+        rankings += _rankings(searched, _gold_rows(task, questions))
+        for question, one in zip(questions, searched, strict=True):
+            top, elsewhere = [task.ids[row] for row in one.rows], passages_elsewhere(question)
             for k in _KS:
                 found[k].append(recall_at(top, question.supporting or (), k, elsewhere))
-    return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}
+    return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}, rankings

@@ -168,7 +168,7 @@ def test_after_three_passages_of_the_chain_the_likeliest_of_all_steps_come():
     step(r2=0.7, r7=0.3)
     step(r3=0.51, r4=0.49)
     assert search.rows == [0, 1, 2, 3]
-    # Row 7 was missed with 0.8 * 0.6 * 0.7, row 3 with 0.49.
+    # Row 7 is missed with 0.8 * 0.6 * 0.7, row 3 with 0.49.
     assert search.ranked() == [0, 1, 2, 7, 3, 4]
 
 

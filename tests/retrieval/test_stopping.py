@@ -1,0 +1,142 @@
+"""When a search along links has found enough."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from cirag_jax.errors import UserError
+from cirag_jax.models import link_head
+from cirag_jax.models.link_head import StopRule
+from cirag_jax.retrieval import stopping
+from cirag_jax.retrieval.index import open_retriever
+from cirag_jax.retrieval.linked import find_link_head
+from cirag_jax.training import link_head as training
+from cirag_jax.training.link_head import Ranking, Task, fit_stop, train_link_head
+from configs import aligner, retrievers
+from tests.retrieval.test_linked import DATASET, PASSAGES, QUESTION, ROW, Words, _head, _index
+
+
+def _log_odds(p):
+    return np.log(p / (1 - p))
+
+
+def test_what_is_known_of_the_first_passages():
+    likely = [{4: 0.5, 7: 0.5}, {7: 0.8, 9: 0.2}]
+    x_KF = stopping.describe([4, 7, 9], likely, 3)
+    assert x_KF.shape == (3, stopping.num_features(3)) and x_KF.dtype == np.float32
+    rare = _log_odds(1e-4)
+    of_4, of_7, of_9 = _log_odds(0.5), _log_odds(0.9), _log_odds(0.2)
+    best = [_log_odds(0.5), _log_odds(0.8), rare]  # The third step had nothing to choose from.
+    wanted = [
+        [of_4, of_7, of_7, 0.0, 1, 0, 0, 0, 0, *best, 0.0, rare, rare],
+        [of_7, of_9, of_9, 0.5, 0, 1, 0, 0, 0, *best, 0.0, _log_odds(0.8), rare],
+        [of_9, rare, rare, 1.4, 0, 0, 1, 0, 0, *best, rare, _log_odds(0.2), rare],
+    ]
+    np.testing.assert_allclose(x_KF, wanted, rtol=1e-5, atol=1e-6)
+    # The likeliest passage behind one is not always the next.
+    assert stopping.describe([7, 9, 4], likely, 3)[0, 1:3].tolist() == [
+        pytest.approx(of_9),
+        pytest.approx(of_4),
+    ]
+    assert len(stopping.describe(range(20), [], 3)) == stopping.PLACES
+    assert stopping.describe([], [], 3).shape == (0, stopping.num_features(3))
+
+
+def test_the_rule_is_the_logistic_regression_of_scikit_learn():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    random = np.random.default_rng(0)
+    x_NF = random.normal(3, [1, 9, 0.1], (200, 3))
+    is_gold_N = (x_NF - 3) @ [1, 0.1, -9] + random.normal(size=200) > 0
+    rule = fit_stop([Ranking(x_NF[:70], is_gold_N[:70]), Ranking(x_NF[70:], is_gold_N[70:])])
+    z_NF = (x_NF - x_NF.mean(0)) / (x_NF.std(0) + 1e-3)
+    wanted = linear_model.LogisticRegression(C=1.0, tol=1e-8).fit(z_NF, is_gold_N)
+    np.testing.assert_allclose(
+        rule.probability(x_NF), wanted.predict_proba(z_NF)[:, 1], rtol=1e-3, atol=1e-4
+    )
+
+
+def _stops(head, **weights):
+    """``head`` with a rule that looks at the place alone."""
+    weight_F = np.zeros(stopping.num_features(2), np.float32)
+    weight_F[4:9] = [weights.get(name, -9.0) for name in ("one", "two", "three", "four", "five")]
+    return dataclasses.replace(head, stop=StopRule(weight_F, np.zeros((), np.float32)))
+
+
+def test_a_search_leaves_out_what_is_not_needed_but_for_its_first_passage():
+    head = _stops(_head(named=9.0, named_by_passages=5.0), two=9.0)
+    row_QK, score_QK = _index(head, steps=2, stop=0.6).search([QUESTION.question], 4)
+    found = [PASSAGES[row].id for row in row_QK[0, :2]]
+    assert found == ["Grey Harbour", "Anna Berg"]
+    assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
+    row_QK, _ = _index(head, steps=2, stop=0.0).search([QUESTION.question], 4)
+    assert row_QK.min() >= 0
+    with pytest.raises(UserError, match=r"link_head\.safetensors: its head has not learnt when"):
+        _index(_head(), stop=0.5)
+
+
+def test_a_head_learns_that_two_passages_are_needed(tmp_path):
+    config = aligner.linked().head
+    config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
+    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:5], DATASET.questions[5:9])
+    with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
+        head, _ = train_link_head(config, [task], "sentence", seed=0)
+    head.save(tmp_path)
+    loaded = find_link_head(str(tmp_path))
+    row_QK, _ = _index(loaded, steps=2, stop=0.5).search([DATASET.questions[9].question], 6)
+    assert row_QK[0].tolist() == [ROW["Wild Harbour"], ROW["Jon Berg"], -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("held_out", "taught"), [(0, 1), (3, 1 + 3 * 4)])
+def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught):
+    seen = []
+    monkeypatch.setattr(
+        training, "fit_stop", lambda found: (seen.extend(found), fit_stop(found))[1]
+    )
+    config = aligner.linked().head
+    config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 2})
+    config.held_out = held_out
+    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:5])
+    with jax.numpy_dtype_promotion("standard"):
+        train_link_head(config, [task], "sentence", seed=0)
+    assert len(seen) == taught
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stop_bias": None}, "tensor stop_bias is missing or"),
+        ({"stop_weight_F": np.zeros(13)}, "tensor stop_weight_F is missing or has another"),
+        ({"stop_weight_F": np.zeros(7, np.float32)}, "its stop reads 7 features where this"),
+        ({"stop_bias": np.full((), np.nan, np.float32)}, "gives numbers that are not finite"),
+    ],
+)
+def test_a_damaged_rule_is_refused_in_a_sentence(tmp_path, changes, message):
+    _stops(_head()).save(tmp_path)
+    file = tmp_path / link_head.FILE
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        had = opened.metadata()
+    tensors = safetensors.numpy.load_file(file) | changes
+    tensors = {name: array for name, array in tensors.items() if array is not None}
+    safetensors.numpy.save_file(tensors, file, metadata=had)
+    with pytest.raises(UserError, match=message) as refused:
+        find_link_head(str(tmp_path))
+    assert str(file) in str(refused.value)
+
+
+def test_the_retriever_stops_where_it_is_told_to(tmp_path):
+    encoder = Words()
+    encoder.identity = {"model": str(tmp_path)}
+    _stops(_head(named=9.0)).save(tmp_path)
+    config = retrievers.retriever()
+    config.kind, config.stop = "linked", 0.6
+    row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 3)
+    assert row_QK[0].tolist() == [ROW["Grey Harbour"], -1, -1]
+    config.stop = 1.5
+    with pytest.raises(UserError, match=r"config\.retriever\.stop=1\.5 must be from 0 to 1"):
+        open_retriever(config, PASSAGES, encoder)
+    config.kind, config.stop = "bm25", 0.5
+    with pytest.raises(UserError, match=r"retriever\.stop needs config\.retriever\.kind=linked"):
+        open_retriever(config, PASSAGES, None)
