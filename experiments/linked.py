@@ -1,20 +1,23 @@
 r"""What each addition to the search along links gives: heads of one aligner under changed settings.
 
     python experiments/linked.py --checkpoint W --data A B C [--fold dev_tune] \
-        [--change held_out=0 --change "corpus=own held_out=0" ...]
+        [--change held_out=0 --change "corpus=own held_out=0" ...] [--pools] [--stops 0.2 0.5]
 
 For every ``--change`` (settings of ``config.head``, parted by spaces) and for none, a head is
 trained on the aligner of W as configs/aligner.py:linked does, and searches for the questions of the
 fold (of HotpotQA only those of setting distractor) among all passages of their folder. Vectors are
 kept in ``--vectors``: only the first run embeds. A table has recall in per cent with its 95 %
 bootstrap interval; ``found`` is the share of the gold passages that any step had among its
-candidates: what else is missed was ranked low. Figures and their reading: experiments/RESULTS.md.
+candidates: what else is missed was ranked low. With ``--pools`` a question searches its own context
+alone, as Beam Retriever and Q-RAG do. ``--stops`` tells, on standard error, what a search reads
+that leaves out what is needed with less probability, beside the first 2 to 5 passages of every
+ranking. Figures and their reading: experiments/RESULTS.md.
 """
 
 import argparse
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,18 +29,21 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets import load
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.overlap import mean_of
-from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.recall import SetScores, mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.significance import interval
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead
 from cirag_jax.retrieval.candidates import Candidates
 from cirag_jax.retrieval.encoders import CachedEncoder, Encoder, FlaxEncoder, RememberingEncoder
+from cirag_jax.retrieval.linked import Found
+from cirag_jax.retrieval.stopping import needed
 from cirag_jax.training import link_head
 from cirag_jax.training.aligner import Questions, split_questions
 from cirag_jax.types import Config, Question
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _KS = (2, 3, 5, 10)
+_FIRST = (2, 3, 4, 5)
 
 
 def main() -> None:
@@ -49,6 +55,8 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True, help="the folders it was trained on")
     parser.add_argument("--fold", default="dev_tune")
     parser.add_argument("--change", action="append", default=[], help="settings of config.head")
+    parser.add_argument("--pools", action="store_true", help="search a question's own context")
+    parser.add_argument("--stops", nargs="*", type=float, default=[], help="probabilities")
     parser.add_argument("--vectors", default="runs/vectors", help="a folder, made where needed")
     options = parser.parse_args()
     jax.config.update("jax_numpy_dtype_promotion", "standard")  # As training does.
@@ -74,8 +82,14 @@ def main() -> None:
         for one, task in zip(sets, searched, strict=True):
             asked = [q for q in one.dataset.questions if q.fold == options.fold and q.supporting]
             asked = [q for q in asked if q.setting in (None, "distractor")]
-            if asked:
-                print("|", change or "as configured", "|", *row(one, task, head, asked), flush=True)
+            if not asked:
+                continue
+            found, pools = searched_for(task, head, asked, options.pools)
+            print("|", change or "as configured", "|", *row(one, task, asked, found, pools))
+            for name, scores in stopped(task, head, asked, found, options.stops):
+                told = f"read {scores.read:.2f}, recall {100 * scores.recall:.1f}, "
+                told += f"exact {100 * scores.exact:.1f}, F1 {100 * scores.f1:.1f}"
+                print(f"{one.dataset.name}, {name}: {told}", file=sys.stderr, flush=True)
 
 
 class Trainer:
@@ -103,25 +117,67 @@ class Trainer:
         return self._tasks[key]
 
 
+def searched_for(
+    task: link_head.Task, head: LinkHead, asked: Sequence[Question], in_pools: bool
+) -> tuple[list[Found], list[set[int]]]:
+    """What is found, and the candidates of all steps."""
+    candidates: list[set[int]] = [set() for _ in asked]
+
+    def watch(step: Candidates) -> None:
+        candidates[step.question].update(step.row_R.tolist())
+
+    allowed = None
+    if in_pools:
+        row = {id: place for place, id in enumerate(task.ids)}
+        allowed = [np.array(sorted({row[id] for id in q.context or ()}), np.int32) for q in asked]
+    texts = [question.question for question in asked]
+    return task.index.explore(texts, head.score, allowed, watch), candidates
+
+
 def row(
-    one: Questions, task: link_head.Task, head: LinkHead, asked: Sequence[Question]
+    one: Questions,
+    task: link_head.Task,
+    asked: Sequence[Question],
+    found: Sequence[Found],
+    candidates: Sequence[set[int]],
 ) -> list[Any]:
     """A line of the table."""
-    found: list[set[int]] = [set() for _ in asked]
-
-    def watch(candidates: Candidates) -> None:
-        found[candidates.question].update(candidates.row_R.tolist())
-
-    texts = [question.question for question in asked]
-    ranked = [one.rows for one in task.index.explore(texts, head.score, observe=watch)]
+    ranked = [searched.rows for searched in found]
     cells: list[Any] = [one.dataset.name, "|", len(asked), "|"]
     for k in _KS:
         told = interval(mean_of(_recalls(task, asked, ranked, k)))
         value, low, high = (100 * told[name] for name in ("value", "low", "high"))
         cells += [f"{value:.1f} [{low:.1f}, {high:.1f}]", "|"]
-    pools = [list(rows) for rows in found]
+    pools = [list(rows) for rows in candidates]
     most = max(map(len, pools))
     return [*cells, f"{100 * _recalls(task, asked, pools, most).mean():.1f}", "|"]
+
+
+def stopped(
+    task: link_head.Task,
+    head: LinkHead,
+    asked: Sequence[Question],
+    found: Sequence[Found],
+    stops: Sequence[float],
+) -> Iterator[tuple[str, SetScores]]:
+    """What is read and how much of it is gold, where a search stops, or after so many passages."""
+    if not stops:
+        return
+    assert head.stop is not None
+    sets = {f"the first {k}": [one.rows[:k] for one in found] for k in _FIRST}
+    likely = [head.stop.probability(one.seen_KF) for one in found]
+    for stop in stops:
+        pairs = zip(found, likely, strict=True)
+        sets[f"stops below {stop:g}"] = [
+            needed(one.rows, likely_K, stop) for one, likely_K in pairs
+        ]
+    for name, rows in sets.items():
+        ids = [[task.ids[place] for place in chosen] for chosen in rows]
+        scores = [
+            set_scores(chosen, q.supporting or (), passages_elsewhere(q))
+            for chosen, q in zip(ids, asked, strict=True)
+        ]
+        yield name, mean_scores(scores)
 
 
 def _recalls(

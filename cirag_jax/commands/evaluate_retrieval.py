@@ -18,7 +18,7 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.overlap import mean_of
-from cirag_jax.evaluation.recall import recall_at
+from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import bar, write_lines
@@ -38,10 +38,11 @@ from cirag_jax.retrieval.encoders import (
     Role,
     kept_on_disk,
 )
-from cirag_jax.retrieval.linked import LinkedIndex, find_link_head, needed_link_head
+from cirag_jax.retrieval.linked import Found, LinkedIndex, find_link_head, needed_link_head
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex, accelerators
+from cirag_jax.retrieval.stopping import needed
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
 from cirag_jax.runtime.journal import Journal
@@ -107,6 +108,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     result: dict[str, Any] = {
         **{name: {f"recall@{k}": float(recalls[name][k].mean()) for k in ks} for name in systems},
         "differences": _differences(config, recalls),
+        "stops": _stops(config, task, aligners, rankings) if "linked" in systems else None,
         "per_hop": _by_group(recalls, [question.hops for question in task.questions]),
         "per_fold": _by_group(recalls, [question.fold for question in task.questions]),
         "next_unit": _next_unit(task, embeds, ks),
@@ -124,6 +126,9 @@ def _check(config: Config) -> None:
     """Raises UserError where a setting cannot be used that counts only after the encoding."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
+    for stop in config.stops:
+        if not 0 <= stop <= 1:
+            raise UserError(f"config.stops={stop} must be from 0 to 1.")
     check_choice("config.ranking", config.ranking, RANKINGS)
     check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
     WalkOptions.of(config.links)
@@ -302,7 +307,7 @@ class _Rankings:
         if system == "fused_trained":
             return fuse(self.of("trained"), self.of("links_trained"), k=self._depth)
         if system == "linked":
-            return _rows(self._linked.search(texts, self._depth, allowed)[0])
+            return [found.rows[: self._depth] for found in self.found]
         if system in ("trained", "frozen"):
             self.runs[system] = self._iterate(system)
             row_of = {passage.id: row for row, passage in enumerate(self._task.corpus.passages)}
@@ -331,10 +336,11 @@ class _Rankings:
         ]
 
     @functools.cached_property
-    def _linked(self) -> LinkedIndex:
+    def found(self) -> list[Found]:
+        """What the search along links finds."""
         head = self._aligners.head
         assert head is not None
-        return LinkedIndex(
+        index = LinkedIndex(
             self._task.corpus.passages,
             self._units,
             self._aligners.embeds_units("trained"),
@@ -343,6 +349,7 @@ class _Rankings:
             steps=head.steps,
             options=WalkOptions.of(self._config.links),
         )
+        return index.explore(self._texts, head.score, self._task.allowed)
 
     def _iterate(self, name: str) -> list[Prediction]:
         """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
@@ -427,6 +434,35 @@ def _recalls(
             for rows, question in zip(ranked, questions, strict=True)
         ]
     )
+
+
+def _stops(
+    config: Config, task: _Task, aligners: "_Aligners", rankings: "_Rankings"
+) -> list[dict[str, float]] | None:
+    """Of each of ``config.stops``, what a search reads that stops there, and how much is gold.
+
+    None where the head has not learnt when to stop.
+    """
+    assert aligners.head is not None
+    rule = aligners.head.stop
+    if rule is None:
+        return None
+    ids = [passage.id for passage in task.corpus.passages]
+    likely = [rule.probability(found.seen_KF) for found in rankings.found]
+    stops = []
+    for stop in config.stops:
+        scores = [
+            set_scores(
+                [ids[row] for row in needed(found.rows, likely_K, stop)],
+                question.supporting or (),
+                passages_elsewhere(question),
+            )
+            for found, likely_K, question in zip(
+                rankings.found, likely, task.questions, strict=True
+            )
+        ]
+        stops.append({"stop": stop, **mean_scores(scores)._asdict()})
+    return stops
 
 
 def _differences(config: Config, recalls: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, Any]:

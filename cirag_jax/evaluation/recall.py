@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 # Of a gold item that need not itself be found: sets, one item of each of which does as well.
 Elsewhere = Mapping[Hashable, Sequence[Collection[Hashable]]]
@@ -29,6 +30,34 @@ def recall_at(
         if not any(top.isdisjoint(others) for others in elsewhere[item])
     ]
     return (len(wanted & top) + len(replaced)) / len(wanted)
+
+
+class SetScores(NamedTuple):
+    """A set of passages against the gold ones, of one question or as means over several."""
+
+    read: float  # Passages of the set.
+    recall: float
+    exact: float  # 1 where both sets are the same.
+    f1: float
+
+
+def set_scores(
+    found: Collection[Hashable], gold: Collection[Hashable], elsewhere: Elsewhere = NOWHERE
+) -> SetScores:
+    """How well ``found`` is the set ``gold``, both without repetitions.
+
+    Raises:
+      ValueError: no gold.
+    """
+    recall = recall_at(list(found), gold, len(found), elsewhere)
+    precise = recall * len(gold) / len(found) if found else 0.0
+    f1 = 2 * precise * recall / (precise + recall) if recall else 0.0
+    return SetScores(len(found), recall, float(recall == precise == 1), f1)
+
+
+def mean_scores(scores: Sequence[SetScores]) -> SetScores:
+    """Their means."""
+    return SetScores(*(sum(values) / len(scores) for values in zip(*scores, strict=True)))
 
 
 def recall_by_step(

@@ -61,7 +61,21 @@ def table_of(result: Mapping[str, Any]) -> str:
         f"{settings['data']}; units: {settings['units']}, {settings['steps']} steps of "
         f"{settings['k']} passages"
     )
-    return f"{caption}\n\n{markdown([header, *rows])}"
+    return f"{caption}\n\n{markdown([header, *rows])}{_stops_of(result)}"
+
+
+def _stops_of(result: Mapping[str, Any]) -> str:
+    """What a search along links reads that stops by itself, as a second table; or nothing."""
+    if not result.get("stops"):
+        return ""
+    header = ["stops below", "passages read", "recall", "exactly the gold ones", "F1"]
+    rows = [
+        [f"{one['stop']:g}", f"{one['read']:.1f}"]
+        + [f"{100 * one[name]:.1f}" for name in ("recall", "exact", "f1")]
+        for one in result["stops"]
+    ]
+    caption = f"{NAMES['linked']}, where it leaves out what is needed with less probability"
+    return f"\n\n{caption}\n\n{markdown([header, *rows])}"
 
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
@@ -132,6 +146,11 @@ def _draw(result: Mapping[str, Any]) -> Any:
         style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
         axes.plot(
             ks, [100 * result[system][f"recall@{k}"] for k in ks], marker="o", label=name, **style
+        )
+    if stops := result.get("stops"):
+        read, recall = ([one[name] for one in stops] for name in ("read", "recall"))
+        axes.plot(
+            read, [100 * value for value in recall], "k.-", label=f"{NAMES['linked']}, stopping"
         )
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")

@@ -126,8 +126,7 @@ class LinkedIndex:
             return found.rows
         assert self._head is not None and self._head.stop is not None
         likely_K = self._head.stop.probability(found.seen_KF)
-        pairs = zip(found.rows, likely_K.tolist(), strict=False)
-        return [row for place, (row, p) in enumerate(pairs) if not place or p >= self._stop]
+        return stopping.needed(found.rows, likely_K, self._stop)
 
     def explore(
         self,

@@ -50,6 +50,15 @@ def describe(rows: Sequence[int], likely: Sequence[Mapping[int, float]], steps: 
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
+def needed(rows: Sequence[int], likely_K: np.ndarray, least: float) -> list[int]:
+    """The first of the ranked rows, and which of the others are ``least`` likely to be needed.
+
+    ``likely_K`` are probabilities of the first rows; what lies behind them is not needed.
+    """
+    pairs = zip(rows, likely_K.tolist(), strict=False)
+    return [row for place, (row, p) in enumerate(pairs) if not place or p >= least]
+
+
 def _log_odds(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, _RARE, 1 - _RARE)
     return np.log(p / (1 - p))

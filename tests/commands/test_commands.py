@@ -65,6 +65,12 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
         assert interval["low"] <= interval["difference"] <= interval["high"]
         expected = result[first]["recall@5"] - result[system]["recall@5"]
         assert interval["difference"] == pytest.approx(expected)
+    stops = result["stops"]
+    assert [one["stop"] for one in stops] == [0.1, 0.2, 0.3, 0.5, 0.7]
+    for name in ("read", "recall"):
+        values = [one[name] for one in stops]
+        assert values == sorted(values, reverse=True) and values[0] > 0
+    assert "| stops below | passages read |" in (tmp_path / "table.md").read_text()
     assert {"steps", "k", "units"} <= result["settings"].keys()
     assert result["num_questions"] == 4 and result["num_passages"] == 24
     assert result["per_hop"]["2"]["num_questions"] == 4

@@ -1,6 +1,12 @@
 import pytest
 
-from cirag_jax.evaluation.recall import recall_at, recall_by_step
+from cirag_jax.evaluation.recall import (
+    SetScores,
+    mean_scores,
+    recall_at,
+    recall_by_step,
+    set_scores,
+)
 
 
 def test_recall_is_the_share_of_gold_in_the_first_k():
@@ -18,6 +24,18 @@ def test_a_gold_item_may_be_found_elsewhere():
     assert [recall_at(ranked, {"a", "b"}, k, elsewhere) for k in (1, 2, 3)] == [0.0, 0.5, 1.0]
     assert recall_at(["a", "x", "y"], {"a", "b"}, 3, elsewhere) == 0.5
     assert recall_by_step([("x",), ("y",)], {"a"}, 2, elsewhere) == [0.0, 1.0]
+
+
+def test_a_set_is_compared_with_the_gold_one():
+    exact, half = set_scores(["b", "a"], ["a", "b"]), set_scores(["a", "x", "y"], ["a", "b"])
+    assert exact == SetScores(2, 1.0, 1.0, 1.0)
+    assert half == SetScores(3, 0.5, 0.0, pytest.approx(0.4))
+    assert set_scores(["a", "b", "x"], ["a", "b"]) == SetScores(3, 1.0, 0.0, pytest.approx(0.8))
+    assert set_scores(["x"], ["a"]) == SetScores(1, 0.0, 0.0, 0.0)
+    assert set_scores([], ["a"]) == SetScores(0, 0.0, 0.0, 0.0)
+    assert mean_scores([exact, half]) == SetScores(2.5, 0.75, 0.5, pytest.approx(0.7))
+    # Found in another passage that holds the same.
+    assert set_scores(["x"], ["a"], {"a": [{"a", "x"}]}) == exact._replace(read=1)
 
 
 def test_recall_by_step_counts_all_that_was_found_so_far():

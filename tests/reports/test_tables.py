@@ -25,6 +25,19 @@ def test_the_figure_is_a_picture_of_both_kinds_and_a_name_no_mathematics(tmp_pat
     assert "<!-- a$\\frac$\\x00, 7 questions -->" in (tmp_path / "recall.svg").read_text()
 
 
+def test_where_a_search_stops_by_itself_is_a_table_of_its_own(tmp_path):
+    result = result_of((2, 5), 5, "linked")
+    assert "stops below" not in table_of(result | {"stops": None})
+    result["stops"] = [{"stop": 0.25, "read": 2.46, "recall": 0.9, "exact": 0.5, "f1": 0.75}]
+    _, _, caption, rows = table_of(result).split("\n\n")
+    assert caption.startswith("aligner and links, trained, where it leaves out")
+    assert [cell.strip() for cell in rows.splitlines()[2].split("|")[1:-1]] == [
+        "0.25", "2.5", "90.0", "50.0", "75.0",
+    ]  # fmt: skip
+    write_report(result, tmp_path)
+    assert "stopping" in (tmp_path / "recall.svg").read_text()
+
+
 @pytest.mark.parametrize("leading", ["trained", "linked"])
 @pytest.mark.parametrize(
     ("ks", "main"), [((2, 3, 5, 10), 5), ((4, 1), 4)], ids=["the papers", "others"]
