@@ -39,7 +39,8 @@ class TitleIndex:
 
     def __init__(self, passages: Sequence[Passage]):
         self._rows: dict[tuple[str, ...], list[int]] = {}
-        # Words of the longest title that begins with these two: one by one they would be too many.
+        # Words of the longest title that begins with these two. Far fewer places of a text fit them
+        # than a first word alone, which may be "the".
         self._longest: dict[tuple[str, ...], int] = {}
         for row, passage in enumerate(passages):
             plain = re.sub(r"\s*\([^()]*\)\s*$", "", passage.title)
@@ -186,26 +187,6 @@ class LinkWalk:
         return seed_NQ
 
 
-def link_ends(
-    mentions: Sequence[Sequence[Sequence[int]]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All links of texts, in their order, a title's to each of its passages.
-
-    Args:
-      mentions: of each text, see `TitleIndex.mentions`.
-
-    Returns:
-      ``source_L`` int64, places of texts; ``target_L`` int64, rows of passages; ``share_L``
-      float64, 1 / the passages of the title.
-    """
-    titles = [rows for found in mentions for rows in found]
-    titles_N = np.fromiter(map(len, mentions), np.int64, len(mentions))
-    rows_T = np.fromiter(map(len, titles), np.int64, len(titles))
-    source_L = np.repeat(np.repeat(np.arange(len(mentions)), titles_N), rows_T)
-    target_L = np.fromiter(itertools.chain.from_iterable(titles), np.int64, len(source_L))
-    return source_L, target_L, np.repeat(1 / rows_T, rows_T)
-
-
 def transitions(mentions: Sequence[Sequence[Sequence[int]]], backward: float) -> sparse.csr_array:
     """Probabilities of a walk's steps, ``step_NN`` float32: from rows to columns.
 
@@ -218,9 +199,13 @@ def transitions(mentions: Sequence[Sequence[Sequence[int]]], backward: float) ->
       mentions: of each passage's text, see `TitleIndex.mentions`; its own title is no link.
       backward: 0: links have one direction.
     """
-    source_L, target_L, share_L = link_ends(mentions)
+    titles = [rows for found in mentions for rows in found]
+    titles_N = np.fromiter(map(len, mentions), np.int64, len(mentions))
+    rows_T = np.fromiter(map(len, titles), np.int64, len(titles))
+    source_L = np.repeat(np.repeat(np.arange(len(mentions)), titles_N), rows_T)
+    target_L = np.fromiter(itertools.chain.from_iterable(titles), np.int64, len(source_L))
     other_L = source_L != target_L
-    ends, share_L = (source_L[other_L], target_L[other_L]), share_L[other_L]
+    ends, share_L = (source_L[other_L], target_L[other_L]), np.repeat(1 / rows_T, rows_T)[other_L]
     popularity_N = np.bincount(ends[1], minlength=len(mentions))
     weight_L = share_L / popularity_N[ends[1]]
     link_NN = sparse.csr_array((weight_L, ends), shape=(len(mentions), len(mentions)))
