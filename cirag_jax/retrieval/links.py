@@ -6,9 +6,10 @@ as HippoRAG's, over titles instead of extracted phrases.
 """
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import sparse
@@ -18,6 +19,7 @@ from cirag_jax.types import Config, Passage
 
 # A title of one word is a name only if it is written so and not short: "Selena", not "Run" or "It".
 _LEAST_LETTERS = 4
+_WORD = re.compile(r"\w+")
 
 _PRECISION = 1e-7  # What more steps of a walk could still move.
 _BLOCK = 1 << 25  # Probabilities that are kept at once: 128 MiB.
@@ -37,13 +39,15 @@ class TitleIndex:
 
     def __init__(self, passages: Sequence[Passage]):
         self._rows: dict[tuple[str, ...], list[int]] = {}
-        self._longest: dict[str, int] = {}  # Words of the longest title that begins with this one.
+        # Words of the longest title that begins with these two. Far fewer places of a text fit them
+        # than a first word alone, which may be "the".
+        self._longest: dict[tuple[str, ...], int] = {}
         for row, passage in enumerate(passages):
             plain = re.sub(r"\s*\([^()]*\)\s*$", "", passage.title)
             for title in dict.fromkeys((_folded(passage.title), _folded(plain))):
                 if title:
                     self._rows.setdefault(title, []).append(row)
-                    self._longest[title[0]] = max(len(title), self._longest.get(title[0], 0))
+                    self._longest[title[:2]] = max(len(title), self._longest.get(title[:2], 1))
 
     def named(self, text: str) -> tuple[int, ...]:
         """Rows of the passages that ``text`` names, in the order of the text, each once."""
@@ -51,29 +55,31 @@ class TitleIndex:
 
     def mentions(self, text: str) -> list[list[int]]:
         """The same by title: rows of the passages that share one, each title once."""
-        words = re.findall(r"\w+", text)
-        folded = tuple(word.casefold() for word in words)
+        words = _WORD.findall(text)
+        folded = tuple(map(str.casefold, words))
         found, place = dict[tuple[str, ...], list[int]](), 0
-        while place < len(words):
-            step = 1
-            longest = self._longest.get(folded[place], 0)
-            for size in range(min(longest, len(words) - place), 0, -1):
-                title = folded[place : place + size]
-                if title in self._rows and _is_name(words[place : place + size]):
-                    found[title] = self._rows[title]
-                    step = size
-                    break
-            place += step
+        # A name has a capital: what ends before the next one need not be looked up.
+        for capital in [at for at, word in enumerate(words) if _is_capital(word[0])]:
+            while place <= capital:
+                step = 1
+                longest = self._longest.get(folded[place : place + 2], 1)
+                longest = min(longest, len(words) - place)
+                for size in range(longest, capital - place, -1):
+                    title = folded[place : place + size]
+                    if title in self._rows and (size > 1 or len(words[place]) >= _LEAST_LETTERS):
+                        found[title] = self._rows[title]
+                        step = size
+                        break
+                place += step
         return list(found.values())
 
 
 def _folded(text: str) -> tuple[str, ...]:
-    return tuple(word.casefold() for word in re.findall(r"\w+", text))
+    return tuple(map(str.casefold, _WORD.findall(text)))
 
 
-def _is_name(words: Sequence[str]) -> bool:
-    long_enough = len(words) > 1 or len(words[0]) >= _LEAST_LETTERS
-    return long_enough and any(word[0].isalpha() and not word[0].islower() for word in words)
+def _is_capital(letter: str) -> bool:
+    return letter.isalpha() and not letter.islower()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +187,7 @@ class LinkWalk:
         return seed_NQ
 
 
-def transitions(mentions: Sequence[Iterable[Sequence[int]]], backward: float) -> sparse.csr_array:
+def transitions(mentions: Sequence[Sequence[Sequence[int]]], backward: float) -> sparse.csr_array:
     """Probabilities of a walk's steps, ``step_NN`` float32: from rows to columns.
 
     A link to a passage counts less the more passages link to it, 1 / their number: that many name
@@ -193,15 +199,13 @@ def transitions(mentions: Sequence[Iterable[Sequence[int]]], backward: float) ->
       mentions: of each passage's text, see `TitleIndex.mentions`; its own title is no link.
       backward: 0: links have one direction.
     """
-    links = [
-        (source, target, 1 / len(rows))
-        for source, titles in enumerate(mentions)
-        for rows in titles
-        for target in rows
-        if target != source
-    ]
-    source_L, target_L, share_L = np.array(links, np.float64).reshape(-1, 3).T
-    ends = (source_L.astype(np.int64), target_L.astype(np.int64))
+    titles = [rows for found in mentions for rows in found]
+    titles_N = np.fromiter(map(len, mentions), np.int64, len(mentions))
+    rows_T = np.fromiter(map(len, titles), np.int64, len(titles))
+    source_L = np.repeat(np.repeat(np.arange(len(mentions)), titles_N), rows_T)
+    target_L = np.fromiter(itertools.chain.from_iterable(titles), np.int64, len(source_L))
+    other_L = source_L != target_L
+    ends, share_L = (source_L[other_L], target_L[other_L]), np.repeat(1 / rows_T, rows_T)[other_L]
     popularity_N = np.bincount(ends[1], minlength=len(mentions))
     weight_L = share_L / popularity_N[ends[1]]
     link_NN = sparse.csr_array((weight_L, ends), shape=(len(mentions), len(mentions)))

@@ -33,12 +33,14 @@ def corpus(**texts):
         ("Ünlü was born in 1950", (4,)),
         ("ولد في القاهرة سنة", (5,)),  # a script without capitals
         ("1950 was the year", ()),
+        ("He read of mice and Men, and of mice and men", (7,)),  # It begins with a small letter.
+        ("of mice and Ünlü", (4,)),  # One that breaks off hides none within it.
         ("", ()),
     ],
 )
 def test_titles_are_found_in_the_order_of_the_text(text, rows):
     names = "Roderick Cabrido", "Tuos (film)", "Roderick Cabrido Santos", "Run", "Ünlü", "القاهرة"
-    found = index(*names, "1950")
+    found = index(*names, "1950", "Of Mice and Men")
     assert found.named(text) == rows
 
 
