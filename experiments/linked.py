@@ -9,7 +9,7 @@ fold (of HotpotQA only those of setting distractor) among all passages of their 
 kept in ``--vectors``: only the first run embeds. A table has recall in per cent with its 95 %
 bootstrap interval; ``found`` is the share of the gold passages that any step had among its
 candidates: what else is missed was ranked low. With ``--pools`` a question searches its own context
-alone, as Beam Retriever and Q-RAG do. ``--stops`` tells, on standard error, what a search reads
+alone as well, as Beam Retriever and Q-RAG do. ``--stops`` tells, on standard error, what a search reads
 that leaves out what is needed with less probability, beside the first 2 to 5 passages of every
 ranking. Figures and their reading: experiments/RESULTS.md.
 """
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True, help="the folders it was trained on")
     parser.add_argument("--fold", default="dev_tune")
     parser.add_argument("--change", action="append", default=[], help="settings of config.head")
-    parser.add_argument("--pools", action="store_true", help="search a question's own context")
+    parser.add_argument("--pools", action="store_true", help="a question's own context, too")
     parser.add_argument("--stops", nargs="*", type=float, default=[], help="probabilities")
     parser.add_argument("--vectors", default="runs/vectors", help="a folder, made where needed")
     options = parser.parse_args()
@@ -84,12 +84,14 @@ def main() -> None:
             asked = [q for q in asked if q.setting in (None, "distractor")]
             if not asked:
                 continue
-            found, pools = searched_for(task, head, asked, options.pools)
-            print("|", change or "as configured", "|", *row(one, task, asked, found, pools))
-            for name, scores in stopped(task, head, asked, found, options.stops):
-                told = f"read {scores.read:.2f}, recall {100 * scores.recall:.1f}, "
-                told += f"exact {100 * scores.exact:.1f}, F1 {100 * scores.f1:.1f}"
-                print(f"{one.dataset.name}, {name}: {told}", file=sys.stderr, flush=True)
+            for in_pools in (False, True)[: 1 + options.pools]:
+                found, candidates = searched_for(task, head, asked, in_pools)
+                name = f"{change or 'as configured'}{', own context' if in_pools else ''}"
+                print("|", name, "|", *row(one, task, asked, found, candidates), flush=True)
+                for where, scores in stopped(task, head, asked, found, options.stops):
+                    told = f"read {scores.read:.2f}, recall {100 * scores.recall:.1f}, "
+                    told += f"exact {100 * scores.exact:.1f}, F1 {100 * scores.f1:.1f}"
+                    print(f"{one.dataset.name}, {name}, {where}: {told}", file=sys.stderr)
 
 
 class Trainer:
