@@ -9,9 +9,9 @@ fold (of HotpotQA only those of setting distractor) among all passages of their 
 kept in ``--vectors``: only the first run embeds. A table has recall in per cent with its 95 %
 bootstrap interval; ``found`` is the share of the gold passages that any step had among its
 candidates: what else is missed was ranked low. With ``--pools`` a question searches its own context
-alone as well, as Beam Retriever and Q-RAG do. ``--stops`` tells, on standard error, what a search reads
-that leaves out what is needed with less probability, beside the first 2 to 5 passages of every
-ranking. Figures and their reading: experiments/RESULTS.md.
+alone as well, as Beam Retriever and Q-RAG do. ``--stops`` tells, on standard error, what a search
+reads that leaves out what is needed with less probability, beside the first 2 to 5 passages of
+every ranking. Figures and their reading: experiments/RESULTS.md.
 """
 
 import argparse
@@ -54,6 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--data", nargs="+", required=True, help="the folders it was trained on")
     parser.add_argument("--fold", default="dev_tune")
+    parser.add_argument("--held_out", type=int, default=50, help="training questions of each set")
     parser.add_argument("--change", action="append", default=[], help="settings of config.head")
     parser.add_argument("--pools", action="store_true", help="a question's own context, too")
     parser.add_argument("--stops", nargs="*", type=float, default=[], help="probabilities")
@@ -62,6 +63,7 @@ def main() -> None:
     jax.config.update("jax_numpy_dtype_promotion", "standard")  # As training does.
 
     overrides = [f"--config.data.dir={tuple(options.data)!r}"]
+    overrides += [f"--config.dev.questions={options.held_out}"]
     config = load_config(str(_ROOT / "configs/aligner.py:linked"), overrides)
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     encoder, _ = open_encoder(options.checkpoint)

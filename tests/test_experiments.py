@@ -1,0 +1,37 @@
+"""Experiments, run in this process on tiny models and data."""
+
+import dataclasses
+
+import jax
+
+from cirag_jax.datasets import jsonl
+from experiments import linked
+from tests import tiny
+
+
+def test_heads_under_changed_settings_are_rows_of_a_table(
+    tmp_path, capsys, monkeypatch, one_device
+):
+    model, made = tiny.model_folder(tmp_path / "m"), tiny.dataset()
+    questions = [
+        dataclasses.replace(q, fold="f" if q.split == "dev" else None) for q in made.questions
+    ]
+    jsonl.write_dataset(dataclasses.replace(made, questions=tuple(questions)), tmp_path / "d")
+    # A process of its own would keep this setting.
+    monkeypatch.setattr(jax.config, "update", lambda *setting: None)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["linked.py", "--checkpoint", str(model), "--data", str(tmp_path / "d"), "--fold", "f"]
+        + ["--vectors", str(tmp_path / "v"), "--held_out", "2", "--pools", "--stops", "0"]
+        + ["--change", "steps=1 epochs=1"],
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        linked.main()
+    told = capsys.readouterr()
+    header, _, *rows = told.out.splitlines()
+    heads = [row.split("|")[1].strip() for row in rows]
+    pooled = [f"{name}, own context" for name in ("as configured", "steps=1 epochs=1")]
+    assert heads == ["as configured", pooled[0], "steps=1 epochs=1", pooled[1]]
+    assert {row.count("|") for row in rows} == {header.count("|")}
+    assert "d, steps=1 epochs=1, the first 2: read 2.00, recall " in told.err
+    assert f"d, {pooled[1]}, stops below 0: read 8.00, recall 100.0, exact 0.0" in told.err
