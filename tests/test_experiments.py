@@ -23,6 +23,7 @@ def test_heads_under_changed_settings_are_rows_of_a_table(
         "sys.argv",
         ["linked.py", "--checkpoint", str(model), "--data", str(tmp_path / "d"), "--fold", "f"]
         + ["--vectors", str(tmp_path / "v"), "--held_out", "2", "--pools", "--stops", "0"]
+        + ["--widths", "1", "2"]
         + ["--change", "steps=1 epochs=1"],
     )
     with jax.numpy_dtype_promotion("standard"):
@@ -30,8 +31,12 @@ def test_heads_under_changed_settings_are_rows_of_a_table(
     told = capsys.readouterr()
     header, _, *rows = told.out.splitlines()
     heads = [row.split("|")[1].strip() for row in rows]
-    pooled = [f"{name}, own context" for name in ("as configured", "steps=1 epochs=1")]
-    assert heads == ["as configured", pooled[0], "steps=1 epochs=1", pooled[1]]
+    assert heads == [
+        f"{head}{where}, width {width}"
+        for head in ("as configured", "steps=1 epochs=1")
+        for where in ("", ", own context")
+        for width in (1, 2)
+    ]
     assert {row.count("|") for row in rows} == {header.count("|")}
-    assert "d, steps=1 epochs=1, the first 2: read 2.00, recall " in told.err
-    assert f"d, {pooled[1]}, stops below 0: read 8.00, recall 100.0, exact 0.0" in told.err
+    assert f"d, {heads[5]}, the first 2: read 2.00, recall " in told.err
+    assert f"d, {heads[7]}, stops below 0: read 8.00, recall 100.0, exact 0.0" in told.err

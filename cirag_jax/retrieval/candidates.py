@@ -4,13 +4,13 @@
 from all sides: the aligner, words, links, a walk over them, names.
 """
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scipy.special import softmax
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.retrieval.bm25 import BM25, best_places
@@ -23,7 +23,6 @@ _REACHED = 60  # Passages where the walk ends most often.
 _LINKED = 50  # Passages that the chain's passages name.
 _UNRANKED = 100  # The place of what a ranking did not find.
 _RARE = 1e-5  # Added to a walk's probability before its logarithm.
-_FIRST = 3  # Passages of the chain that come before all others; chosen on dev_tune halves.
 
 # What the head sees of a candidate passage.
 FEATURES = (
@@ -83,7 +82,7 @@ class Candidates(NamedTuple):
 
 @dataclasses.dataclass
 class Search:
-    """One question, what is known of it from the start, and its chain so far.
+    """One question, what is known of it from the start, and a chain so far.
 
     Attributes:
       question: its text.
@@ -101,7 +100,6 @@ class Search:
       query_D: the vector of question and chain.
       read: words of the chain's passages.
       rows, units: the chain.
-      likely: for every step so far, the probability of each candidate that it is chosen.
       ended: nothing was left to choose from.
     """
 
@@ -122,7 +120,6 @@ class Search:
     read: set[str] = dataclasses.field(default_factory=set)
     rows: list[int] = dataclasses.field(default_factory=list)
     units: list[int] = dataclasses.field(default_factory=list)
-    likely: list[dict[int, float]] = dataclasses.field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self):
@@ -136,28 +133,12 @@ class Search:
         """Whether ``row`` is allowed and not in the chain yet."""
         return row not in self.rows and (self.allowed is None or row in self.allowed)
 
-    def choose(self, candidates: Candidates, score_R: np.ndarray) -> None:
-        """Appends the candidate of the highest score to the chain."""
-        if not len(score_R):
-            self.ended = True
-            return
-        best = int(np.argmax(score_R))
-        self.rows.append(int(candidates.row_R[best]))
-        self.units.append(int(candidates.unit_R[best]))
-        likely_R = softmax(score_R.astype(np.float64))
-        self.likely.append(dict(zip(candidates.row_R.tolist(), likely_R.tolist(), strict=True)))
-
-    def ranked(self) -> list[int]:
-        """The first passages of the chain, then all candidates by how likely any step chose them.
-
-        Later steps may follow a wrong passage; what several found likely is the safer guess.
-        """
-        missed: dict[int, float] = {}
-        for found in self.likely:
-            for row, likely in found.items():
-                missed[row] = missed.get(row, 1.0) * (1 - likely)
-        likeliest = sorted(missed, key=missed.__getitem__)
-        return list(dict.fromkeys([*self.rows[:_FIRST], *likeliest]))
+    def longer(self, row: int, unit: int) -> "Search":
+        """The same with one more passage on its chain, which it knows by this unit."""
+        search = copy.copy(self)
+        search.rows, search.units = [*self.rows, row], [*self.units, unit]
+        search.read = set(self.read)
+        return search
 
 
 class CandidateFinder:

@@ -17,7 +17,7 @@ from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.models import link_head
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
-from cirag_jax.retrieval.candidates import FEATURES, GROUPS, Candidates, Search
+from cirag_jax.retrieval.candidates import FEATURES, GROUPS
 from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.linked import LinkedIndex
@@ -148,28 +148,6 @@ def test_the_last_unit_tells_what_the_question_did_not_say():
     others = [known["told"] for name, known in second.items() if name != "Anna Berg"]
     assert second["Anna Berg"]["told"] > max(others) > 0
     assert second["Anna Berg"]["words_place"] == 0
-
-
-def test_after_three_passages_of_the_chain_the_likeliest_of_all_steps_come():
-    search = Search(
-        question="?", place=0, first_D=np.zeros(1), first_best=0.0, asked=frozenset(), words={},
-        walk_N=np.zeros(9), near=[], named={}, num_titles=0, allowed=None,
-        left_N=np.zeros(9), told_N=np.zeros(9), query_D=np.zeros(1),
-    )  # fmt: skip
-
-    def step(**likely):
-        rows = np.array([int(name[1:]) for name in likely], np.int32)
-        none = np.zeros((len(rows), len(FEATURES)), np.float32)
-        found = Candidates(0, rows, rows.astype(np.int64), none)
-        search.choose(found, np.log(np.array(list(likely.values()))))
-
-    step(r0=0.6, r1=0.2, r7=0.2)
-    step(r1=0.5, r7=0.4, r2=0.1)
-    step(r2=0.7, r7=0.3)
-    step(r3=0.51, r4=0.49)
-    assert search.rows == [0, 1, 2, 3]
-    # Row 7 is missed with 0.8 * 0.6 * 0.7, row 3 with 0.49.
-    assert search.ranked() == [0, 1, 2, 7, 3, 4]
 
 
 def test_the_chain_comes_first_in_its_order():
