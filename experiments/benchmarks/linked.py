@@ -2,9 +2,10 @@
 
 Both search the same units with the same aligner, all questions together, in turn. Indexing (which
 is embedding, for the most part) comes first and is timed apart; what a query costs is then mostly
-the encoder's time, once a step, on either side.
+the encoder's time, once a step, on either side. Questions are those of the first folder; passages
+of the others fill the corpus up.
 
-    python experiments/benchmarks/linked.py --data DATA --checkpoint W --questions 1000
+    python experiments/benchmarks/linked.py --data A B --checkpoint W --questions 1000 --passages 10000
 
 Results: not yet run.
 """
@@ -45,9 +46,12 @@ from experiments.benchmarks import measure
 def main() -> None:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", help="a dataset folder; the built-in dataset where none is named")
+    parser.add_argument(
+        "--data", nargs="+", help="folders; the built-in dataset where none is named"
+    )
     parser.add_argument("--checkpoint", required=True, help="of configs/aligner.py:linked")
     parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
@@ -78,11 +82,14 @@ def measured(options: Any) -> dict[str, Any]:
     """Seconds of indexing and of both searches."""
     head = needed_link_head(options.checkpoint)
     config = common.data(split="", units=head.units)
-    config.dir = options.data
-    dataset = load.load_dataset(config)
+    sets = []
+    for config.dir in options.data or [None]:
+        sets.append(load.load_dataset(config))
+    dataset = sets[0]
     questions = dataset.questions[: options.questions]
-    passages = tuple(dataset.corpus.values())
-    texts = [[unit.text for unit in units_of(dataset, p.id, head.units)] for p in passages]
+    found = [(one, passage) for one in sets for passage in one.corpus.values()][: options.passages]
+    passages = tuple(passage for _, passage in found)
+    texts = [[unit.text for unit in units_of(one, p.id, head.units)] for one, p in found]
     encoder, _ = open_encoder(options.checkpoint)
     units = _Embeds(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
     seconds = {}
