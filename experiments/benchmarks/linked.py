@@ -5,7 +5,7 @@ is embedding, for the most part) comes first and is timed apart; what a query co
 the encoder's time, once a step, on either side. Questions are those of the first folder; passages
 of the others fill the corpus up.
 
-    python experiments/benchmarks/linked.py --data A B --checkpoint W --questions 1000 --passages 10000
+    python experiments/benchmarks/linked.py --data A B --checkpoint W
 
 Results: not yet run.
 """

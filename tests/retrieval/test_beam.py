@@ -41,7 +41,7 @@ def test_the_likeliest_chains_are_kept_whatever_their_first_choice():
     beam.extend([_choices(r0=0.5, r1=0.4, r2=0.1)])
     assert [chain.rows for chain in beam.going] == [[0], [1]]
     beam.extend([_choices(r3=0.3, r1=0.7), _choices(r3=0.9, r0=0.1)])
-    # 0.4 * 0.9; 0.5 * 0.7, which the other order of the same passages does not repeat.
+    # 0.4 * 0.9 before 0.5 * 0.7.
     assert [chain.rows for chain in beam.going] == [[1, 3], [0, 1]]
     shares = 0.5 / 0.9, 0.4 / 0.9
     assert beam.likely[1] == pytest.approx(
@@ -54,6 +54,13 @@ def test_the_likeliest_chains_are_kept_whatever_their_first_choice():
     beam.extend([_choices()])
     assert not beam.going and len(beam.likely) == 3
     beam.extend([])
+
+
+def test_the_same_passages_in_another_order_are_no_other_chain():
+    beam = Beam(_begun(), width=2)
+    beam.extend([_choices(r0=0.5, r1=0.4, r2=0.1)])
+    beam.extend([_choices(r1=0.7, r3=0.3), _choices(r0=0.85, r3=0.15)])
+    assert [chain.rows for chain in beam.going] == [[0, 1], [0, 3]]
 
 
 def test_the_beams_of_a_block_do_not_mix_and_stay_within_what_is_allowed():
