@@ -117,7 +117,7 @@ class Search:
     left_N: np.ndarray
     told_N: np.ndarray
     query_D: np.ndarray
-    read: set[str] = dataclasses.field(default_factory=set)
+    read: frozenset[str] = frozenset()
     rows: list[int] = dataclasses.field(default_factory=list)
     units: list[int] = dataclasses.field(default_factory=list)
     ended: bool = False
@@ -137,7 +137,6 @@ class Search:
         """The same with one more passage on its chain, which it knows by this unit."""
         search = copy.copy(self)
         search.rows, search.units = [*self.rows, row], [*self.units, unit]
-        search.read = set(self.read)
         return search
 
 
@@ -221,7 +220,7 @@ class CandidateFinder:
         told = self._words.words([self._units.texts[search.units[-1]] for search in searches])
         for place, search in enumerate(searches):
             search.query_D, search.near = query_QD[place], _present(near_QK[place])
-            search.read |= set(read[place])
+            search.read = search.read.union(read[place])
             search.left_N = self._words.scores(sorted(search.asked - search.read))
             known = search.asked | self._title_words[search.rows[-1]]
             search.told_N = self._words.scores(sorted(set(told[place]) - known))

@@ -63,6 +63,17 @@ def test_the_same_passages_in_another_order_are_no_other_chain():
     assert [chain.rows for chain in beam.going] == [[0, 1], [0, 3]]
 
 
+def test_chains_that_part_have_read_what_is_their_own():
+    index = _index(_head())
+    finder = index._finder
+    query_QD = np.zeros((2, 64), np.float32)
+    (begun,) = finder.begin([QUESTION.question], query_QD[:1], None)
+    parted = [begun.longer(ROW[name], 2 * ROW[name]) for name in ("Grey Harbour", "Red Harbour")]
+    finder.follow(parted, query_QD, None)
+    grey, red = (chain.read for chain in parted)
+    assert "grey" in grey and "grey" not in red and "red" in red and not begun.read
+
+
 def test_the_beams_of_a_block_do_not_mix_and_stay_within_what_is_allowed():
     head = _head(named=9.0, named_by_passages=5.0, score=1.0)
     texts = [question.question for question in DATASET.questions]
