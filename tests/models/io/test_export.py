@@ -56,6 +56,15 @@ def test_tiny_bert_with_trained_parameters_and_prefixes(tmp_path, pooling):
     assert np.abs(stale).max() > 1e-3  # the parameters passed, not the encoder's own
 
 
+def test_tiny_mpnet_with_trained_parameters(tmp_path):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny", kind="mpnet")))
+    params = jax.tree.map(lambda x: x * 1.1, encoder.state)
+    folder = export_sentence_transformers(encoder, params, tmp_path / "export")
+    check(encoder, params, folder)
+    stale = encode(encoder, None, TEXTS) - encode(encoder, params, TEXTS)
+    assert np.abs(stale).max() > 1e-3
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_tiny_xlm_roberta(tmp_path, pooling):
     source = tmp_path / "xlmr"
@@ -150,7 +159,7 @@ def moved(encoder, rank):
     rng = np.random.default_rng(0)
     tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
     for name, array in tensors.items():
-        if name.startswith("encoder.") and array.ndim == 2:
+        if name.startswith("encoder.layer.") and array.ndim == 2:
             down, up = (
                 rng.normal(size=(rank, array.shape[1])),
                 rng.normal(size=(array.shape[0], rank)),
@@ -159,8 +168,9 @@ def moved(encoder, rank):
     return tensors
 
 
-def test_an_encoders_adapter_is_its_change(tmp_path):
-    base = tiny.model_folder(tmp_path / "tiny")
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_an_encoders_adapter_is_its_change(tmp_path, kind):
+    base = tiny.model_folder(tmp_path / "tiny", kind=kind)
     encoder = load_encoder(str(base), pooling="cls", query_prefix="who was ")
     tensors = moved(encoder, 3)
     params = from_tensors(tensors, encoder.state, encoder.config, encoder.model_type)
