@@ -97,7 +97,7 @@ def test_mpnet_and_its_gradient_equal_transformers(tmp_path, attention, scan_lay
     graphdef, state = weights.load_state(tmp_path, config, raw["model_type"])
     tokens_BT, mask_BT = batch(config.pad_id, rows=3, length=140)
     mask_BT[0] = True
-    tokens_BT[0] = 7
+    tokens_BT[0] = 5 + np.arange(140) % 96
     weight_BTD = np.random.default_rng(1).normal(size=(*mask_BT.shape, 32)).astype(np.float32)
     weight_BTD *= mask_BT[..., None] / mask_BT.sum()
     hidden_BTD = model(
