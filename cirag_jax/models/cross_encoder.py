@@ -52,7 +52,7 @@ ARCHITECTURES = {
     "camembert": "CamembertForSequenceClassification",
     "mpnet": "MPNetForSequenceClassification",
 }
-# Of the encoder's tensors.
+# Before the names of the encoder's tensors.
 _PREFIXES = {"bert": "bert.", "mpnet": "mpnet."}
 
 
@@ -103,7 +103,7 @@ class CrossEncoder(nnx.Module):
         rate = self.config.hidden_dropout
         hidden_BTD = self.encoder(tokens_BT, mask_BT, types_BT=types_BT, dropout_key=encoder_key)
         first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        if self.config.position_offset:  # RoBERTa's and MPNet's heads drop their input too.
+        if self.config.position_offset:  # RoBERTa's and MPNet's heads drop of their input, too.
             first_BD = drop_units(first_BD, rate, first_key)
         dense_BD = jnp.tanh(first_BD @ self.dense_kernel[...] + self.dense_bias[...])
         dense_BD = drop_units(dense_BD, rate, second_key)

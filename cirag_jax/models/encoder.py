@@ -1,9 +1,9 @@
 """BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5, XLM-RoBERTa and MPNet.
 
 Post-layer-norm transformer encoder of Devlin et al. (2019); MPNet (Song et al., 2020) adds a bias
-by relative position to the scores of attention. Modules only hold parameters; the
-arithmetic is pure functions of arrays, so that one layer can be scanned, rematerialised or
-replayed with the same dropout key.
+by relative position to the scores of attention. Modules only hold parameters; the arithmetic is
+pure functions of arrays, so that one layer can be scanned, rematerialised or replayed with the same
+dropout key.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ Pooling = Literal["mean", "cls"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
-# The smallest distance in each bucket of MPNet's bias, which keys after the query have buckets of
-# their own for: one a distance below 8, then two an octave, the last without end (Raffel et al.,
-# 2020, section 2.1).
+# The smallest distance in each bucket of MPNet's bias: a bucket a distance below 8, then two an
+# octave, the last without end (Raffel et al., 2020, section 2.1). Keys after the query have buckets
+# of their own.
 _BUCKET_STARTS = (*range(9), 12, 16, 23, 32, 46, 64, 91)
 RELATIVE_BUCKETS = 2 * len(_BUCKET_STARTS)
 
