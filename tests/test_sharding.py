@@ -20,7 +20,10 @@ from cirag_jax.training import lora_step
 from cirag_jax.training.rehearsal import collectives
 from cirag_jax.training.state import make_state
 
-CONFIG = EncoderConfig(64, 32, 2, 4, 64, max_positions=32, attention="transposed")
+# BERT's with MPNet's bias: every kind of parameter.
+CONFIG = EncoderConfig(
+    64, 32, 2, 4, 64, max_positions=32, attention="transposed", relative_bias=True
+)
 
 
 def test_a_mesh_fills_one_axis_and_is_auto():
@@ -71,6 +74,8 @@ def test_every_parameter_names_its_axes_and_moments_follow():
     assert placed["token_embedding"].get_value().sharding.spec == PartitionSpec("tensor", "fsdp")
     moments = optax.adamw(1e-3).init(placed)
     shardings = state_sharding(moments, mesh)
+    bias = placed["relative_embedding"].get_value()
+    assert bias.sharding.spec == PartitionSpec(None, "tensor")
     up = shardings[0].mu["layers"][0]["up_kernel"].get_value()
     assert up.spec == PartitionSpec("fsdp", "tensor")
     assert shardings[0].count.spec == PartitionSpec()

@@ -10,8 +10,8 @@ from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cirag_jax.datasets import jsonl
-from cirag_jax.models.encoder import Encoder, EncoderConfig
-from cirag_jax.models.io import tensor_files, weights
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.io import pretrained, tensor_files, weights
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 _NAMES = [
@@ -63,41 +63,47 @@ def dataset_folder(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def model_folder(folder: pathlib.Path, *, d_model: int = 32) -> pathlib.Path:
-    """A two-layer BERT with random weights and a tokenizer of single characters and pairs."""
+def model_folder(folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert") -> pathlib.Path:
+    """A two-layer BERT, or ``mpnet``, with random weights and a tokenizer of letters and words."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_pieces()]
+    is_mpnet = kind == "mpnet"
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    if is_mpnet:
+        specials = ["<s>", "<pad>", "</s>", "[UNK]"]
+    start, end = (specials[0], specials[2]) if is_mpnet else (specials[2], specials[3])
+    words = [*specials, *_pieces()]
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
     )
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} {end} $B {end}" if is_mpnet else "[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(word, words.index(word)) for word in (start, end)],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
+        "architectures": ["MPNetModel" if is_mpnet else "BertModel"],
+        "model_type": kind,
         "vocab_size": len(words),
         "hidden_size": d_model,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "intermediate_size": 2 * d_model,
-        "max_position_embeddings": 128,
-        "type_vocab_size": 2,
+        "max_position_embeddings": 130 if is_mpnet else 128,
         "layer_norm_eps": 1e-12,
         "hidden_act": "gelu",
-        "pad_token_id": 0,
+        "pad_token_id": int(is_mpnet),
+        **({"relative_attention_num_buckets": 32} if is_mpnet else {"type_vocab_size": 2}),
     }
     (folder / "config.json").write_text(json.dumps(config))
-    encoder = EncoderConfig(len(words), d_model, 2, 4, 2 * d_model, max_positions=128)
+    encoder, _ = pretrained.read_config(folder)
     _, state = nnx.split(Encoder(encoder, rngs=nnx.Rngs(0)))
     # A wider start than BERT's 0.02, so that texts differ before training.
     state = jax.tree.map(lambda x: x * 5 if x.ndim > 1 else x, state)
-    tensor_files.save_tensors(weights.to_tensors(state, encoder), folder / "model.safetensors")
+    tensors = weights.to_tensors(state, encoder, kind)
+    tensor_files.save_tensors(tensors, folder / "model.safetensors")
     return folder
 
 

@@ -1,10 +1,10 @@
 """Cross-encoders in Flax NNX: an encoder over a pair of texts, and a head that scores it.
 
 The head is that of Hugging Face's models for sequence classification with one label. BERT's
-(pooler, then classifier) and XLM-RoBERTa's (``classifier.dense``, ``classifier.out_proj``; of
-``bge-reranker-v2-m3``) are the same arithmetic under other names: the first token's state, a dense
-layer, tanh, an inner product. The score is a logit: trained with binary cross-entropy, 0 means p =
-0.5.
+(pooler, then classifier) and that of XLM-RoBERTa and MPNet (``classifier.dense``,
+``classifier.out_proj``; of ``bge-reranker-v2-m3``) are the same arithmetic under other names: the
+first token's state, a dense layer, tanh, an inner product. The score is a logit: trained with
+binary cross-entropy, 0 means p = 0.5.
 """
 
 import dataclasses
@@ -43,13 +43,17 @@ HEADS: Mapping[str, Mapping[str, str]] = {
     "roberta": _ROBERTA_HEAD,
     "xlm-roberta": _ROBERTA_HEAD,
     "camembert": _ROBERTA_HEAD,
+    "mpnet": _ROBERTA_HEAD,
 }
 ARCHITECTURES = {
     "bert": "BertForSequenceClassification",
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
     "camembert": "CamembertForSequenceClassification",
+    "mpnet": "MPNetForSequenceClassification",
 }
+# Before the names of the encoder's tensors.
+_PREFIXES = {"bert": "bert.", "mpnet": "mpnet."}
 
 
 def head_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
@@ -99,7 +103,7 @@ class CrossEncoder(nnx.Module):
         rate = self.config.hidden_dropout
         hidden_BTD = self.encoder(tokens_BT, mask_BT, types_BT=types_BT, dropout_key=encoder_key)
         first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        if self.config.position_offset:  # RoBERTa's head drops units before its dense layer too.
+        if self.config.position_offset:  # RoBERTa's and MPNet's heads drop of their input, too.
             first_BD = drop_units(first_BD, rate, first_key)
         dense_BD = jnp.tanh(first_BD @ self.dense_kernel[...] + self.dense_bias[...])
         dense_BD = drop_units(dense_BD, rate, second_key)
@@ -251,7 +255,7 @@ def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.n
     """The inverse of loading: Hugging Face's names for sequence classification -> host arrays."""
     flat: dict[Any, Any] = {tuple(path): v for path, v in nnx.to_flat_state(state)}
     encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
-    prefix = "bert." if family == "bert" else "roberta."
+    prefix = _PREFIXES.get(family, "roberta.")
     tensors = {
         prefix + name: array
         for name, array in weights.to_tensors(nnx.from_flat_state(encoder), config, family).items()

@@ -1,8 +1,9 @@
-"""BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5 and XLM-RoBERTa.
+"""BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5, XLM-RoBERTa and MPNet.
 
-Post-layer-norm transformer encoder of Devlin et al. (2019). Modules only hold parameters; the
-arithmetic is pure functions of arrays, so that one layer can be scanned, rematerialised or
-replayed with the same dropout key.
+Post-layer-norm transformer encoder of Devlin et al. (2019); MPNet (Song et al., 2020) adds a bias
+by relative position to the scores of attention. Modules only hold parameters; the arithmetic is
+pure functions of arrays, so that one layer can be scanned, rematerialised or replayed with the same
+dropout key.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from cirag_jax import sharding
@@ -24,14 +26,22 @@ Pooling = Literal["mean", "cls"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
+# The smallest distance in each bucket of MPNet's bias: a bucket a distance below 8, then two an
+# octave, the last without end (Raffel et al., 2020, section 2.1). Keys after the query have buckets
+# of their own.
+_BUCKET_STARTS = (*range(9), 12, 16, 23, 32, 46, 64, 91)
+RELATIVE_BUCKETS = 2 * len(_BUCKET_STARTS)
+
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
     """Hyper-parameters of an encoder; hashable, hence usable as a static argument.
 
     Attributes:
+      type_vocab_size: rows of the table of token types; 0 for MPNet, which has none.
       position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
       max_positions: rows of the position table, offset included.
+      relative_bias: whether all layers add one bias by relative position to their scores (MPNet).
       hidden_dropout, attention_dropout: rates used only when a dropout key is given.
       dtype: compute dtype; parameters (but see `precision.rounded`), softmax, layer norm and the
         embedding output are fp32.
@@ -52,6 +62,7 @@ class EncoderConfig:
     position_offset: int = 0
     hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
     pad_id: int = 0
+    relative_bias: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -73,14 +84,19 @@ class EncoderConfig:
 
 
 def choose_attention(
-    dtype: str, head_dim: int, *, platform: str | None = None, dropout: float = 0.0
+    dtype: str,
+    head_dim: int,
+    *,
+    platform: str | None = None,
+    dropout: float = 0.0,
+    relative_bias: bool = False,
 ) -> Implementation:
     """Picks the attention implementation once, at start-up; see `attention.choose`.
 
     ``transposed`` (CPU, or attention dropout) makes B N T H operands before two batched products;
-    ``cudnn`` drops no probabilities.
+    ``cudnn`` drops no probabilities, and is not used where scores have a ``relative_bias``.
     """
-    return choose(dtype, head_dim, platform, plain=dropout > 0.0)
+    return choose(dtype, head_dim, platform, plain=dropout > 0.0, fusible=not relative_bias)
 
 
 def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
@@ -110,13 +126,17 @@ def embedding_parameters(
 ) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
     """Shape and logical axes of each parameter outside the layers."""
     d = config.d_model
-    return {
+    parameters: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
         "token_embedding": ((config.vocab_size, d), ("vocab", "embed")),
         "position_embedding": ((config.max_positions, d), ("position", "embed")),
-        "type_embedding": ((config.type_vocab_size, d), (None, "embed")),
-        "embedding_norm_scale": ((d,), ("norm",)),
-        "embedding_norm_bias": ((d,), ("norm",)),
     }
+    if config.type_vocab_size:
+        parameters["type_embedding"] = ((config.type_vocab_size, d), (None, "embed"))
+    parameters["embedding_norm_scale"] = ((d,), ("norm",))
+    parameters["embedding_norm_bias"] = ((d,), ("norm",))
+    if config.relative_bias:
+        parameters["relative_embedding"] = ((RELATIVE_BUCKETS, config.num_heads), (None, "heads"))
+    return parameters
 
 
 def _initial(name: str, shape: tuple[int, ...], config: EncoderConfig, rngs: nnx.Rngs) -> jax.Array:
@@ -153,7 +173,10 @@ class Encoder(nnx.Module):
 
         Raises:
           UserError: ``d_model`` is not a multiple of ``num_heads``.
+          ValueError: ``attention`` is ``cudnn`` and there is a ``relative_bias``.
         """
+        if config.relative_bias and config.attention == "cudnn":
+            raise ValueError("attention 'cudnn' adds no relative bias; see `choose_attention`")
         if config.d_model % config.num_heads:
             raise UserError(
                 f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads."
@@ -181,7 +204,8 @@ class Encoder(nnx.Module):
         Args:
           tokens_BT: int32 token ids, padded on the right.
           mask_BT: 1 or True at real tokens.
-          types_BT: int32 token types, of the first or second text of a pair; None: all 0.
+          types_BT: int32 token types, of the first or second text of a pair; None: all 0. Not read
+            where there is no table of them.
           dropout_key: one `jax.random` key; the same key drops the same units. None: no dropout.
         """
         config = self.config
@@ -192,9 +216,12 @@ class Encoder(nnx.Module):
             dropout_key, keys = jax.random.split(dropout_key)
             keys = jax.random.split(keys, config.num_layers)
         hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, types_BT, dropout_key)
+        bias_NTS = None
+        if config.relative_bias:  # Once for all layers, recomputed or not.
+            bias_NTS = _relative_bias(embeddings["relative_embedding"], tokens_BT.shape[1])
 
         def layer(params, hidden_BTD, key):
-            return _layer(config, params, hidden_BTD, mask_BT, key)
+            return _layer(config, params, hidden_BTD, mask_BT, bias_NTS, key)
 
         if config.remat:
             layer = jax.checkpoint(layer, prevent_cse=not config.scan_layers)
@@ -369,10 +396,11 @@ def _embed_tokens(
             "the encoder."
         )
     hidden_BTD = params["token_embedding"][tokens_BT]
-    hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
+    if config.type_vocab_size:
+        hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
     if config.position_offset == 0:
         hidden_BTD += params["position_embedding"][:length]
-    else:  # XLM-R counts real tokens only; padding has the position just before the first.
+    else:  # XLM-R and MPNet count real tokens; padding has the position just before the first.
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
     hidden_BTD = sharding.looked_up(hidden_BTD)
@@ -382,11 +410,23 @@ def _embed_tokens(
     return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
 
 
+def _relative_bias(table_RN: jax.Array, length: int) -> jax.Array:
+    """``bias_NTS``, fp32, of S keys for T queries, both ``length``: by bucket of their distance."""
+    ahead_E = np.arange(1 - length, length)  # Of a key, in tokens.
+    bucket_E = np.searchsorted(_BUCKET_STARTS, np.abs(ahead_E), side="right") - 1
+    bucket_E += np.where(ahead_E > 0, len(_BUCKET_STARTS), 0)
+    place_T = jnp.arange(length)
+    # Not by T S buckets at once: they would be a constant of every program.
+    bias_TSN = table_RN[bucket_E][place_T - place_T[:, None] + length - 1]
+    return sharding.constrain(bias_TSN.transpose(2, 0, 1), "act_heads", "length", "length")
+
+
 def _layer(
     config: EncoderConfig,
     params: dict[str, jax.Array],
     hidden_BTD: jax.Array,
     mask_BT: jax.Array,
+    bias_NTS: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
     """One post-norm layer: attention, then feed-forward; ``hidden_BTD`` to ``hidden_BTD``."""
@@ -394,7 +434,7 @@ def _layer(
     if key is not None:
         attention_key, out_key, down_key = jax.random.split(key, 3)
     p = params
-    mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, attention_key)
+    mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, bias_NTS, attention_key)
     mixed_BTD = drop_units(mixed_BTD, config.hidden_dropout, out_key)
     hidden_BTD = _norm(config, p, "attention_norm", hidden_BTD + mixed_BTD)
     hidden_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
@@ -416,6 +456,7 @@ def _attention(
     p: dict[str, jax.Array],
     hidden_BTD: jax.Array,
     mask_BT: jax.Array,
+    bias_NTS: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
     """Multi-head self-attention with output projection, before dropout and residual."""
@@ -428,7 +469,7 @@ def _attention(
     dropping = key is not None and config.attention_dropout > 0.0
     if config.attention == "transposed" or dropping:
         mixed_BTNH = _attend_transposed(
-            config, q_BTNH, k_BSNH, v_BSNH, mask_BT, key if dropping else None
+            config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key if dropping else None
         )
     else:
         if config.attention == "cudnn":
@@ -443,7 +484,12 @@ def _attention(
             )
         else:
             mixed_BTNH = jax.nn.dot_product_attention(
-                q_BTNH, k_BSNH, v_BSNH, mask=mask_BT[:, None, None, :], implementation="xla"
+                q_BTNH,
+                k_BSNH,
+                v_BSNH,
+                None if bias_NTS is None else bias_NTS[None],
+                mask_BT[:, None, None, :],
+                implementation="xla",
             )
     return _linear(mixed_BTNH, p["out_kernel"], p["out_bias"])
 
@@ -454,6 +500,7 @@ def _attend_transposed(
     k_BSNH: jax.Array,
     v_BSNH: jax.Array,
     mask_BT: jax.Array,
+    bias_NTS: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
     """Attention over operands laid out B N T H first, as XLA on CPU multiplies them best."""
@@ -461,6 +508,8 @@ def _attend_transposed(
     scores_BNTS = jax.lax.dot_general(
         q_BNTH * (config.head_dim**-0.5), k_BNSH, (((3,), (3,)), ((0, 1), (0, 1)))
     ).astype(jnp.float32)
+    if bias_NTS is not None:
+        scores_BNTS += bias_NTS
     scores_BNTS += jnp.where(mask_BT, 0.0, _MASKED)[:, None, None, :]
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(v_BNSH.dtype)
     probs_BNTS = drop_units(probs_BNTS, config.attention_dropout, key)

@@ -27,7 +27,7 @@ def tokenize_pairs(
     """Tokens of each pair; of one that is too long the longer text is cut, as usual."""
     limit = min(max_length or model.max_length, model.config.max_length)
     model.tokenizer.enable_truncation(limit, strategy="longest_first")
-    has_types = model.model_type == "bert"  # RoBERTa's kind knows one type only.
+    has_types = model.model_type == "bert"  # RoBERTa's kind knows one, MPNet none.
     found = []
     for row in model.tokenizer.encode_batch_fast(list(pairs)):
         tokens_T = np.asarray(row.ids, np.int32)

@@ -19,7 +19,7 @@ from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder_params
 from cirag_jax.models.encoder import Encoder
-from cirag_jax.models.io import pretrained, pretrained_decoder
+from cirag_jax.models.io import pretrained, pretrained_decoder, tensor_files
 from cirag_jax.training import aligner, mfu
 from cirag_jax.training.rehearsal import Rehearsal, collectives
 from experiments.benchmarks import scaling
@@ -135,6 +135,14 @@ def reader(folders):
 def test_devices_exchange_the_gradient_of_every_layer_once(reader):
     sums = reader["collective_bytes"]["all-reduce"]
     assert 0 <= sums - reader["bytes_per_device"]["gradients"] < 1000  # and a few numbers
+
+
+def test_an_mpnet_is_planned_by_its_config_alone(planned, tmp_path):
+    folder = tiny.model_folder(tmp_path / "mpnet", d_model=WIDTH, kind="mpnet")
+    size = sum(array.nbytes for _, _, array in tensor_files.read_tensors(folder))
+    (folder / "model.safetensors").unlink()
+    found = planned("aligner", "mesh.devices=1", f"model.spec={folder}")
+    assert found["bytes_per_device"]["parameters"] == size
 
 
 EXCHANGES = {

@@ -74,6 +74,9 @@ def _folder(folder, kind, *, labels=1, layers=2):
     if kind == "bert":
         config = transformers.BertConfig(**sizes, max_position_embeddings=64, pad_token_id=0)
         model = transformers.BertForSequenceClassification(config)
+    elif kind == "mpnet":
+        config = transformers.MPNetConfig(**sizes, max_position_embeddings=66)
+        model = transformers.MPNetForSequenceClassification(config)
     else:
         config = transformers.XLMRobertaConfig(
             **sizes, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1
@@ -101,7 +104,7 @@ def _ours(folder, pairs, **options):
     return score_pairs(cross_encoder.load_cross_encoder(str(folder)), None, pairs, **options)
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("layers", [2, 12])  # 12: stacked, a scan
 def test_logits_equal_those_of_sentence_transformers(tmp_path, kind, layers):
     pytest.importorskip("sentence_transformers")
@@ -111,7 +114,7 @@ def test_logits_equal_those_of_sentence_transformers(tmp_path, kind, layers):
     np.testing.assert_allclose(_ours(folder, _PAIRS), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
 def test_an_export_gives_the_same_scores_everywhere(tmp_path, kind):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder

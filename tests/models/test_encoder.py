@@ -33,6 +33,8 @@ def hf_model(kind: str) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     if kind == "bert":
         return transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
+    if kind == "mpnet":
+        return transformers.MPNetModel(transformers.MPNetConfig(**SIZES)).eval()
     config = transformers.XLMRobertaConfig(
         **SIZES, type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
     )
@@ -80,12 +82,62 @@ def test_hidden_states_equal_transformers(tmp_path, kind, attention, scan_layers
     assert difference(ours_BTD, torch_hidden(model, tokens_BT, mask_BT), mask_BT) < 5e-6
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("attention", ["transposed", "xla"])
+def test_mpnet_and_its_gradient_equal_transformers(tmp_path, attention, scan_layers):
+    """Over distances in every bucket of its bias, the last of which begins at 91 tokens."""
+    torch.manual_seed(0)
+    changes = {"max_position_embeddings": 160, "initializer_range": 0.2}
+    sizes = transformers.MPNetConfig(**{**SIZES, **changes})
+    model = transformers.MPNetModel(sizes, add_pooling_layer=False).eval()
+    model.save_pretrained(tmp_path)
+    config, raw = read_config(tmp_path)
+    config = dataclasses.replace(config, attention=attention, scan_layers=scan_layers, remat=True)
+    assert (config.position_offset, config.max_length, config.type_vocab_size) == (2, 158, 0)
+    graphdef, state = weights.load_state(tmp_path, config, raw["model_type"])
+    tokens_BT, mask_BT = batch(config.pad_id, rows=3, length=140)
+    mask_BT[0] = True
+    tokens_BT[0] = 5 + np.arange(140) % 96
+    weight_BTD = np.random.default_rng(1).normal(size=(*mask_BT.shape, 32)).astype(np.float32)
+    weight_BTD *= mask_BT[..., None] / mask_BT.sum()
+    hidden_BTD = model(
+        input_ids=torch.tensor(tokens_BT, dtype=torch.int64),
+        attention_mask=torch.tensor(mask_BT, dtype=torch.int64),
+    ).last_hidden_state
+    (hidden_BTD * torch.tensor(weight_BTD)).sum().backward()
+
+    def loss(state):
+        ours_BTD = nnx.merge(graphdef, state)(tokens_BT, mask_BT)
+        return (ours_BTD * weight_BTD).sum(), ours_BTD
+
+    gradient, ours_BTD = jax.jit(jax.grad(loss, has_aux=True))(state)
+    assert difference(ours_BTD, hidden_BTD.detach().numpy(), mask_BT) < 5e-6
+    ours = weights.to_tensors(gradient, config, raw["model_type"])
+    theirs = {name: p.grad for name, p in model.named_parameters()}
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=2e-5, err_msg=name)
+    moved = np.abs(ours["encoder.relative_attention_bias.weight"]).max(1) > 1e-4
+    assert moved.sum() == 31 and not moved[16]  # No key stands 0 tokens after its query.
+
+
+def test_the_relative_bias_is_computed_once_for_all_layers():
+    def lookups(config):
+        graphdef, state = random_state(config)
+        tokens_BT, mask_BT = batch()
+        forward = jax.make_jaxpr(lambda state: embed(graphdef, state, tokens_BT, mask_BT))(state)
+        return str(forward).count(" gather[")
+
+    plain = dataclasses.replace(TINY, num_layers=5)
+    assert lookups(dataclasses.replace(plain, relative_bias=True)) == lookups(plain) + 2
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
 def test_our_weights_run_in_transformers(tmp_path, kind):
     model = hf_model(kind)
     model.save_pretrained(tmp_path / "random")
     config, raw = read_config(tmp_path / "random")
-    config = dataclasses.replace(config, attention="transposed", initializer_range=0.3)
+    config = dataclasses.replace(config, attention="transposed", initializer_range=0.2)
     graphdef, state = random_state(config, 3)
     tensors = weights.to_tensors(state, config, raw["model_type"])
     tensor_files.save_tensors(tensors, tmp_path / "random" / "model.safetensors")
@@ -192,12 +244,16 @@ def test_layer_norm_gradient_equals_autodiff():
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 
-def test_remat_and_scan_change_neither_value_nor_gradient():
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_remat_and_scan_change_neither_value_nor_gradient(kind):
     tokens_BT, mask_BT = batch()
-    tensors = weights.to_tensors(random_state(TINY)[1], TINY)
+    tiny = TINY
+    if kind == "mpnet":
+        tiny = dataclasses.replace(TINY, type_vocab_size=0, relative_bias=True, position_offset=2)
+    tensors = weights.to_tensors(random_state(tiny)[1], tiny, kind)
 
     def value_and_gradient(config):
-        places = weights._places(config, "bert")
+        places = weights._places(config, kind)
         graphdef, state = random_state(config, 1)
         host = {path: np.array(v.get_value()) for path, v in nnx.to_flat_state(state)}
         for name, place in places.items():
@@ -212,9 +268,9 @@ def test_remat_and_scan_change_neither_value_nor_gradient():
             return embed(graphdef, state, tokens_BT, mask_BT, jax.random.key(0))[:, :3].sum()
 
         value, gradient = jax.jit(jax.value_and_grad(loss))(state)
-        return value, weights.to_tensors(gradient, config)
+        return value, weights.to_tensors(gradient, config, kind)
 
-    dropping = dataclasses.replace(TINY, hidden_dropout=0.2, attention_dropout=0.1)
+    dropping = dataclasses.replace(tiny, hidden_dropout=0.2, attention_dropout=0.1)
     value, gradient = value_and_gradient(dropping)
     for change in ({"remat": True}, {"remat": True, "scan_layers": True}):
         other, other_gradient = value_and_gradient(dataclasses.replace(dropping, **change))
@@ -236,10 +292,14 @@ def test_dropout_is_a_function_of_its_key():
     assert np.abs(one - none).max() > 1e-3
 
 
-def test_bfloat16_keeps_fp32_parameters_and_stays_close():
-    config = dataclasses.replace(TINY, dtype="bfloat16")
+@pytest.mark.parametrize("relative_bias", [False, True])
+def test_bfloat16_keeps_fp32_parameters_and_stays_close(relative_bias):
+    single = TINY
+    if relative_bias:  # Weights so large that the bias is seen in the embeddings.
+        single = dataclasses.replace(TINY, relative_bias=True, initializer_range=0.4)
+    config = dataclasses.replace(single, dtype="bfloat16")
     graphdef, state = random_state(config, 0)
-    exact, _ = random_state(TINY, 0)
+    exact, _ = random_state(single, 0)
     tokens_BT, mask_BT = batch()
     emb_BD = embed_jit(graphdef, state, tokens_BT, mask_BT)
     assert emb_BD.dtype == jnp.float32
@@ -262,3 +322,7 @@ def test_attention_is_chosen_by_platform():
     assert choose("bfloat16", 64, platform="gpu") == "cudnn"
     assert choose("float32", 64, platform="gpu") == "xla"
     assert choose("bfloat16", 64, platform="gpu", dropout=0.1) == "transposed"
+    assert choose("bfloat16", 64, platform="gpu", relative_bias=True) == "xla"
+    cudnn = dataclasses.replace(TINY, relative_bias=True, attention="cudnn")
+    with pytest.raises(ValueError, match="'cudnn' adds no relative bias"):
+        Encoder(cudnn, rngs=nnx.Rngs(0))

@@ -111,7 +111,10 @@ def test_golden_step(folders):
     assert int(state.step) == 2
 
 
-def test_training_learns_the_tiny_chains(folders, tmp_path, one_device):
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_training_learns_the_tiny_chains(folders, tmp_path, one_device, kind):
+    if kind == "mpnet":
+        folders = tiny.model_folder(tmp_path / "model", kind=kind), folders[1]
     config = _config(folders, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
     result = aligner.train_and_evaluate(config, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

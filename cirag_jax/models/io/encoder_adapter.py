@@ -25,7 +25,7 @@ from cirag_jax.models.io.tensor_files import check_finite, opened
 
 _TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
-_LINEAR = re.compile(r"encoder\.layer\.\d+\..*(query|key|value|dense)\.weight")
+_LINEAR = re.compile(r"encoder\.layer\.\d+\..*(query|key|value|attn\.[qkvo]|dense)\.weight")
 _SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 
 

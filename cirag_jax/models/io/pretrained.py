@@ -20,7 +20,13 @@ from flax import nnx
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_at_least, parsing
 from cirag_jax.io import local_path, read_json, read_object
-from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling, choose_attention
+from cirag_jax.models.encoder import (
+    RELATIVE_BUCKETS,
+    Encoder,
+    EncoderConfig,
+    Pooling,
+    choose_attention,
+)
 from cirag_jax.models.io import encoder_adapter, weights
 from cirag_jax.models.io.tensor_files import weight_files
 
@@ -45,7 +51,7 @@ HUB_PATTERNS = (
 )
 # The first: Mistral's own copy of all weights, beside the one that transformers reads.
 HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
 _SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_length")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
@@ -216,6 +222,13 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise UserError(
             f"{file}: field hidden_act is {raw['hidden_act']!r}; supported: {ACTIVATIONS}."
         )
+    is_mpnet = model_type == "mpnet"
+    buckets = raw.get("relative_attention_num_buckets", RELATIVE_BUCKETS)
+    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers counts so many, whatever it says
+        raise UserError(
+            f"{file}: field relative_attention_num_buckets is {buckets!r}; only "
+            f"{RELATIVE_BUCKETS} is supported."
+        )
     pad_id = raw.get("pad_token_id")
     if pad_id is None:
         pad_id = 0 if model_type == "bert" else 1
@@ -227,14 +240,17 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
             num_heads=int(raw["num_attention_heads"]),
             d_ff=int(raw["intermediate_size"]),
             max_positions=int(raw["max_position_embeddings"]),
-            type_vocab_size=int(raw.get("type_vocab_size", 2)),
+            type_vocab_size=0 if is_mpnet else int(raw.get("type_vocab_size", 2)),
             layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
-            position_offset=0 if model_type == "bert" else pad_id + 1,
+            # MPNet's table has the padding's position at 1, whatever the padding's id.
+            position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
             hidden_act=raw.get("hidden_act", "gelu"),
             pad_id=pad_id,
+            relative_bias=is_mpnet,
             initializer_range=float(raw.get("initializer_range", 0.02)),
         )
-        check_at_least(1, config, *_SIZES, prefix=f"{file}: field ")
+        sizes = _SIZES if is_mpnet else (*_SIZES, "type_vocab_size")
+        check_at_least(1, config, *sizes, prefix=f"{file}: field ")
     except KeyError as error:
         raise UserError(f"{file}: field {error.args[0]} is missing.") from error
     except (TypeError, ValueError, OverflowError) as error:
@@ -384,7 +400,11 @@ def computing(
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         attention=choose_attention(
-            dtype, config.head_dim, platform=platform, dropout=attention_dropout
+            dtype,
+            config.head_dim,
+            platform=platform,
+            dropout=attention_dropout,
+            relative_bias=config.relative_bias,
         ),
         remat=remat,
         scan_layers=config.num_layers >= 12,

@@ -13,10 +13,10 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import RELATIVE_BUCKETS, Encoder, EncoderConfig
 from cirag_jax.models.io.tensor_files import fetch, misfits, read_tensors
 
-PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "model.")
+PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "mpnet.", "model.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Entry:
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
       target: parameter of `Encoder`, or of `Layer` where ``source`` has ``{layer}``.
-      shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types).
+      shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types), R
+        (buckets of relative positions), N (heads).
       transpose: torch stores linear kernels as (out, in), we as (in, out).
       part: index of the part it fills (query, key, value in the fused kernel), on axis
         ``part_axis`` of the parameter; None fills all of it.
@@ -40,22 +41,23 @@ class Entry:
     part_axis: int = 0
 
 
-def _layer_entries() -> tuple[Entry, ...]:
+def _layer_entries(query: str, key: str, value: str, out: str, norm: str) -> tuple[Entry, ...]:
+    """Of a layer, by the names in its attention."""
     base = "encoder.layer.{layer}."
     entries = []
-    for part, name in enumerate(("query", "key", "value")):
-        source = f"{base}attention.self.{name}"
+    for part, name in enumerate((query, key, value)):
+        source = f"{base}attention.{name}"
         entries.append(Entry(f"{source}.weight", "qkv_kernel", "DD", True, part, 1))
         entries.append(Entry(f"{source}.bias", "qkv_bias", "D", part=part))
     for source, target, shape in (
-        ("attention.output.dense", "out", "DD"),
+        (f"attention.{out}", "out", "DD"),
         ("intermediate.dense", "up", "FD"),
         ("output.dense", "down", "DF"),
     ):
         entries.append(Entry(f"{base}{source}.weight", f"{target}_kernel", shape, True))
         entries.append(Entry(f"{base}{source}.bias", f"{target}_bias", shape[0]))
     for source, target in (
-        ("attention.output.LayerNorm", "attention_norm"),
+        (f"attention.{norm}", "attention_norm"),
         ("output.LayerNorm", "output_norm"),
     ):
         entries.append(Entry(f"{base}{source}.weight", f"{target}_scale", "D"))
@@ -69,7 +71,16 @@ BERT: tuple[Entry, ...] = (
     Entry("embeddings.token_type_embeddings.weight", "type_embedding", "YD"),
     Entry("embeddings.LayerNorm.weight", "embedding_norm_scale", "D"),
     Entry("embeddings.LayerNorm.bias", "embedding_norm_bias", "D"),
-    *_layer_entries(),
+    *_layer_entries("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm"),
+)
+
+MPNET: tuple[Entry, ...] = (
+    Entry("embeddings.word_embeddings.weight", "token_embedding", "VD"),
+    Entry("embeddings.position_embeddings.weight", "position_embedding", "PD"),
+    Entry("embeddings.LayerNorm.weight", "embedding_norm_scale", "D"),
+    Entry("embeddings.LayerNorm.bias", "embedding_norm_bias", "D"),
+    Entry("encoder.relative_attention_bias.weight", "relative_embedding", "RN"),
+    *_layer_entries("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm"),
 )
 
 # Roberta and XLM-Roberta name their tensors as BERT does; positions differ, not the table.
@@ -78,6 +89,7 @@ FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "roberta": BERT,
     "xlm-roberta": BERT,
     "camembert": BERT,
+    "mpnet": MPNET,
 }
 
 # Not used by an embedding model: index buffers, the next-sentence pooler, pre-training heads.
@@ -106,6 +118,8 @@ def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
         "V": config.vocab_size,
         "P": config.max_positions,
         "Y": config.type_vocab_size,
+        "R": RELATIVE_BUCKETS,
+        "N": config.num_heads,
     }
     places = {}
     for entry in FAMILIES[family]:
@@ -139,7 +153,7 @@ def _match(
     """Tensors by stripped name, the unmapped names, and the doubly mapped ones."""
     found: dict[str, np.ndarray] = {}
     unmapped, doubled = [], []
-    for name, _, array in read_tensors(folder):
+    for name, file, array in read_tensors(folder):
         short = _strip_prefix(name)
         if short not in places:
             if not any(fnmatch.fnmatchcase(short, pattern) for pattern in ignored):
@@ -148,7 +162,7 @@ def _match(
             doubled.append(name)
         elif array.shape != places[short].shape:
             raise UserError(
-                f"{folder}: tensor {name} has shape {array.shape}, but config.json means "
+                f"{file}: tensor {name} has shape {array.shape}, but config.json means "
                 f"{places[short].shape}."
             )
         else:

@@ -56,6 +56,36 @@ def test_tiny_bert_with_trained_parameters_and_prefixes(tmp_path, pooling):
     assert np.abs(stale).max() > 1e-3  # the parameters passed, not the encoder's own
 
 
+def test_tiny_mpnet_with_trained_parameters(tmp_path):
+    """From a folder that sentence-transformers wrote, with MPNet's own tokenizer, and back."""
+    letters = [chr(c) for c in range(33, 127)]
+    words = ["<s>", "<pad>", "</s>", "[UNK]", *letters, *(f"##{c}" for c in letters), "<mask>"]
+    config = transformers.MPNetConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=142,
+        initializer_range=0.2,
+    )
+    transformers.MPNetModel(config).save_pretrained(tmp_path / "bare")
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = transformers.MPNetTokenizer(vocab=vocabulary, model_max_length=140)
+    tokenizer.save_pretrained(tmp_path / "bare")
+    theirs = SentenceTransformer(str(tmp_path / "bare"), device="cpu")
+    theirs.save_pretrained(str(tmp_path / "source"))
+    encoder = load_encoder(str(tmp_path / "source"))
+    assert (encoder.pooling, encoder.max_length, encoder.model_type) == ("mean", 140, "mpnet")
+    wanted = theirs.encode(TEXTS, normalize_embeddings=True, show_progress_bar=False)
+    ours = encode(encoder, None, TEXTS)
+    assert np.abs(ours - wanted).max() < 1e-5
+    params = jax.tree.map(lambda x: x * 1.1, encoder.state)
+    folder = export_sentence_transformers(encoder, params, tmp_path / "export")
+    check(encoder, params, folder)
+    assert np.abs(ours - encode(encoder, params, TEXTS)).max() > 1e-3
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_tiny_xlm_roberta(tmp_path, pooling):
     source = tmp_path / "xlmr"
@@ -150,7 +180,7 @@ def moved(encoder, rank):
     rng = np.random.default_rng(0)
     tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
     for name, array in tensors.items():
-        if name.startswith("encoder.") and array.ndim == 2:
+        if name.startswith("encoder.layer.") and array.ndim == 2:
             down, up = (
                 rng.normal(size=(rank, array.shape[1])),
                 rng.normal(size=(array.shape[0], rank)),
@@ -159,8 +189,9 @@ def moved(encoder, rank):
     return tensors
 
 
-def test_an_encoders_adapter_is_its_change(tmp_path):
-    base = tiny.model_folder(tmp_path / "tiny")
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_an_encoders_adapter_is_its_change(tmp_path, kind):
+    base = tiny.model_folder(tmp_path / "tiny", kind=kind)
     encoder = load_encoder(str(base), pooling="cls", query_prefix="who was ")
     tensors = moved(encoder, 3)
     params = from_tensors(tensors, encoder.state, encoder.config, encoder.model_type)

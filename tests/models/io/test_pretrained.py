@@ -45,6 +45,11 @@ def test_a_folder_without_config_is_refused(tmp_path):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_size": None}, "wrong value"),
         ({"num_hidden_layers": 0}, "num_layers=0 must be at least 1"),
+        ({"type_vocab_size": 0}, "type_vocab_size=0 must be at least 1"),
+        (
+            {"model_type": "mpnet", "relative_attention_num_buckets": 16},
+            "field relative_attention_num_buckets is 16; only 32",
+        ),
     ],
 )
 def test_an_unsupported_config_names_its_field(tmp_path, change, message):

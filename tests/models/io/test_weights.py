@@ -26,6 +26,22 @@ def save(tensors, folder) -> None:
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
 
 
+def test_a_relative_bias_that_is_absent_or_has_other_buckets_is_refused(tmp_path):
+    config = dataclasses.replace(CONFIG, type_vocab_size=0, relative_bias=True)
+    tensors = weights.to_tensors(random_state(config)[1], config, "mpnet")
+    name = "encoder.relative_attention_bias.weight"
+    bias_RN = tensors.pop(name)
+    save(tensors, tmp_path)
+    with pytest.raises(UserError, match=rf"^{tmp_path}: tensors .* unfilled: {name}\.$"):
+        weights.load_state(tmp_path, config, "mpnet")
+    save(tensors | {name: bias_RN[:16]}, tmp_path)
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(
+        UserError, match=rf"^{file}: tensor {name} has shape \(16, 2\), .* \(32, 2\)"
+    ):
+        weights.load_state(tmp_path, config, "mpnet")
+
+
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_round_trip_is_bitwise(tmp_path, tensors, scan_layers):
     save(tensors, tmp_path)
@@ -128,5 +144,5 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, tensors):
 
 
 def test_an_unknown_family_is_refused(tmp_path):
-    with pytest.raises(UserError, match="'mpnet' has no weight mapping"):
-        weights.load_state(tmp_path, CONFIG, "mpnet")
+    with pytest.raises(UserError, match="'t5' has no weight mapping"):
+        weights.load_state(tmp_path, CONFIG, "t5")
