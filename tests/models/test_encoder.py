@@ -137,7 +137,9 @@ def test_our_weights_run_in_transformers(tmp_path, kind):
     model = hf_model(kind)
     model.save_pretrained(tmp_path / "random")
     config, raw = read_config(tmp_path / "random")
-    config = dataclasses.replace(config, attention="transposed", initializer_range=0.2)
+    # A bias as large as BERT's kernels here makes attention so sharp that rounding alone shows.
+    large = 0.2 if kind == "mpnet" else 0.3
+    config = dataclasses.replace(config, attention="transposed", initializer_range=large)
     graphdef, state = random_state(config, 3)
     tensors = weights.to_tensors(state, config, raw["model_type"])
     tensor_files.save_tensors(tensors, tmp_path / "random" / "model.safetensors")
