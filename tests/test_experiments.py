@@ -5,6 +5,7 @@ import dataclasses
 import jax
 
 from cirag_jax.datasets import jsonl
+from cirag_jax.retrieval.linked import LinkedIndex
 from experiments import linked
 from tests import tiny
 
@@ -26,8 +27,17 @@ def test_heads_under_changed_settings_are_rows_of_a_table(
         + ["--widths", "1", "2"]
         + ["--change", "steps=1 epochs=1"],
     )
+    explored, explore = [], LinkedIndex.explore
+
+    def watched(self, *args, width=None, **more):
+        explored.append((self._steps, width))
+        return explore(self, *args, width=width, **more)
+
+    monkeypatch.setattr(LinkedIndex, "explore", watched)
     with jax.numpy_dtype_promotion("standard"):
         linked.main()
+    asked_for = [(steps, width) for steps, width in explored if width]
+    assert asked_for == 2 * [(5, 1), (5, 2)] + 2 * [(1, 1), (1, 2)]
     told = capsys.readouterr()
     header, _, *rows = told.out.splitlines()
     heads = [row.split("|")[1].strip() for row in rows]
