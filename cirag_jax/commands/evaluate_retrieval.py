@@ -124,7 +124,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     """Raises UserError where a setting cannot be used that counts only after the encoding."""
-    check_at_least(1, config, "steps", "k", "bootstrap_samples")
+    check_at_least(1, config, "steps", "k", "width", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
         if not 0 <= stop <= 1:
@@ -161,6 +161,7 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
     return {
         "steps": config.steps,
         "linked_steps": aligners.head.steps if aligners.head else None,
+        "linked_width": config.width if aligners.head else None,
         "k": config.k,
         "units": task.kind,
         "retriever": config.retriever,
@@ -347,6 +348,7 @@ class _Rankings:
             head,
             self._task.kind,
             steps=head.steps,
+            width=self._config.width,
             options=WalkOptions.of(self._config.links),
         )
         return index.explore(self._texts, head.score, self._task.allowed)

@@ -166,6 +166,8 @@ def test_no_walk_begins_where_no_word_is_shared(linked, tmp_path):
         ("passage_max_length", 0),
         ("ranking", "foo"),
         ("links.restart", 2),
+        ("width", 0),
+        ("stops", (0.5, 2.0)),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused_first(
