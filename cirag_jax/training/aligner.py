@@ -25,6 +25,7 @@ from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder, kept_on_disk
 from cirag_jax.retrieval.rankers import TripleText
@@ -405,7 +406,8 @@ def _head_run(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) 
         for id in link_head.passage_ids(dataset, config.head.corpus, *questions):
             yield dataset.corpus[id], chains_lib.units_of(dataset, id, config.data.units)
 
-    told = [config.data.units, FEATURES, settings, checkpoint]
+    reads = [FEATURES, stopping.num_features(config.head.steps)]
+    told = [config.data.units, reads, settings, checkpoint]
     return state_lib.digest(told, *(texts(*one) for one in sets))
 
 

@@ -19,6 +19,7 @@ from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder, trained_on
+from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.beam import Beam
 from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.encoders import FlaxEncoder
@@ -340,6 +341,9 @@ def test_a_finished_head_is_kept_and_another_is_trained_anew(
     assert train(**{"head.epochs": 3}) != first and fitted == [1, 1]
     file.write_bytes(before[:40])
     assert train() == first and fitted == [1, 1, 1]
+    monkeypatch.setattr(stopping, "num_features", lambda steps: 99)  # as another version has
+    train()
+    assert fitted == [1, 1, 1, 1]
 
 
 def test_what_a_head_has_embedded_is_not_embedded_again(folders, tmp_path, one_device, monkeypatch):
