@@ -50,7 +50,8 @@ def set_scores(
       ValueError: no gold.
     """
     recall = recall_at(list(found), gold, len(found), elsewhere)
-    precise = recall * len(gold) / len(found) if found else 0.0
+    # One passage may hold what several gold ones do.
+    precise = min(recall * len(gold) / len(found), 1.0) if found else 0.0
     f1 = 2 * precise * recall / (precise + recall) if recall else 0.0
     return SetScores(len(found), recall, float(recall == precise == 1), f1)
 

@@ -196,11 +196,11 @@ def open_retriever(
     options = IndexOptions.of(config)
     check_choice("config.retriever.units", config.units, UNIT_KINDS)
     check_at_least(1, config, "width", prefix="config.retriever.")
-    if config.stop is not None:
-        if config.kind != LINKED:
-            raise UserError("config.retriever.stop needs config.retriever.kind=linked")
-        if not 0 <= config.stop <= 1:
-            raise UserError(f"config.retriever.stop={config.stop} must be from 0 to 1.")
+    for name, unused in (("width", 1), ("stop", None)):
+        if config.kind != LINKED and config[name] != unused:
+            raise UserError(f"config.retriever.{name} needs config.retriever.kind=linked")
+    if config.stop is not None and not 0 <= config.stop <= 1:
+        raise UserError(f"config.retriever.stop={config.stop} must be from 0 to 1.")
     if config.kind == LINKED:
         return _open_linked(config, passages, needed(encoder, config.kind), triples or {}, progress)
     if config.units != "passage":

@@ -34,8 +34,10 @@ def test_a_set_is_compared_with_the_gold_one():
     assert set_scores(["x"], ["a"]) == SetScores(1, 0.0, 0.0, 0.0)
     assert set_scores([], ["a"]) == SetScores(0, 0.0, 0.0, 0.0)
     assert mean_scores([exact, half]) == SetScores(2.5, 0.75, 0.5, pytest.approx(0.7))
-    # Found in another passage that holds the same.
-    assert set_scores(["x"], ["a"], {"a": [{"a", "x"}]}) == exact._replace(read=1)
+    # Found in another passage that holds the same, or the same as two.
+    elsewhere = {"a": [{"a", "x"}], "b": [{"b", "x"}]}
+    assert set_scores(["x"], ["a"], elsewhere) == exact._replace(read=1)
+    assert set_scores(["x"], ["a", "b"], elsewhere) == exact._replace(read=1)
 
 
 def test_recall_by_step_counts_all_that_was_found_so_far():

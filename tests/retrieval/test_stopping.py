@@ -35,7 +35,7 @@ def test_what_is_known_of_the_first_passages():
         [of_7, of_9, of_9, 0.5, 0, 1, 0, 0, 0, *best, 0.0, _log_odds(0.8), rare],
         [of_9, rare, rare, 1.4, 0, 0, 1, 0, 0, *best, rare, _log_odds(0.2), rare],
     ]
-    np.testing.assert_allclose(x_KF, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(x_KF, wanted, rtol=1e-6, atol=1e-6)
     # The likeliest passage behind one is not always the next.
     assert stopping.describe([7, 9, 4], likely, 3)[0, 1:3].tolist() == [
         pytest.approx(of_9),
@@ -54,7 +54,7 @@ def test_the_rule_is_the_logistic_regression_of_scikit_learn():
     z_NF = (x_NF - x_NF.mean(0)) / (x_NF.std(0) + 1e-3)
     wanted = linear_model.LogisticRegression(C=1.0, tol=1e-8).fit(z_NF, is_gold_N)
     np.testing.assert_allclose(
-        rule.probability(x_NF), wanted.predict_proba(z_NF)[:, 1], rtol=1e-3, atol=1e-4
+        rule.probability(x_NF), wanted.predict_proba(z_NF)[:, 1], rtol=1e-4, atol=1e-6
     )
 
 
@@ -139,4 +139,7 @@ def test_the_retriever_stops_where_it_is_told_to(tmp_path):
         open_retriever(config, PASSAGES, encoder)
     config.kind, config.stop = "bm25", 0.5
     with pytest.raises(UserError, match=r"retriever\.stop needs config\.retriever\.kind=linked"):
+        open_retriever(config, PASSAGES, None)
+    config.stop, config.width = None, 2
+    with pytest.raises(UserError, match=r"retriever\.width needs config\.retriever\.kind=linked"):
         open_retriever(config, PASSAGES, None)
