@@ -25,7 +25,10 @@ from cirag_jax.retrieval.links import WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
 
-_BLOCK = 64  # Questions that are searched at once.
+# Questions that are searched at once: as many as have this many numbers about passages, since an
+# encoder pads the last batch of every length. At most 1,024, at least 64.
+_NUMBERS = 1 << 25
+_LEAST, _MOST = 64, 1024
 
 
 class Found(NamedTuple):
@@ -145,28 +148,42 @@ class LinkedIndex:
         """What is found for every question, each step choosing by ``score`` of the features.
 
         ``observe`` is told the candidates of every step, before one is chosen; ``progress`` how
-        many questions are through. ``width`` is None for that of the index.
+        many questions are through, where a step of four is a quarter of them. ``width`` is None for
+        that of the index.
         """
         width, found = width or self._width, []
-        for start in range(0, len(questions), _BLOCK):
-            part = slice(start, start + _BLOCK)
+        # Of every question: where a walk ends, and words twice for each chain.
+        block = min(max(_NUMBERS // (self._size * (1 + 2 * width)), _LEAST), _MOST)
+        for start in range(0, len(questions), block):
+            part = slice(start, start + block)
             within = None if allowed is None else allowed[part]
-            query_QD = self._encoder.encode(list(questions[part]), "query")
+            query_QD = self._embed(questions[part], progress)
             searches = self._finder.begin(questions[part], query_QD, within)
             beams = [Beam(search, width) for search in searches]
             for step in range(self._steps):
                 if step:
-                    self._follow([search for beam in beams for search in beam.going], within)
+                    going = [search for beam in beams for search in beam.going]
+                    self._follow(going, within, progress)
                 self._choose(beams, score, start, observe)
+                through = [len(searches) * done // self._steps for done in (step, step + 1)]
+                progress(through[1] - through[0])
             found += [self._found(beam) for beam in beams]
-            progress(len(searches))
         return found
+
+    def _embed(self, queries: Sequence[str], progress: Progress) -> np.ndarray:
+        """``progress`` is told of no question, so that it is called now and then."""
+        return self._encoder.encode(list(queries), "query", lambda count: progress(0))
 
     def _found(self, beam: Beam) -> Found:
         rows = beam.ranked()
         return Found(rows, stopping.describe(rows, beam.likely, self._steps))
 
-    def _follow(self, searches: Sequence[Search], allowed: Sequence[np.ndarray] | None) -> None:
+    def _follow(
+        self,
+        searches: Sequence[Search],
+        allowed: Sequence[np.ndarray] | None,
+        progress: Progress,
+    ) -> None:
         """Asks the aligner with the question and the chain so far."""
         if not searches:
             return
@@ -174,7 +191,7 @@ class LinkedIndex:
             query_text(s.question, [self._units.texts[u] for u in s.units], self._kind)
             for s in searches
         ]
-        query_QD = self._encoder.encode(queries, "query")
+        query_QD = self._embed(queries, progress)
         within = None if allowed is None else [allowed[s.place] for s in searches]
         self._finder.follow(searches, query_QD, within)
 

@@ -99,12 +99,17 @@ class ExactIndex:
         found_RD = np.empty((len(row_R), self._blocks[0].shape[1]), np.float32)
         for index, block in enumerate(self._blocks):
             here = np.flatnonzero(row_R // self._rows == index)
-            # A gather is compiled for each power of two.
-            padded = np.zeros(1 << (len(here) - 1).bit_length(), np.int32)
-            padded[: len(here)] = row_R[here] % self._rows
             if len(here):
-                found_RD[here] = np.asarray(_take(block, padded), np.float32)[: len(here)]
+                found_RD[here] = self._gather(block, row_R[here] % self._rows)
         return found_RD
+
+    def _gather(self, block_ND: jax.Array, row_R: np.ndarray) -> np.ndarray:
+        if self._mesh is None and jax.default_backend() == "cpu":
+            return np.asarray(block_ND)[row_R]  # The memory of a CPU is NumPy's as well.
+        # A gather is compiled for each power of two.
+        padded = np.zeros(1 << (len(row_R) - 1).bit_length(), np.int32)
+        padded[: len(row_R)] = row_R
+        return np.asarray(_take(block_ND, padded))[: len(row_R)]
 
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None

@@ -17,8 +17,8 @@ from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.models import link_head
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
+from cirag_jax.retrieval import linked
 from cirag_jax.retrieval.candidates import FEATURES, GROUPS
-from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.linked import LinkedIndex
 from cirag_jax.retrieval.links import LinkWalk
@@ -48,6 +48,8 @@ class Words:
         self.identity = {"model": "nowhere"}
 
     def encode(self, texts, kind="passage", progress=None):
+        if progress is not None:
+            progress(len(texts))
         vectors = [sum(map(self._vector, re.findall(r"\w+", t.lower())), 1e-6) for t in texts]
         return np.array([v / np.linalg.norm(v) for v in vectors], np.float32).reshape(-1, 64)
 
@@ -77,8 +79,7 @@ QUESTION = DATASET.questions[0]
 
 
 def _index(head=None, **options):
-    encoder = RememberingEncoder(Words())
-    return LinkedIndex(PASSAGES, TEXTS, encoder, head, "sentence", **options)
+    return LinkedIndex(PASSAGES, TEXTS, Words(), head, "sentence", **options)
 
 
 def _head(**weights):
@@ -256,9 +257,23 @@ def test_a_training_stops_wherever_it_is():
         return next(times) - 1
 
     # Two rounds of two searches and the epochs; the epochs of each half's head; two measurements of
-    # two halves. Every search takes one block.
-    assert asked(0) == 2 * (2 + 3) + 2 * 3 + 2 * 2
+    # two halves. Every search has two steps and is asked when one begins to embed and when it ends.
+    search = 2 * 2
+    assert asked(0) == 2 * (2 * search + 3) + 2 * 3 + 2 * 2 * search
     assert [asked(limit) for limit in (1, 3, 10)] == [1, 3, 10]
+
+
+def test_a_search_tells_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(linked, "_LEAST", 3)
+    monkeypatch.setattr(linked, "_NUMBERS", 3 * 3 * len(PASSAGES))
+    told, index = [], _index(steps=2)
+    questions = [question.question for question in DATASET.questions[:5]]
+    found = index.explore(questions, _head().score, progress=told.append)
+    # Blocks of three and two: an embedding, then half of the questions, twice.
+    assert told == [0, 1, 0, 2, 0, 1, 0, 1]
+    monkeypatch.undo()
+    whole = index.explore(questions, _head().score)
+    assert [one.rows for one in found] == [one.rows for one in whole]
 
 
 def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_them():
