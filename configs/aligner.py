@@ -78,7 +78,12 @@ def base() -> Any:
     config.prefixes_per_question = 4  # At most; 2- and 3-step chains have fewer.
     # dependency (any step that has what it needs) | printed (KiRAG's paper) | annotation (its code)
     config.order = "dependency"
-    config.num_negatives = 10  # Hard negatives from the question's own pool.
+    config.num_negatives = 10  # Hard negatives, from the question's own pool or mined.
+    # Hard negatives from the searches of a trained aligner, for the training questions among the
+    # passages that config.head.corpus says, config.head.steps each, along links as those are.
+    config.mining = ConfigDict()
+    config.mining.checkpoint = placeholder(str)  # Its workdir; null: the question's own pool.
+    config.mining.per_step = 10  # Wrong units kept of each step, those of the highest scores.
     config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
     config.negatives = "cross_device"  # own | in_batch | cross_device
     config.mask_false_negatives = True  # Another positive of the query is no negative.

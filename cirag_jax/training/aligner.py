@@ -23,13 +23,11 @@ from cirag_jax.evaluation import next_unit
 from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
-from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES
-from cirag_jax.retrieval.encoders import FlaxEncoder, RememberingEncoder, kept_on_disk
 from cirag_jax.retrieval.rankers import TripleText
-from cirag_jax.training import gradient_cache, link_head, optimizers
+from cirag_jax.training import gradient_cache, link_head, mining, optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.preemption import PreemptionGuard
@@ -56,7 +54,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
-    chains, pools = training_chains(sets, config)
+    chains, pools = training_chains(sets, config, workdir)
     num_dev = sum(len(one.dev) for one in sets)
     dev_chains, dev_pools = dev_data(sets, kind)
     problems = next_unit.next_units(dev_chains, dev_pools, kind)
@@ -266,14 +264,17 @@ def split_questions(dataset: Dataset, config: Config) -> Questions:
 
 
 def training_chains(
-    sets: Sequence[Questions], config: Config
+    sets: Sequence[Questions], config: Config, workdir: pathlib.Path
 ) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
-    """The chains of all training questions, and the units of each one's own passages."""
+    """The chains of all training questions, and what the hard negatives of each are drawn from:
+    the units of its question's own passages, or what ``config.mining`` finds.
+    """
     chains, pools = [], []
+    miner = mining.Miner(config, workdir) if config.mining.checkpoint else None
     for dataset, train, _ in sets:
-        found = pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)
-        chains += found[0]
-        pools += found[1]
+        found, own = pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)
+        chains += found
+        pools += own if miner is None else miner.pools(dataset, found, own)
     return chains, pools
 
 
@@ -417,14 +418,7 @@ def _fit_head(
     sets: Sequence[Questions],
     should_stop: Callable[[], bool],
 ) -> tuple[link_head_model.LinkHead, dict[str, float]]:
-    encoder, _ = open_encoder(str(workdir))
-    embeds = FlaxEncoder(
-        encoder,
-        query_max_length=config.query_max_length,
-        passage_max_length=config.unit_max_length,
-    )
-    # A head that begins anew, and an evaluation of all, read the same sentences once more.
-    embeds = kept_on_disk(RememberingEncoder(embeds))
+    embeds = link_head.open_aligner(str(workdir), config)
     kind, head = config.data.units, config.head.copy_and_resolve_references()
     head.held_out = config.head.held_out if held_out_teach(config) else 0
     tasks = [
@@ -492,5 +486,8 @@ def check_config(config: Config) -> None:
     check_choice("config.order", config.order, pools_lib.ORDERS)
     if config.activations_gib is not None:
         check_at_least(0, config, "activations_gib")
+    if config.mining.checkpoint:
+        check_at_least(1, config, "mining.per_step", "head.steps")
+        check_choice("config.head.corpus", config.head.corpus, link_head.CORPORA)
     if config.head.rounds:
         link_head.check_settings(config.head)

@@ -28,9 +28,10 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
+from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, StopRule
 from cirag_jax.retrieval.candidates import FEATURES, GROUPS, Candidates
-from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, RememberingEncoder, kept_on_disk
 from cirag_jax.retrieval.linked import Found, LinkedIndex, Score
 from cirag_jax.types import Config, Dataset, Question
 
@@ -150,6 +151,22 @@ def check_questions(train: Iterable[Question]) -> None:
         )
 
 
+def open_aligner(spec: str, config: Config) -> Encoder:
+    """The aligner of a workdir as it embeds here; vectors of whole corpora are kept.
+
+    Raises:
+      UserError: see `open_encoder`.
+    """
+    encoder, _ = open_encoder(spec)
+    embeds = FlaxEncoder(
+        encoder,
+        query_max_length=config.query_max_length,
+        passage_max_length=config.unit_max_length,
+    )
+    # A head that begins anew, mining, and an evaluation of all read the same sentences once more.
+    return kept_on_disk(RememberingEncoder(embeds))
+
+
 def make_task(
     dataset: Dataset,
     train: Sequence[Question],
@@ -221,10 +238,26 @@ def search_states(
         if is_gold_R.any():
             states.append(State(candidates.question, candidates.feature_RF, is_gold_R))
 
+    found = explore(task, questions, score, label, keep, should_stop)
+    return states, _rankings(found, gold)
+
+
+def explore(
+    task: Task,
+    questions: Sequence[Question],
+    score: Score,
+    label: str,
+    observe: Callable[[Candidates], None],
+    should_stop: ShouldStop = _never,
+) -> list[Found]:
+    """`LinkedIndex.explore` for these questions, behind a progress bar.
+
+    Raises:
+      Stopped: ``should_stop`` said so.
+    """
     with bar(label, len(questions), "question") as shown:
         progress = _watched(shown.update, should_stop)
-        found = task.index.explore([q.question for q in questions], score, None, keep, progress)
-    return states, _rankings(found, gold)
+        return task.index.explore([q.question for q in questions], score, None, observe, progress)
 
 
 def _gold_rows(task: Task, questions: Sequence[Question]) -> list[list[int]]:
