@@ -5,7 +5,7 @@ import pytest
 
 from cirag_jax.retrieval.beam import Beam
 from cirag_jax.retrieval.candidates import FEATURES, Candidates, Search
-from tests.retrieval.test_linked import DATASET, PASSAGES, QUESTION, ROW, _head, _index
+from tests.retrieval.films import DATASET, PASSAGES, QUESTION, ROW, make_head, make_index
 
 
 def _begun():
@@ -64,7 +64,7 @@ def test_the_same_passages_in_another_order_are_no_other_chain():
 
 
 def test_chains_that_part_have_read_what_is_their_own():
-    index = _index(_head())
+    index = make_index(make_head())
     finder = index._finder
     query_QD = np.zeros((2, 64), np.float32)
     (begun,) = finder.begin([QUESTION.question], query_QD[:1], None)
@@ -75,10 +75,10 @@ def test_chains_that_part_have_read_what_is_their_own():
 
 
 def test_the_beams_of_a_block_do_not_mix_and_stay_within_what_is_allowed():
-    head = _head(named=9.0, named_by_passages=5.0, score=1.0)
+    head = make_head(named=9.0, named_by_passages=5.0, score=1.0)
     texts = [question.question for question in DATASET.questions]
-    narrow = _index(head, steps=2).search(texts, 5)[0]
-    wide = _index(head, steps=2, width=3)
+    narrow = make_index(head, steps=2).search(texts, 5)[0]
+    wide = make_index(head, steps=2, width=3)
     rows = wide.search(texts, 5)[0]
     assert rows[:, :2].tolist() == narrow[:, :2].tolist()
     assert rows[4].tolist() == wide.search(texts[4:5], 5)[0][0].tolist()

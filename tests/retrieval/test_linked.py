@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import re
-import zlib
 
 import jax
 import ml_collections
@@ -13,14 +11,12 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.models import link_head
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head
 from cirag_jax.retrieval import linked
 from cirag_jax.retrieval.candidates import FEATURES, GROUPS
 from cirag_jax.retrieval.index import open_retriever
-from cirag_jax.retrieval.linked import LinkedIndex
 from cirag_jax.retrieval.links import LinkWalk
 from cirag_jax.training import link_head as training
 from cirag_jax.training.link_head import (
@@ -32,68 +28,23 @@ from cirag_jax.training.link_head import (
     passage_ids,
     train_link_head,
 )
-from cirag_jax.types import Dataset, Feedback, Passage, Question
+from cirag_jax.types import Feedback, Question
 from configs import aligner, retrievers
-
-_FIRST = ("Grey", "Red", "Long", "Old", "Quiet", "Far", "High", "Lost", "New", "Wild")
-_PEOPLE = ("Anna", "Bo", "Carl", "Dora", "Erik", "Fia", "Gun", "Hans", "Ida", "Jon")
-
-
-class Words:
-    """An encoder by words alone: each has a vector, a text their normalised sum."""
-
-    dim = 64
-
-    def __init__(self):
-        self.identity = {"model": "nowhere"}
-
-    def encode(self, texts, kind="passage", progress=None):
-        if progress is not None:
-            progress(len(texts))
-        vectors = [sum(map(self._vector, re.findall(r"\w+", t.lower())), 1e-6) for t in texts]
-        return np.array([v / np.linalg.norm(v) for v in vectors], np.float32).reshape(-1, 64)
-
-    def _vector(self, word):
-        return np.random.default_rng(zlib.crc32(word.encode())).normal(size=self.dim)
-
-
-def _world():
-    """Films, of which each passage names its director, and directors, whose passages name none."""
-    corpus, questions = {}, []
-    for first, person in zip(_FIRST, _PEOPLE, strict=True):
-        film, name = f"{first} Harbour", f"{person} Berg"
-        corpus[film] = Passage(film, film, f"{film} is a film. {name} made it.")
-        corpus[name] = Passage(name, name, "Born by the sea. Later a baker.")
-        questions.append(
-            Question(film, f"Where was the director of {film} born?", (), supporting=(film, name))
-        )
-    corpus["blank"] = Passage("blank", "Blank", " ", ())
-    return Dataset("world", tuple(questions), corpus, {})
-
-
-DATASET = _world()
-PASSAGES = list(DATASET.corpus.values())
-TEXTS = [list(sentence_texts(passage)) for passage in PASSAGES]
-ROW = {passage.id: row for row, passage in enumerate(PASSAGES)}
-QUESTION = DATASET.questions[0]
-
-
-def _index(head=None, **options):
-    return LinkedIndex(PASSAGES, TEXTS, Words(), head, "sentence", **options)
-
-
-def _head(**weights):
-    """A head that weighs these features and nothing else."""
-    zeros = np.zeros(len(FEATURES), np.float32)
-    module = LinkHeadModule(zeros, zeros + 1, 4, nnx.Rngs(0))
-    module.linear_F[...] = np.array([weights.get(name, 0.0) for name in FEATURES], np.float32)
-    return LinkHead(module, FEATURES, "sentence", 2)
+from tests.retrieval.films import (
+    DATASET,
+    PASSAGES,
+    QUESTION,
+    ROW,
+    Words,
+    make_head,
+    make_index,
+)
 
 
 def _steps(head, question=QUESTION.question, **options):
     """The candidates of every step, as name -> feature -> value."""
     seen = []
-    _index(head, **options).explore([question], head.score, None, seen.append)
+    make_index(head, **options).explore([question], head.score, None, seen.append)
     return [
         {
             PASSAGES[row].id: dict(zip(FEATURES, values.tolist(), strict=True))
@@ -104,7 +55,7 @@ def _steps(head, question=QUESTION.question, **options):
 
 
 def test_what_is_known_of_the_candidates_of_a_step():
-    first, second = _steps(_head(named=1.0), "Is Grey Harbour a film?", steps=2)
+    first, second = _steps(make_head(named=1.0), "Is Grey Harbour a film?", steps=2)
     assert first["Grey Harbour"]["named"] == 1 and first["Red Harbour"]["named"] == 0
     assert first["Grey Harbour"]["named_and_due"] == 1 and first["Grey Harbour"]["first_step"] == 1
     assert first["Grey Harbour"]["bm25"] == 1 and first["Grey Harbour"]["bm25_place"] == 0
@@ -123,14 +74,14 @@ def test_what_is_known_of_the_candidates_of_a_step():
 
 def test_a_unit_of_the_chain_that_names_a_passage_is_told_from_its_passage():
     question = "Who made it, Grey Harbour?"
-    _, second = _steps(_head(named=1.0), question, steps=2)
+    _, second = _steps(make_head(named=1.0), question, steps=2)
     berg = second["Anna Berg"]
     assert berg["named_by_last"] == berg["named_by_chain"] == berg["named_by_passages"] == 1
 
 
 def test_words_that_the_chain_leaves_open_and_those_that_it_adds():
     question = "Was the maker of Grey Harbour, Anna, a baker?"
-    first, second = _steps(_head(named=1.0), question, steps=2)
+    first, second = _steps(make_head(named=1.0), question, steps=2)
     # The first step searches for the whole question, and nothing has been told.
     assert first["Grey Harbour"]["left"] == 1 and first["Grey Harbour"]["words_place"] == 0
     assert {known["told"] for known in first.values()} == {0}
@@ -144,7 +95,7 @@ def test_words_that_the_chain_leaves_open_and_those_that_it_adds():
 
 
 def test_the_last_unit_tells_what_the_question_did_not_say():
-    _, second = _steps(_head(named=1.0), "Who made it, Grey Harbour?", steps=2)
+    _, second = _steps(make_head(named=1.0), "Who made it, Grey Harbour?", steps=2)
     # "Anna Berg made it": a name that the question has not; every passage but hers lacks "Anna".
     others = [known["told"] for name, known in second.items() if name != "Anna Berg"]
     assert second["Anna Berg"]["told"] > max(others) > 0
@@ -152,15 +103,15 @@ def test_the_last_unit_tells_what_the_question_did_not_say():
 
 
 def test_the_chain_comes_first_in_its_order():
-    head = _head(named=9.0, named_by_passages=5.0, score=1.0)
-    row_QK, score_QK = _index(head, steps=2).search([QUESTION.question], 5)
+    head = make_head(named=9.0, named_by_passages=5.0, score=1.0)
+    row_QK, score_QK = make_index(head, steps=2).search([QUESTION.question], 5)
     assert [PASSAGES[row].id for row in row_QK[0, :2]] == ["Grey Harbour", "Anna Berg"]
     assert len(set(row_QK[0].tolist())) == 5 and score_QK[0].tolist() == [0, -1, -2, -3, -4]
 
 
 def test_only_allowed_passages_are_found_and_places_beyond_them_are_empty():
     allowed = [np.array([ROW["Grey Harbour"], ROW["Bo Berg"]])]
-    row_QK, score_QK = _index(_head(named=9.0)).search([QUESTION.question], 4, allowed)
+    row_QK, score_QK = make_index(make_head(named=9.0)).search([QUESTION.question], 4, allowed)
     assert [PASSAGES[row].id for row in row_QK[0, :2]] == ["Grey Harbour", "Bo Berg"]
     assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
 
@@ -168,14 +119,14 @@ def test_only_allowed_passages_are_found_and_places_beyond_them_are_empty():
 def test_places_by_words_are_among_what_may_be_found():
     seen = []
     allowed = [np.array([ROW["Long Harbour"], ROW["Bo Berg"]])]
-    _index(_head(named=1.0)).explore(["A baker?"], _head().score, allowed, seen.append)
+    make_index(make_head(named=1.0)).explore(["A baker?"], make_head().score, allowed, seen.append)
     known = dict(zip(seen[0].row_R.tolist(), seen[0].feature_RF, strict=True))
     # All ten people are bakers, and Bo is the second.
     assert known[ROW["Bo Berg"]][FEATURES.index("words_place")] == 0
 
 
 def test_all_questions_are_found_as_each_alone_and_blank_passages_never():
-    index = _index(_head(score=1.0, named=1.0))
+    index = make_index(make_head(score=1.0, named=1.0))
     texts = [question.question for question in DATASET.questions] * 8  # more than one block
     rows, _ = index.search(texts, len(PASSAGES))
     alone, _ = index.search(texts[3:4], len(PASSAGES))
@@ -193,21 +144,21 @@ def test_no_walk_begins_where_no_word_is_shared(monkeypatch):
         return np.zeros((len(PASSAGES), len(questions)), np.float32)
 
     monkeypatch.setattr(LinkWalk, "probabilities", watched)
-    _index(_head()).search(["xyzzy", "Grey"], 3)
+    make_index(make_head()).search(["xyzzy", "Grey"], 3)
     assert set(seeds[0]) == {-1}
     assert seeds[1][0] == ROW["Grey Harbour"] and set(seeds[1][1:]) == {-1}
 
 
 def test_no_vector_can_be_moved():
     with pytest.raises(UserError, match="no passage vectors that could move"):
-        _index(_head()).search(["a"], 1, None, [Feedback(1.0, ())])
+        make_index(make_head()).search(["a"], 1, None, [Feedback(1.0, ())])
 
 
 def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
     """No word of a director's passage is the question's: only the film's passage names it."""
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
-    index = _index(steps=2)
+    index = make_index(steps=2)
     task = Task(index, tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
     with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
         head, found = train_link_head(config, [task], "sentence", seed=0)
@@ -247,7 +198,7 @@ def test_a_head_that_cannot_be_trained_is_refused_before_its_aligner_is(fields, 
 def test_a_training_stops_wherever_it_is():
     config = aligner.linked().head
     config.update({"epochs": 3, "batch_size": 8, "hidden": 8, "steps": 2})
-    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
+    task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
 
     def asked(limit):
         """How often it was asked, told to stop the ``limit``-th time."""
@@ -266,13 +217,13 @@ def test_a_training_stops_wherever_it_is():
 def test_a_search_tells_how_far_it_is(monkeypatch):
     monkeypatch.setattr(linked, "_LEAST", 3)
     monkeypatch.setattr(linked, "_NUMBERS", 3 * 3 * len(PASSAGES))
-    told, index = [], _index(steps=2)
+    told, index = [], make_index(steps=2)
     questions = [question.question for question in DATASET.questions[:5]]
-    found = index.explore(questions, _head().score, progress=told.append)
+    found = index.explore(questions, make_head().score, progress=told.append)
     # Blocks of three and two: an embedding, then half of the questions, twice.
     assert told == [0, 1, 0, 2, 0, 1, 0, 1]
     monkeypatch.undo()
-    whole = index.explore(questions, _head().score)
+    whole = index.explore(questions, make_head().score)
     assert [one.rows for one in found] == [one.rows for one in whole]
 
 
@@ -283,14 +234,14 @@ def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_the
     blind = tuple(
         dataclasses.replace(question, question="Who? Where?") for question in DATASET.questions[:2]
     )
-    task = Task(_index(steps=2), tuple(ROW), blind, DATASET.questions[2:])
+    task = Task(make_index(steps=2), tuple(ROW), blind, DATASET.questions[2:])
     with jax.numpy_dtype_promotion("standard"):
         config.held_out = 0
         _, without = train_link_head(config, [task], "sentence", seed=0)
         config.held_out = 3
         head, found = train_link_head(config, [task], "sentence", seed=0)
     assert found["dev/linked_recall@2"] == 1 > without["dev/linked_recall@2"]
-    rows, _ = _index(head, steps=2).search([QUESTION.question], 2)
+    rows, _ = make_index(head, steps=2).search([QUESTION.question], 2)
     assert [PASSAGES[row].id for row in rows[0]] == ["Grey Harbour", "Anna Berg"]
 
 
@@ -304,7 +255,7 @@ def test_each_half_of_the_held_out_questions_is_measured_without_it(monkeypatch)
     monkeypatch.setattr(training, "fit", watched)
     config = aligner.linked().head
     config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
-    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:])
+    task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:])
     with jax.numpy_dtype_promotion("standard"):
         train_link_head(config, [task], "sentence", seed=0)
     # The one training question has an even place.
@@ -316,7 +267,7 @@ def test_a_head_never_sees_the_groups_that_it_is_to_do_without():
     config = aligner.linked().head
     config.update({"epochs": 3, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     config.without = ("links", "walk")
-    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:7], ())
+    task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:7], ())
     with jax.numpy_dtype_promotion("standard"):
         head, _ = train_link_head(config, [task], "sentence", seed=0)
     x_RF = np.random.default_rng(0).normal(size=(5, len(FEATURES))).astype(np.float32)
@@ -337,7 +288,7 @@ def test_a_head_may_search_all_passages_or_those_of_its_questions():
 
 
 def test_a_head_is_not_fitted_to_nothing():
-    task = Task(_index(), tuple(ROW), (Question("q", "Where?", ()),), ())
+    task = Task(make_index(), tuple(ROW), (Question("q", "Where?", ()),), ())
     with pytest.raises(UserError, match="no search of a training question"):
         train_link_head(aligner.linked().head, [task], "sentence", seed=0)
 
@@ -369,7 +320,7 @@ def test_each_group_of_features_exists():
     ],
 )
 def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
-    _head().save(tmp_path)
+    make_head().save(tmp_path)
     change(tmp_path / link_head.FILE)
     with pytest.raises(UserError, match=message) as refused:
         load_link_head(tmp_path, FEATURES)
@@ -377,10 +328,10 @@ def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
 
 
 def test_scores_that_are_not_finite_rank_nothing():
-    head = _head(named=1.0)
+    head = make_head(named=1.0)
     head.module.scale_F[...] = np.zeros(len(FEATURES), np.float32)
     with pytest.raises(UserError, match=r"link_head\.safetensors gives .* not finite"):
-        _index(head).search([QUESTION.question], 2)
+        make_index(head).search([QUESTION.question], 2)
 
 
 def _rewrite(file, drop=None, fill=None, **told):
@@ -399,7 +350,7 @@ def test_the_retriever_opens_the_head_beside_the_encoder(tmp_path):
     config.kind = "linked"
     with pytest.raises(UserError, match=r"has no link_head\.safetensors"):
         open_retriever(config, PASSAGES, encoder)
-    _head(named=9.0, named_by_passages=5.0).save(tmp_path)
+    make_head(named=9.0, named_by_passages=5.0).save(tmp_path)
     row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 2)
     assert [PASSAGES[row].id for row in row_QK[0]] == ["Grey Harbour", "Anna Berg"]
     for fields, message in (

@@ -16,7 +16,7 @@ from cirag_jax.retrieval.linked import find_link_head
 from cirag_jax.training import link_head as training
 from cirag_jax.training.link_head import Ranking, Task, fit_stop, train_link_head
 from configs import aligner, retrievers
-from tests.retrieval.test_linked import DATASET, PASSAGES, QUESTION, ROW, Words, _head, _index
+from tests.retrieval.films import DATASET, PASSAGES, QUESTION, ROW, Words, make_head, make_index
 
 
 def _log_odds(p):
@@ -66,26 +66,26 @@ def _stops(head, **weights):
 
 
 def test_a_search_leaves_out_what_is_not_needed_but_for_its_first_passage():
-    head = _stops(_head(named=9.0, named_by_passages=5.0), two=9.0)
-    row_QK, score_QK = _index(head, steps=2, stop=0.6).search([QUESTION.question], 4)
+    head = _stops(make_head(named=9.0, named_by_passages=5.0), two=9.0)
+    row_QK, score_QK = make_index(head, steps=2, stop=0.6).search([QUESTION.question], 4)
     found = [PASSAGES[row].id for row in row_QK[0, :2]]
     assert found == ["Grey Harbour", "Anna Berg"]
     assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
-    row_QK, _ = _index(head, steps=2, stop=0.0).search([QUESTION.question], 4)
+    row_QK, _ = make_index(head, steps=2, stop=0.0).search([QUESTION.question], 4)
     assert row_QK.min() >= 0
     with pytest.raises(UserError, match=r"link_head\.safetensors: its head has not learnt when"):
-        _index(_head(), stop=0.5)
+        make_index(make_head(), stop=0.5)
 
 
 def test_a_head_learns_that_two_passages_are_needed(tmp_path):
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
-    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:5], DATASET.questions[5:9])
+    task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:5], DATASET.questions[5:9])
     with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
         head, _ = train_link_head(config, [task], "sentence", seed=0)
     head.save(tmp_path)
     loaded = find_link_head(str(tmp_path))
-    row_QK, _ = _index(loaded, steps=2, stop=0.5).search([DATASET.questions[9].question], 6)
+    row_QK, _ = make_index(loaded, steps=2, stop=0.5).search([DATASET.questions[9].question], 6)
     assert row_QK[0].tolist() == [ROW["Wild Harbour"], ROW["Jon Berg"], -1, -1, -1, -1]
 
 
@@ -98,7 +98,7 @@ def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught)
     config = aligner.linked().head
     config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 2})
     config.held_out = held_out
-    task = Task(_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:5])
+    task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:5])
     with jax.numpy_dtype_promotion("standard"):
         train_link_head(config, [task], "sentence", seed=0)
     assert len(seen) == taught
@@ -114,7 +114,7 @@ def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught)
     ],
 )
 def test_a_damaged_rule_is_refused_in_a_sentence(tmp_path, changes, message):
-    _stops(_head()).save(tmp_path)
+    _stops(make_head()).save(tmp_path)
     file = tmp_path / link_head.FILE
     with safetensors.safe_open(file, framework="numpy") as opened:
         had = opened.metadata()
@@ -129,7 +129,7 @@ def test_a_damaged_rule_is_refused_in_a_sentence(tmp_path, changes, message):
 def test_the_retriever_stops_where_it_is_told_to(tmp_path):
     encoder = Words()
     encoder.identity = {"model": str(tmp_path)}
-    _stops(_head(named=9.0)).save(tmp_path)
+    _stops(make_head(named=9.0)).save(tmp_path)
     config = retrievers.retriever()
     config.kind, config.stop = "linked", 0.6
     row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 3)
