@@ -21,11 +21,10 @@ table and the commands):
     MuSiQue (60 questions), triples --            1 min 9 s  48.1  56.9  70.3  74.2  61.4
 
 Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"
---config.eval_every=100; 2026-11-27, two CPU cores of an AMD EPYC beside other work): the aligner
-alone (--config.head.rounds=0; commit cdee9a3), stopped after step 100 of 300 at 20 minutes, which
-was the best in the whole run of 2026-11-26 (37 minutes; commit ec7a190). The head by
-experiments/linked.py (commit a81840e): 13 minutes with an evaluation, and 20 for embedding 135,351
-sentences. The whole command with this head: not yet run. Recall in experiments/RESULTS.md.
+--config.eval_every=100; 2026-11-27, two CPU cores of an AMD EPYC beside light work, commit
+4702bec): 73 minutes, of which the aligner's 300 steps 47, embedding 135,351 sentences 20 and the
+head 6. The aligner's best step was the 100th; dev recall@5 of held-out questions 90.6 (the aligner
+alone 79.1). Recall on other questions: configs/retrieval.py and experiments/RESULTS.md.
 
 450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
 HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2

@@ -47,6 +47,19 @@ def _whole_numbers(rows, seed):
     return np.random.default_rng(seed).integers(-2, 3, size=(rows, 16)).astype(np.float32)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_rows_come_back_in_the_order_that_is_asked_for(monkeypatch, devices, dtype):
+    monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 40)
+    vectors = _whole_numbers(700, 0)
+    mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None
+    index = ExactIndex(vectors, dtype=dtype, mesh=mesh)
+    rows = [699, 3, 41, 3, 0, 350, 40]
+    found = index.vectors(rows)
+    assert found.dtype == np.float32 and index.vectors([]).shape == (0, 16)
+    np.testing.assert_array_equal(found, vectors[rows])
+
+
 def _sorted(vectors, queries, k, allowed=None):
     """The definition: all scores, sorted stably."""
     scores = (queries @ vectors.T).astype(np.float32)
