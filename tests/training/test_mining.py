@@ -59,12 +59,12 @@ def test_what_an_aligner_scores_highest_and_is_wrong_becomes_a_negative(folders,
     questions = {question.id: question for question in dataset.questions}
     assert len(chains) > 5
     for chain, pool in zip(chains, pools, strict=True):
-        gold = set(questions[chain.question_id].supporting)
+        gold = set(questions[chain.question_id].supporting or ())
         query_D = encode(encoder, None, [chain.question], kind="query")[0]
         score = {id: vectors[id] @ query_D for id in texts if id not in gold}
         hardest = sorted(score, key=lambda id: -score[id].max())[:_PER_STEP]
         mined = [texts[id][score[id].argmax()] for id in hardest]
-        own = [text for id in questions[chain.question_id].context for text in texts[id]]
+        own = [text for id in questions[chain.question_id].context or () for text in texts[id]]
         of_gold = [text for text in own if any(text in texts[id] for id in gold)]
         assert [unit.text for unit in pool] == [*of_gold, *mined]
 
@@ -77,9 +77,11 @@ def test_a_passage_that_holds_a_gold_sentence_is_no_negative(folders, tmp_path):
     chains, own = pools_lib.chains_and_pools(dataset, dataset.questions[:1], "sentence")
     (pool,) = miner.pools(dataset, chains, own)
     question = dataset.questions[0]
-    assert not {unit.passage_id for unit in pool[-_PER_STEP:]} & {*question.supporting}
+    gold = question.supporting
+    assert gold
+    assert not {unit.passage_id for unit in pool[-_PER_STEP:]} & {*gold}
     found = pool[-1].passage_id
-    place = (question.supporting[0], 0)
+    place = (gold[0], 0)
     question = dataclasses.replace(
         question, supporting_sentences=(place,), same_sentences=((place, (found, 0)),)
     )
