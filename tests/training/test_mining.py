@@ -1,6 +1,7 @@
 """Hard negatives from an aligner's own searches."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from cirag_jax.training import aligner, link_head, mining
 from cirag_jax.training.data import pools as pools_lib
 from tests import tiny
 
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PER_STEP = 3
 
 
@@ -40,7 +42,7 @@ def _config(folders, **changes):
         "mining.checkpoint": model, "mining.per_step": _PER_STEP, **changes,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in values.items()]
-    return load_config("configs/aligner.py", overrides)
+    return load_config(str(_ROOT / "configs/aligner.py"), overrides)
 
 
 def _training_chains(config, workdir):
