@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from cirag_jax import processes
 from cirag_jax.datasets.chains import Chain, Unit, units_of
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.evidence import passages_elsewhere
@@ -58,6 +59,9 @@ class Miner:
         That is what was mined, and from ``pools`` the units of the question's gold passages. A
         chain for which nothing was found keeps its pool. The first process searches, so that all
         have the same.
+
+        Raises:
+          UserError: the first process failed.
         """
         by_id = {question.id: question for question in dataset.questions}
         questions = [by_id[chain.question_id] for chain in chains]
@@ -65,19 +69,33 @@ class Miner:
         ids = link_head.passage_ids(dataset, config.head.corpus, questions)
         units = [unit for id in ids for unit in units_of(dataset, id, kind)]
         unit_QM = np.full((len(chains), config.head.steps * config.mining.per_step), -1, np.int32)
-        if jax.process_index() == 0:
-            file = self._workdir / f"mined-{self._digest(questions, units)}.npy"
-            if not _read(file, unit_QM, len(units)):
-                task = link_head.make_task(dataset, questions, (), kind, self._encoder, config.head)
-                for place, found in enumerate(self._search(task, questions)):
-                    unit_QM[place, : len(found)] = found
-                self._workdir.mkdir(parents=True, exist_ok=True)
-                save_array(file, unit_QM)
+        first = jax.process_index() == 0
+        # The others wait for hours, if need be; in the broadcast alone they could not.
+        processes.together(
+            lambda: self._fill(unit_QM, dataset, questions, units) if first else None
+        )
         unit_QM = np.asarray(multihost_utils.broadcast_one_to_all(unit_QM))
         return [
             _harder(question, pool, [units[unit] for unit in found if unit >= 0])
             for question, pool, found in zip(questions, pools, unit_QM.tolist(), strict=True)
         ]
+
+    def _fill(
+        self,
+        unit_QM: np.ndarray,
+        dataset: Dataset,
+        questions: Sequence[Question],
+        units: Sequence[Unit],
+    ) -> None:
+        """Writes into ``unit_QM`` what an earlier call has kept, or searches and keeps it."""
+        kind, config = self._config.data.units, self._config
+        file = self._workdir / f"mined-{self._digest(questions, units)}.npy"
+        if not _read(file, unit_QM, len(units)):
+            task = link_head.make_task(dataset, questions, (), kind, self._encoder, config.head)
+            for place, found in enumerate(self._search(task, questions)):
+                unit_QM[place, : len(found)] = found
+            self._workdir.mkdir(parents=True, exist_ok=True)
+            save_array(file, unit_QM)
 
     def _digest(self, questions: Sequence[Question], units: Sequence[Unit]) -> str:
         """Of all that mining depends on."""

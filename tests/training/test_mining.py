@@ -1,6 +1,7 @@
 """Hard negatives from an aligner's own searches."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
@@ -127,3 +128,36 @@ def test_one_aligner_mines_for_the_next(folders, tmp_path, one_device, monkeypat
         aligner.train_and_evaluate(triples, tmp_path / "triples")
     with pytest.raises(UserError, match=r"config\.mining\.per_step=0 must be at least 1"):
         aligner.train_and_evaluate(_config(folders, **{"mining.per_step": 0}), tmp_path / "none")
+
+
+@pytest.mark.slow
+def test_the_first_of_several_processes_mines_for_all(folders, tmp_path, command):
+    model, data = folders
+    settings = {
+        "model.spec": model, "data.dir": data, "data.units": "sentence", "num_steps": 1,
+        "mining.checkpoint": model, "head.steps": 2, "batch_size": 8, "dev.questions": 0,
+    }  # fmt: skip
+    arguments = ["--config=configs/aligner.py", *(f"--config.{k}={v}" for k, v in settings.items())]
+
+    def mined(*workdirs):
+        return [{file.name for file in workdir.glob("mined-*")} for workdir in workdirs]
+
+    alone, pair, torn = (tmp_path / name for name in ("alone", "pair", "torn"))
+    assert command("train.py", *arguments, f"--workdir={alone}").returncode == 0
+    done = command.together("train.py", *arguments, f"--workdir={pair}")
+    assert [one.returncode for one in done] == [0, 0], done
+    of_alone, of_pair = mined(alone, pair)
+    assert of_alone == of_pair and len(of_alone) == 1
+    (loss,), (of_two,) = (
+        [
+            json.loads(line)["train/loss"]
+            for line in (one / "metrics.jsonl").read_text().splitlines()
+        ]
+        for one in (alone, pair)
+    )
+    np.testing.assert_allclose(of_two, loss, rtol=1e-5)
+
+    (torn / of_alone.pop()).mkdir(parents=True)  # Where the first process would write its file.
+    done = command.together("train.py", *arguments, f"--workdir={torn}")
+    assert all(one.returncode for one in done), done  # Neither waits for ever.
+    assert "process 0 of 2 failed: " in done[1].stderr
