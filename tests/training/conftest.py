@@ -1,9 +1,10 @@
-"""What the tests of students share; those of other trainings have folders of their own."""
+"""What the tests of trainings share."""
 
 import jax
 import pytest
 
 from cirag_jax.prompts import cirag as prompts
+from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import base_folder, write
 
@@ -14,6 +15,13 @@ def short(monkeypatch):
     monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture(scope="module")
+def model_and_data(tmp_path_factory):
+    """Folders of a tiny encoder and of a tiny dataset."""
+    root = tmp_path_factory.mktemp("tiny")
+    return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
 
 
 @pytest.fixture(scope="module")

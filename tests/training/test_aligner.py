@@ -43,15 +43,8 @@ def standard_promotion():
         yield
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """The tiny model and the tiny dataset on disk."""
-    root = tmp_path_factory.mktemp("tiny")
-    return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
-
-
-def _overrides(folders, **changes):
-    model, data = folders
+def _overrides(model_and_data, **changes):
+    model, data = model_and_data
     values = {
         "model.spec": model, "data.dir": data, "dev.split": "dev", "dev.questions": 4,
         "batch_size": 8, "num_negatives": 3, "num_steps": 6, "eval_every": 3,
@@ -61,8 +54,8 @@ def _overrides(folders, **changes):
     return [f"--config.{key}={value}" for key, value in values.items()]
 
 
-def _config(folders, **changes):
-    return load_config(str(_ROOT / "configs/aligner.py"), _overrides(folders, **changes))
+def _config(model_and_data, **changes):
+    return load_config(str(_ROOT / "configs/aligner.py"), _overrides(model_and_data, **changes))
 
 
 def _final_state(workdir, step=None):
@@ -79,13 +72,13 @@ def _parameters(workdir):
     return tiny.arrays(open_encoder(str(workdir))[0].state)
 
 
-def test_golden_step(folders):
+def test_golden_step(model_and_data):
     """Loss and norms after one step on the tiny model.
 
     These numbers may change only with the loss, the batch (sampling, negatives, seeds) or the
     optimiser. If you changed one of those on purpose, paste the new values; if not, this is a bug.
     """
-    config = _config(folders)
+    config = _config(model_and_data)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     encoder = load_encoder(config.model.spec, mesh=mesh)
     from cirag_jax.datasets import load
@@ -114,10 +107,10 @@ def test_golden_step(folders):
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_training_learns_the_tiny_chains(folders, tmp_path, one_device, kind):
+def test_training_learns_the_tiny_chains(model_and_data, tmp_path, one_device, kind):
     if kind == "mpnet":
-        folders = tiny.model_folder(tmp_path / "model", kind=kind), folders[1]
-    config = _config(folders, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
+        model_and_data = tiny.model_folder(tmp_path / "model", kind=kind), model_and_data[1]
+    config = _config(model_and_data, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
     result = aligner.train_and_evaluate(config, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     dev = {line["step"]: line["dev/mrr"] for line in lines if "dev/mrr" in line}
@@ -132,11 +125,11 @@ def test_training_learns_the_tiny_chains(folders, tmp_path, one_device, kind):
 
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
-def test_the_papers_presets_train(folders, tmp_path, preset, batch_size):
+def test_the_papers_presets_train(model_and_data, tmp_path, preset, batch_size):
     """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = load_config(
-        str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(folders, **changes)
+        str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(model_and_data, **changes)
     )
     result = aligner.train_and_evaluate(config, tmp_path)
     assert result["complete"] and config.best_metric in result
@@ -184,9 +177,9 @@ def _get(config, path):
     return config
 
 
-def test_several_folders_train_together_and_resume(folders, tmp_path, one_device):
+def test_several_folders_train_together_and_resume(model_and_data, tmp_path, one_device):
     """The second folder has other questions, two of which others evaluate on."""
-    model, data = folders
+    model, data = model_and_data
     other = tmp_path / "other"
     made = tiny.dataset()
     fold = {2: "tune", 3: "test", 4: "train"}
@@ -196,7 +189,8 @@ def test_several_folders_train_together_and_resume(folders, tmp_path, one_device
     )
     jsonl.write_dataset(dataclasses.replace(made, questions=questions), other)
     several = _overrides(
-        folders, **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2}
+        model_and_data,
+        **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2},
     )
     config = load_config(str(_ROOT / "configs/aligner.py"), [*several, "--config.num_steps=2"])
     config.eval_every = 1
@@ -213,14 +207,14 @@ def test_several_folders_train_together_and_resume(folders, tmp_path, one_device
         aligner.train_and_evaluate(config, tmp_path / "w2")
 
 
-def test_a_non_finite_value_stops_the_run_and_names_the_step(folders, tmp_path, one_device):
-    config = _config(folders, **{"temperature": 1e-40, "eval_every": 0})
+def test_a_non_finite_value_stops_the_run_and_names_the_step(model_and_data, tmp_path, one_device):
+    config = _config(model_and_data, **{"temperature": 1e-40, "eval_every": 0})
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
         aligner.train_and_evaluate(config, tmp_path)
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
 
 
-def test_steps_are_profiled(folders, tmp_path, monkeypatch, one_device):
+def test_steps_are_profiled(model_and_data, tmp_path, monkeypatch, one_device):
     """The trace begins before the first of them is sent, and ends when the last has ended."""
     start, stop = jax.profiler.start_trace, jax.profiler.stop_trace
     ended, traced = [], []
@@ -229,13 +223,13 @@ def test_steps_are_profiled(folders, tmp_path, monkeypatch, one_device):
         jax.profiler, "start_trace", lambda *a, **k: (traced.append(len(ended)), start(*a, **k))
     )
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: (traced.append(len(ended)), stop()))
-    config = _config(folders, profile_steps="3:4", eval_every=0)
+    config = _config(model_and_data, profile_steps="3:4", eval_every=0)
     aligner.train_and_evaluate(config, tmp_path)
     assert traced == [1, 3] and ended == [1, 2, 3, 4, 5, 6]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
     aligner.train_and_evaluate(
-        _config(folders, eval_every=0), tmp_path
+        _config(model_and_data, eval_every=0), tmp_path
     )  # the same run all the same
 
 
@@ -247,10 +241,10 @@ def test_steps_that_cannot_be_profiled(tmp_path, steps):
 
 @pytest.mark.parametrize(("units", "form"), [("triple", "angle"), ("sentence", "tuple")])
 def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
-    folders, tmp_path, one_device, units, form
+    model_and_data, tmp_path, one_device, units, form
 ):
     changes = {"num_steps": 1, "eval_every": 0, "dev.questions": 0, "data.units": units}
-    aligner.train_and_evaluate(_config(folders, **changes), tmp_path)
+    aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
     overrides = [f"--config.rankers.triples.model={tmp_path}"]
     config = load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
     assert triple_text_of(config, "triples") == (TripleText(form), False)
@@ -305,18 +299,21 @@ def test_what_cannot_be_trained_is_said_before_data_are_read(tmp_path, changes, 
         aligner.train_and_evaluate(config, tmp_path)
 
 
-def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_path):
+def test_a_metric_that_is_not_measured_is_refused_before_training(model_and_data, tmp_path):
     wanted = r"best_metric=dev/ndcg is not measured here; there are dev/mrr, dev/recall@1, "
     with pytest.raises(UserError, match=wanted):
-        aligner.train_and_evaluate(_config(folders, best_metric="dev/ndcg"), tmp_path)
+        aligner.train_and_evaluate(_config(model_and_data, best_metric="dev/ndcg"), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
     # Nothing is measured: none is refused.
     changes = {"best_metric": "dev/ndcg", "dev.split": "null", "dev.questions": 0, "num_steps": 1}
-    assert aligner.train_and_evaluate(_config(folders, **changes), tmp_path)["best_step"] is None
+    assert (
+        aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)["best_step"]
+        is None
+    )
 
 
 def test_a_finished_head_is_kept_and_another_is_trained_anew(
-    folders, tmp_path, one_device, monkeypatch
+    model_and_data, tmp_path, one_device, monkeypatch
 ):
     fitted, train_head = [], link_head.train_link_head
     monkeypatch.setattr(
@@ -325,7 +322,7 @@ def test_a_finished_head_is_kept_and_another_is_trained_anew(
     changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
 
     def train(**more):
-        config = _config(folders, **changes, **{"head.epochs": 2, **more})
+        config = _config(model_and_data, **changes, **{"head.epochs": 2, **more})
         result = aligner.train_and_evaluate(config, tmp_path)
         return {name: value for name, value in result.items() if name != "seconds"}
 
@@ -346,7 +343,9 @@ def test_a_finished_head_is_kept_and_another_is_trained_anew(
     assert fitted == [1, 1, 1, 1]
 
 
-def test_what_a_head_has_embedded_is_not_embedded_again(folders, tmp_path, one_device, monkeypatch):
+def test_what_a_head_has_embedded_is_not_embedded_again(
+    model_and_data, tmp_path, one_device, monkeypatch
+):
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
     embedded, encode = [], FlaxEncoder.encode
 
@@ -356,7 +355,7 @@ def test_what_a_head_has_embedded_is_not_embedded_again(folders, tmp_path, one_d
 
     monkeypatch.setattr(FlaxEncoder, "encode", counting)
     changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
-    config, workdir = _config(folders, **changes, **{"head.epochs": 1}), tmp_path / "w"
+    config, workdir = _config(model_and_data, **changes, **{"head.epochs": 1}), tmp_path / "w"
     aligner.train_and_evaluate(config, workdir)
     assert {*embedded} == {"passage", "query"}
 
@@ -366,7 +365,7 @@ def test_what_a_head_has_embedded_is_not_embedded_again(folders, tmp_path, one_d
     assert {*embedded} == {"query"}
 
     asked = retrieval.get_config()
-    asked.checkpoint, asked.data.dir, asked.data.split = str(workdir), str(folders[1]), "dev"
+    asked.checkpoint, asked.data.dir, asked.data.split = str(workdir), str(model_and_data[1]), "dev"
     asked.systems, asked.bootstrap_samples = ("linked",), 10
     asked.query_max_length, asked.unit_max_length = config.query_max_length, config.unit_max_length
     asked.width, widths = 2, []
@@ -380,7 +379,7 @@ def test_what_a_head_has_embedded_is_not_embedded_again(folders, tmp_path, one_d
 
 
 def test_a_head_learns_from_no_question_of_another_split(
-    folders, tmp_path, one_device, monkeypatch
+    model_and_data, tmp_path, one_device, monkeypatch
 ):
     held_out, train_head = [], link_head.train_link_head
     monkeypatch.setattr(
@@ -391,7 +390,7 @@ def test_a_head_learns_from_no_question_of_another_split(
     changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
     seen = []
     for name, dev in (("dev", "dev"), ("held_out", None)):
-        config = _config(folders, **changes, **{"head.epochs": 1})
+        config = _config(model_and_data, **changes, **{"head.epochs": 1})
         config.dev.split, config.dev.questions = dev, 2
         aligner.train_and_evaluate(config, tmp_path / name)
         seen.append(len(trained_on(str(tmp_path / name))))
@@ -406,9 +405,9 @@ def test_a_head_learns_from_no_question_of_another_split(
 
 
 @pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one
-def test_other_data_on_the_same_workdir_are_refused(folders, tmp_path, one_device, index):
+def test_other_data_on_the_same_workdir_are_refused(model_and_data, tmp_path, one_device, index):
     data, made = tmp_path / "data", tiny.dataset()
-    config = _config((folders[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
+    config = _config((model_and_data[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
     aligner.train_and_evaluate(config, tmp_path / "w")
     questions = list(made.questions)
     questions[index] = dataclasses.replace(questions[index], question="another question")
@@ -418,16 +417,16 @@ def test_other_data_on_the_same_workdir_are_refused(folders, tmp_path, one_devic
         aligner.train_and_evaluate(config, tmp_path / "w")
 
 
-def test_another_config_on_the_same_workdir_is_refused(folders, tmp_path, one_device):
-    aligner.train_and_evaluate(_config(folders, num_steps=1, eval_every=0), tmp_path)
+def test_another_config_on_the_same_workdir_is_refused(model_and_data, tmp_path, one_device):
+    aligner.train_and_evaluate(_config(model_and_data, num_steps=1, eval_every=0), tmp_path)
     with pytest.raises(UserError, match=r"was started with temperature=0\.\d+, not "):
         aligner.train_and_evaluate(
-            _config(folders, num_steps=1, eval_every=0, temperature=0.5), tmp_path
+            _config(model_and_data, num_steps=1, eval_every=0, temperature=0.5), tmp_path
         )
 
 
-def test_dev_questions_are_never_trained_on(folders):
-    config = _config(folders, **{"dev.split": "null", "dev.questions": 3})
+def test_dev_questions_are_never_trained_on(model_and_data):
+    config = _config(model_and_data, **{"dev.split": "null", "dev.questions": 3})
     from cirag_jax.datasets import load
 
     _, train, dev = aligner.split_questions(load.load_dataset(config.data), config)
@@ -436,7 +435,7 @@ def test_dev_questions_are_never_trained_on(folders):
     with pytest.raises(UserError, match="8 of the training questions"):
         aligner.split_questions(
             load.load_dataset(config.data),
-            _config(folders, **{"dev.split": "train", "dev.questions": 0}),
+            _config(model_and_data, **{"dev.split": "train", "dev.questions": 0}),
         )
 
 
@@ -448,8 +447,8 @@ def _train(command, workdir, overrides, **fields):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, command):
-    overrides = _overrides(folders, save_every=1, **{"model.dropout": 0.1})
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(model_and_data, tmp_path, command):
+    overrides = _overrides(model_and_data, save_every=1, **{"model.dropout": 0.1})
     whole = _train(command, tmp_path / "whole", overrides)
     assert whole.returncode == 0, whole.stderr
     killed = _train(
@@ -470,8 +469,8 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, 
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(folders, tmp_path, command):
-    overrides = _overrides(folders, save_every=0, eval_every=0)
+def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(model_and_data, tmp_path, command):
+    overrides = _overrides(model_and_data, save_every=0, eval_every=0)
     stopped = _train(command, tmp_path, overrides, hooks=[["signal_at_step", 2, signal.SIGTERM]])
     assert stopped.returncode == 0, stopped.stderr
     result = json.loads(stopped.stdout)
@@ -481,8 +480,8 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(folders, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(folders, tmp_path, command):
-    overrides = _overrides(folders, num_steps=2, eval_every=0, save_every=1)
+def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(model_and_data, tmp_path, command):
+    overrides = _overrides(model_and_data, num_steps=2, eval_every=0, save_every=1)
     # The disk would else be too full for the compiled programs, of which JAX warns.
     assert _train(command, tmp_path / "whole", overrides).returncode == 0
     for size in (15_000, 30_000):  # of a checkpoint of 240,000 bytes
@@ -495,8 +494,8 @@ def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(folders, tmp_pa
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_loss_of_one(folders, tmp_path, command):
-    overrides = _overrides(folders, num_steps=2, eval_every=2)
+def test_two_processes_give_the_loss_of_one(model_and_data, tmp_path, command):
+    overrides = _overrides(model_and_data, num_steps=2, eval_every=2)
     # The negatives of a device must mean the same with one process: cross-device ones do.
     alone = _train(command, tmp_path / "alone", overrides)
     assert alone.returncode == 0, alone.stderr

@@ -38,14 +38,8 @@ def standard_promotion():
         yield
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tiny")
-    return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
-
-
-def _overrides(folders, **changes):
-    model, data = folders
+def _overrides(model_and_data, **changes):
+    model, data = model_and_data
     values = {
         "model.spec": model, "encoder.model": model, "data.dir": data, "dev.questions": 2,
         "targets_per_step": 6, "num_steps": 6, "eval_every": 3, "buckets": "(32, 64)",
@@ -55,12 +49,14 @@ def _overrides(folders, **changes):
     return [f"--config.{key}={value}" for key, value in values.items()]
 
 
-def _config(folders, **changes):
-    return load_config(str(_ROOT / "configs/cross_encoder.py"), _overrides(folders, **changes))
+def _config(model_and_data, **changes):
+    return load_config(
+        str(_ROOT / "configs/cross_encoder.py"), _overrides(model_and_data, **changes)
+    )
 
 
-def _step(folders, mesh, repeats=1, dtype="float32", **changes):
-    config = _config(folders, **changes)
+def _step(model_and_data, mesh, repeats=1, dtype="float32", **changes):
+    config = _config(model_and_data, **changes)
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
     unmined = cross_encoder.unmined_targets(config, dataset, questions)
@@ -80,10 +76,10 @@ def _step(folders, mesh, repeats=1, dtype="float32", **changes):
 
 
 @pytest.fixture(scope="module")
-def alone(folders):
+def alone(model_and_data):
     """A step on one device: what torch and meshes are compared with."""
     with jax.numpy_dtype_promotion("standard"):
-        return _step(folders, sharding.make_mesh(devices=jax.devices()[:1]))
+        return _step(model_and_data, sharding.make_mesh(devices=jax.devices()[:1]))
 
 
 def test_loss_and_gradient_are_those_of_torch(alone, tmp_path):
@@ -109,31 +105,31 @@ def test_loss_and_gradient_are_those_of_torch(alone, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
-def test_a_step_is_the_same_on_a_mesh(folders, alone, shape):
+def test_a_step_is_the_same_on_a_mesh(model_and_data, alone, shape):
     *_, wanted = alone
-    *_, sharded = _step(folders, sharding.make_mesh(*shape))
+    *_, sharded = _step(model_and_data, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
         np.testing.assert_allclose(sharded[name], wanted[name], rtol=1e-5, err_msg=name)
 
 
-def test_a_step_with_rounded_weights_is_that_with_fp32_ones(folders):
+def test_a_step_with_rounded_weights_is_that_with_fp32_ones(model_and_data):
     """Without ``model.dtype`` each use of a weight rounds it: `_step` gives the model its own."""
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    _, _, wanted = _step(folders, mesh, dtype="bfloat16")
-    _, _, rounded = _step(folders, mesh, dtype="bfloat16", **{"model.dtype": "bfloat16"})
+    _, _, wanted = _step(model_and_data, mesh, dtype="bfloat16")
+    _, _, rounded = _step(model_and_data, mesh, dtype="bfloat16", **{"model.dtype": "bfloat16"})
     assert rounded == wanted
 
 
-def test_steps_learn_a_batch_by_heart(folders):
+def test_steps_learn_a_batch_by_heart(model_and_data):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    _, pairs, metrics = _step(folders, mesh, repeats=150)
+    _, pairs, metrics = _step(model_and_data, mesh, repeats=150)
     share = np.mean([relevant for _, _, relevant in pairs])
     assert 0.15 < share < 0.25  # to know no more than that costs at least 0.42
     assert metrics["loss"] < 0.25 and metrics["accuracy"] > 0.85, metrics
 
 
-def test_training_says_what_it_gains(folders, tmp_path, one_device):
-    result = cross_encoder.train_and_evaluate(_config(folders, eval_every=0), tmp_path)
+def test_training_says_what_it_gains(model_and_data, tmp_path, one_device):
+    result = cross_encoder.train_and_evaluate(_config(model_and_data, eval_every=0), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
     assert result["complete"] and result["step"] == 6
@@ -147,8 +143,10 @@ def test_training_says_what_it_gains(folders, tmp_path, one_device):
     json.dumps(result)
 
 
-def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device, monkeypatch):
-    config = _config(folders, **{"model.dropout": 0.1, "eval_every": 3})
+def test_resumed_equals_uninterrupted_bit_for_bit(
+    model_and_data, tmp_path, one_device, monkeypatch
+):
+    config = _config(model_and_data, **{"model.dropout": 0.1, "eval_every": 3})
     cross_encoder.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 3 + [True] * 9)
     monkeypatch.setattr(preemption, "out_of_time", lambda *_: next(calls))
@@ -171,19 +169,19 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     with pytest.raises(UserError, match=r"was started with max_length=\d+, not "):
         cross_encoder.train_and_evaluate(
-            _config(folders, **{"model.dropout": 0.1, "max_length": 32}), tmp_path / "cut"
+            _config(model_and_data, **{"model.dropout": 0.1, "max_length": 32}), tmp_path / "cut"
         )
 
 
 def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
-    folders, tmp_path, one_device, command
+    model_and_data, tmp_path, one_device, command
 ):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder
 
-    cross_encoder.train_and_evaluate(_config(folders, num_steps=2), tmp_path / "w")
+    cross_encoder.train_and_evaluate(_config(model_and_data, num_steps=2), tmp_path / "w")
     assert component_of(str(tmp_path / "w")) == "cross_encoder"
-    assert component_of(str(folders[0])) is None
+    assert component_of(str(model_and_data[0])) is None
     with pytest.raises(UserError, match="component cross_encoder, where aligner is needed"):
         open_encoder(str(tmp_path / "w"))
     model, meta = open_cross_encoder(str(tmp_path / "w"))
@@ -211,8 +209,8 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
     )
 
 
-def test_nothing_that_is_trained_on_is_compared(folders, one_device, tmp_path):
-    config = _config(folders, num_steps=1, **{"evaluate.split": "train"})
+def test_nothing_that_is_trained_on_is_compared(model_and_data, one_device, tmp_path):
+    config = _config(model_and_data, num_steps=1, **{"evaluate.split": "train"})
     result = cross_encoder.train_and_evaluate(config, tmp_path)
     assert "passages" not in result and "triples" not in result
 
@@ -227,12 +225,12 @@ def test_ranks_are_against_the_scorer_and_figures_per_question():
 
 
 def test_other_data_or_another_encoder_on_the_same_workdir_are_refused(
-    folders, tmp_path, one_device
+    model_and_data, tmp_path, one_device
 ):
     data, made = tmp_path / "data", tiny.dataset()
-    encoder = shutil.copytree(folders[0], tmp_path / "encoder")
+    encoder = shutil.copytree(model_and_data[0], tmp_path / "encoder")
     changes = {"num_steps": 1, "eval_every": 0, "encoder.model": encoder}
-    config = _config((folders[0], tiny.dataset_folder(data)), **changes)
+    config = _config((model_and_data[0], tiny.dataset_folder(data)), **changes)
     cross_encoder.train_and_evaluate(config, tmp_path / "w")
     with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
         learnt = checkpoints.meta()["trained_on"]
@@ -269,16 +267,16 @@ def test_other_data_or_another_encoder_on_the_same_workdir_are_refused(
         ({"optimizer.learning_rate": 1e38}, r"step \d+: .* not finite"),
     ],
 )
-def test_what_cannot_be_trained_is_said(folders, tmp_path, one_device, changes, message):
+def test_what_cannot_be_trained_is_said(model_and_data, tmp_path, one_device, changes, message):
     with pytest.raises(UserError, match=message):
-        cross_encoder.train_and_evaluate(_config(folders, **changes), tmp_path)
+        cross_encoder.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_command_goes_on(folders, tmp_path, command):
+def test_sigterm_saves_and_the_command_goes_on(model_and_data, tmp_path, command):
     arguments = [
         "--config=configs/cross_encoder.py:quick", f"--workdir={tmp_path}",
-        *_overrides(folders, eval_every=0, num_steps=4),
+        *_overrides(model_and_data, eval_every=0, num_steps=4),
     ]  # fmt: skip
     stopped = command("train.py", *arguments, hooks=[["signal_at_step", 2, signal.SIGTERM]])
     assert stopped.returncode == 0, stopped.stderr

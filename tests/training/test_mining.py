@@ -17,7 +17,6 @@ from cirag_jax.models.link_head import LinkHead
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.training import aligner, link_head, mining
 from cirag_jax.training.data import pools as pools_lib
-from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PER_STEP = 3
@@ -29,14 +28,8 @@ def standard_promotion():
         yield
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("mining")
-    return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
-
-
-def _config(folders, **changes):
-    model, data = folders
+def _config(model_and_data, **changes):
+    model, data = model_and_data
     values = {
         "model.spec": model, "data.dir": data, "data.units": "sentence", "dev.questions": 0,
         "batch_size": 8, "num_negatives": 2, "num_steps": 1, "eval_every": 0, "head.steps": 2,
@@ -51,12 +44,12 @@ def _training_chains(config, workdir):
     return aligner.training_chains(sets, config, workdir)
 
 
-def test_what_an_aligner_scores_highest_and_is_wrong_becomes_a_negative(folders, tmp_path):
+def test_what_an_aligner_scores_highest_and_is_wrong_becomes_a_negative(model_and_data, tmp_path):
     """A search of one step, by the aligner's score alone: known without a search."""
-    config = _config(folders, **{"head.steps": 1})
+    config = _config(model_and_data, **{"head.steps": 1})
     chains, pools = _training_chains(config, tmp_path)
     dataset = load.load_dataset(config.data)
-    encoder = load_encoder(str(folders[0]))
+    encoder = load_encoder(str(model_and_data[0]))
     texts = {p.id: list(sentence_texts(p)) for p in dataset.corpus.values()}
     vectors = {id: encode(encoder, None, found, max_length=128) for id, found in texts.items()}
     questions = {question.id: question for question in dataset.questions}
@@ -72,9 +65,9 @@ def test_what_an_aligner_scores_highest_and_is_wrong_becomes_a_negative(folders,
         assert [unit.text for unit in pool] == [*of_gold, *mined]
 
 
-def test_a_passage_that_holds_a_gold_sentence_is_no_negative(folders, tmp_path):
+def test_a_passage_that_holds_a_gold_sentence_is_no_negative(model_and_data, tmp_path):
     """In overlapping chunks a fact may stand in several passages."""
-    config = _config(folders)
+    config = _config(model_and_data)
     miner = mining.Miner(config, tmp_path)
     dataset = load.load_dataset(config.data)
     chains, own = pools_lib.chains_and_pools(dataset, dataset.questions[:1], "sentence")
@@ -93,8 +86,8 @@ def test_a_passage_that_holds_a_gold_sentence_is_no_negative(folders, tmp_path):
     assert len(pool) > _PER_STEP and found not in {unit.passage_id for unit in pool}
 
 
-def test_what_was_mined_stays_in_the_workdir(folders, tmp_path, monkeypatch):
-    config = _config(folders)
+def test_what_was_mined_stays_in_the_workdir(model_and_data, tmp_path, monkeypatch):
+    config = _config(model_and_data)
     mined, make_task = [], link_head.make_task
     monkeypatch.setattr(
         link_head, "make_task", lambda *args: (mined.append(1), make_task(*args))[1]
@@ -107,32 +100,38 @@ def test_what_was_mined_stays_in_the_workdir(folders, tmp_path, monkeypatch):
         np.save(file, damaged)
         assert _training_chains(config, tmp_path) == (chains, pools)
     assert len(mined) == 3
-    other = _config(folders, **{"mining.per_step": 1})
+    other = _config(model_and_data, **{"mining.per_step": 1})
     assert _training_chains(other, tmp_path)[1] != pools and len(mined) == 4
 
 
-def test_one_aligner_mines_for_the_next(folders, tmp_path, one_device, monkeypatch):
-    first = _config(folders, **{"mining.checkpoint": "null", "head.rounds": 1, "head.epochs": 1})
+def test_one_aligner_mines_for_the_next(model_and_data, tmp_path, one_device, monkeypatch):
+    first = _config(
+        model_and_data, **{"mining.checkpoint": "null", "head.rounds": 1, "head.epochs": 1}
+    )
     aligner.train_and_evaluate(first, tmp_path / "first")
-    searched_by_head = _config(folders, **{"mining.checkpoint": tmp_path / "first"})
+    searched_by_head = _config(model_and_data, **{"mining.checkpoint": tmp_path / "first"})
     scored, score = [], LinkHead.score
     monkeypatch.setattr(LinkHead, "score", lambda *args: (scored.append(1), score(*args))[1])
     assert aligner.train_and_evaluate(searched_by_head, tmp_path / "next")["complete"]
     assert len(scored) == searched_by_head.head.steps
     pools = _training_chains(searched_by_head, tmp_path / "next")[1]
-    assert pools != _training_chains(_config(folders), tmp_path)[1]
+    assert pools != _training_chains(_config(model_and_data), tmp_path)[1]
     assert pools != _training_chains(first, tmp_path)[1]
 
-    triples = _config(folders, **{"data.units": "triple", "mining.checkpoint": tmp_path / "first"})
+    triples = _config(
+        model_and_data, **{"data.units": "triple", "mining.checkpoint": tmp_path / "first"}
+    )
     with pytest.raises(UserError, match="first ranks sentences, but config.data.units=triple"):
         aligner.train_and_evaluate(triples, tmp_path / "triples")
     with pytest.raises(UserError, match=r"config\.mining\.per_step=0 must be at least 1"):
-        aligner.train_and_evaluate(_config(folders, **{"mining.per_step": 0}), tmp_path / "none")
+        aligner.train_and_evaluate(
+            _config(model_and_data, **{"mining.per_step": 0}), tmp_path / "none"
+        )
 
 
 @pytest.mark.slow
-def test_the_first_of_several_processes_mines_for_all(folders, tmp_path, command):
-    model, data = folders
+def test_the_first_of_several_processes_mines_for_all(model_and_data, tmp_path, command):
+    model, data = model_and_data
     settings = {
         "model.spec": model, "data.dir": data, "data.units": "sentence", "num_steps": 1,
         "mining.checkpoint": model, "head.steps": 2, "batch_size": 8, "dev.questions": 0,
