@@ -20,11 +20,11 @@ table and the commands):
     HotpotQA distractor, sentences  5 min 17 s    --         69.4  76.1  84.1  90.0  78.5
     MuSiQue (60 questions), triples --            1 min 9 s  48.1  56.9  70.3  74.2  61.4
 
-Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"
---config.eval_every=100; 2026-11-27, two CPU cores of an AMD EPYC beside light work, commit
-4702bec): 73 minutes, of which the aligner's 300 steps 47, embedding 135,351 sentences 20 and the
-head 6. The aligner's best step was the 100th; dev recall@5 of held-out questions 90.6 (the aligner
-alone 79.1). Recall on other questions: configs/retrieval.py and experiments/RESULTS.md.
+Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"; 2026-11-27,
+two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 15,
+embedding 135,351 sentences 21 and the head 5; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
+aligner alone 80.2). Six epochs (commit 4702bec) took 73 minutes; experiments/RESULTS.md has both,
+and recall on other questions.
 
 450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
 HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2

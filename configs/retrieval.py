@@ -7,9 +7,9 @@ chosen on 2WikiMultihopQA's dev questions, the weights of links on all three dev
 
 Record of ``linked``, an aligner and head of configs/aligner.py:linked (--config.data.split=dev
 --config.data.fold=dev_report --config.systems="('linked','trained','bm25','links')"; 2026-11-27,
-two cores of an AMD EPYC beside other work, commit 4702bec): R@5 99.3 of 2WikiMultihopQA (4 min 32
-s, vectors of the sentences there already), 96.6 of HotpotQA (setting distractor, 16,924 passages; 6
-min 40 s), 67.5 of MuSiQue (11,320; 7 min 37 s). The aligner alone: 91.0, 78.0, 54.2.
+two cores of an AMD EPYC beside other work, commit a736cff, vectors of the sentences there already):
+R@5 98.8 of 2WikiMultihopQA, 96.8 of HotpotQA (setting distractor, 16,924 passages; 8 min 51 s),
+68.9 of MuSiQue (11,320; 5 min 49 s). The aligner alone: 89.3, 82.4, 56.5.
 
 Record of links (--config.systems="('bm25','links')" --config.data.split=dev
 --config.data.fold=dev_report; 2026-11-25, two cores of an AMD EPYC, commit 993d767): R@5 97.1 of
