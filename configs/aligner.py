@@ -21,8 +21,8 @@ table and the commands):
     MuSiQue (60 questions), triples --            1 min 9 s  48.1  56.9  70.3  74.2  61.4
 
 Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"; 2026-11-27,
-two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 15,
-embedding 135,351 sentences 21 and the head 5; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
+two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 16,
+embedding 135,351 sentences 19 and the head 6; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
 aligner alone 80.2). Six epochs (commit 4702bec) took 73 minutes; experiments/RESULTS.md has both,
 and recall on other questions.
 
