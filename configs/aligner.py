@@ -139,7 +139,7 @@ def linked() -> Any:
     """``quick`` over sentences, and the head that makes it follow links."""
     config = base()
     config.data.units = "sentence"
-    config.num_epochs = 2.0  # With six the head finds no more, 32 minutes later.
+    config.num_epochs = 2.0  # Six take 32 minutes longer; no clear gain with the head.
     config.head.rounds = 2
     return config
 

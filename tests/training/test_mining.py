@@ -138,25 +138,20 @@ def test_the_first_of_several_processes_mines_for_all(model_and_data, tmp_path, 
     }  # fmt: skip
     arguments = ["--config=configs/aligner.py", *(f"--config.{k}={v}" for k, v in settings.items())]
 
-    def mined(*workdirs):
-        return [{file.name for file in workdir.glob("mined-*")} for workdir in workdirs]
+    def left(workdir):
+        (file,) = workdir.glob("mined-*")
+        (line,) = (workdir / "metrics.jsonl").read_text().splitlines()
+        return file.name, json.loads(line)["train/loss"]
 
     alone, pair, torn = (tmp_path / name for name in ("alone", "pair", "torn"))
     assert command("train.py", *arguments, f"--workdir={alone}").returncode == 0
     done = command.together("train.py", *arguments, f"--workdir={pair}")
     assert [one.returncode for one in done] == [0, 0], done
-    of_alone, of_pair = mined(alone, pair)
-    assert of_alone == of_pair and len(of_alone) == 1
-    (loss,), (of_two,) = (
-        [
-            json.loads(line)["train/loss"]
-            for line in (one / "metrics.jsonl").read_text().splitlines()
-        ]
-        for one in (alone, pair)
-    )
-    np.testing.assert_allclose(of_two, loss, rtol=1e-5)
+    (name, loss), (of_two, loss_of_two) = left(alone), left(pair)
+    assert of_two == name
+    np.testing.assert_allclose(loss_of_two, loss, rtol=1e-6)
 
-    (torn / of_alone.pop()).mkdir(parents=True)  # Where the first process would write its file.
+    (torn / name).mkdir(parents=True)  # Where the first process would write its file.
     done = command.together("train.py", *arguments, f"--workdir={torn}")
     assert all(one.returncode for one in done), done  # Neither waits for ever.
     assert "process 0 of 2 failed: " in done[1].stderr
