@@ -52,7 +52,7 @@ from cirag_jax.types import Config, Dataset, Prediction, Question
 
 # Every system; the others are what the difference of the trained ones is taken to.
 SYSTEMS = (
-    "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
+    "joint", "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
     "links", "links_one_shot_frozen", "links_trained", "fused_trained",
 )  # fmt: skip
 # Walks over title links -> the system whose first passages they begin at.

@@ -9,7 +9,7 @@ chains). Mining again with that one refreshes them.
 
 import contextlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -57,45 +57,29 @@ class Miner:
         """For every chain what its hard negatives are drawn from, instead of ``pools``.
 
         That is what was mined, and from ``pools`` the units of the question's gold passages. A
-        chain for which nothing was found keeps its pool. The first process searches, so that all
-        have the same.
+        chain for which nothing was found keeps its pool.
 
         Raises:
-          UserError: the first process failed.
+          UserError: see `found_once`.
         """
         by_id = {question.id: question for question in dataset.questions}
         questions = [by_id[chain.question_id] for chain in chains]
         kind, config = self._config.data.units, self._config
         ids = link_head.passage_ids(dataset, config.head.corpus, questions)
         units = [unit for id in ids for unit in units_of(dataset, id, kind)]
-        unit_QM = np.full((len(chains), config.head.steps * config.mining.per_step), -1, np.int32)
-        first = jax.process_index() == 0
-        # The others wait for hours, if need be; in the broadcast alone they could not.
-        processes.together(
-            lambda: self._fill(unit_QM, dataset, questions, units) if first else None
-        )
-        unit_QM = np.asarray(multihost_utils.broadcast_one_to_all(unit_QM))
+        shape = (len(chains), config.head.steps * config.mining.per_step)
+
+        def search(unit_QM: np.ndarray) -> None:
+            task = link_head.make_task(dataset, questions, (), kind, self._encoder, config.head)
+            for place, found in enumerate(self._search(task, questions)):
+                unit_QM[place, : len(found)] = found
+
+        file = self._workdir / f"mined-{self._digest(questions, units)}.npy"
+        unit_QM = found_once(file, shape, search, lambda unit_QM: unit_QM.max() < len(units))
         return [
             _harder(question, pool, [units[unit] for unit in found if unit >= 0])
             for question, pool, found in zip(questions, pools, unit_QM.tolist(), strict=True)
         ]
-
-    def _fill(
-        self,
-        unit_QM: np.ndarray,
-        dataset: Dataset,
-        questions: Sequence[Question],
-        units: Sequence[Unit],
-    ) -> None:
-        """Writes into ``unit_QM`` what an earlier call has kept, or searches and keeps it."""
-        kind, config = self._config.data.units, self._config
-        file = self._workdir / f"mined-{self._digest(questions, units)}.npy"
-        if not _read(file, unit_QM, len(units)):
-            task = link_head.make_task(dataset, questions, (), kind, self._encoder, config.head)
-            for place, found in enumerate(self._search(task, questions)):
-                unit_QM[place, : len(found)] = found
-            self._workdir.mkdir(parents=True, exist_ok=True)
-            save_array(file, unit_QM)
 
     def _digest(self, questions: Sequence[Question], units: Sequence[Unit]) -> str:
         """Of all that mining depends on."""
@@ -121,12 +105,40 @@ class Miner:
         return [list(units) for units in found]
 
 
-def _read(file: pathlib.Path, unit_QM: np.ndarray, num_units: int) -> bool:
-    """Fills in what an earlier call found; False: nothing that can be used is there."""
+def found_once(
+    file: pathlib.Path,
+    shape: tuple[int, ...],
+    find: Callable[[np.ndarray], None],
+    usable: Callable[[np.ndarray], bool],
+) -> np.ndarray:
+    """An int32 array that ``find`` fills, -1 where it leaves it; or what an earlier call has kept
+    in ``file``, where that is ``usable``.
+
+    Only the first process finds or reads, so that all have the same.
+
+    Raises:
+      UserError: the first process failed.
+    """
+    found = np.full(shape, -1, np.int32)
+
+    def fill() -> None:
+        if jax.process_index() or _read(file, found, usable):
+            return
+        find(found)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_array(file, found)
+
+    # The others wait for hours, if need be; in the broadcast alone they could not.
+    processes.together(fill)
+    return np.asarray(multihost_utils.broadcast_one_to_all(found))
+
+
+def _read(file: pathlib.Path, into: np.ndarray, usable: Callable[[np.ndarray], bool]) -> bool:
+    """Copies what an earlier call has kept; False: nothing that can be used is there."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         found = np.load(file, allow_pickle=False)
-        if (found.shape, found.dtype) == (unit_QM.shape, unit_QM.dtype) and found.max() < num_units:
-            unit_QM[:] = found
+        if (found.shape, found.dtype) == (into.shape, into.dtype) and usable(found):
+            into[:] = found
             return True
     return False
 

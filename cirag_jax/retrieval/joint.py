@@ -1,0 +1,86 @@
+"""A cross-encoder's look at what a step of a search along links chooses from.
+
+The head (`models/link_head.py`) knows a candidate by numbers alone. A cross-encoder trained by
+configs/joint.py reads question, chain and candidate together. It costs some twenty pairs a step, so
+it is asked about the head's best alone.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.models.io.workdir import open_cross_encoder
+from cirag_jax.retrieval.bm25 import best_places
+from cirag_jax.retrieval.pairs import score_groups
+from cirag_jax.types import Config
+
+
+class JointScorer:
+    """Adds ``weight`` times a cross-encoder's logit to the scores of each step's ``depth`` best.
+
+    What it was not asked about counts as the least of what it was asked about.
+
+    Args:
+      model: reads (question and chain, unit).
+      weight: of its logits; 0 leaves all scores as they are.
+      depth: candidates of a step that it is asked about.
+      mesh: whose devices share the work; None: one does it all.
+    """
+
+    def __init__(
+        self,
+        model: PairEncoder,
+        weight: float = 0.5,
+        depth: int = 20,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        self._model, self._weight, self._depth, self._mesh = model, weight, depth, mesh
+
+    def __call__(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[Sequence[str]],
+        scores: Sequence[np.ndarray],
+    ) -> list[np.ndarray]:
+        """New scores of the candidates ``texts`` of every query, given the head's ``[R]`` each."""
+        best = [best_places(score_R, self._depth) for score_R in scores]
+        asked = [[group[r] for r in rows] for group, rows in zip(texts, best, strict=True)]
+        logits = score_groups(self._model, None, queries, asked, mesh=self._mesh)
+        return [
+            _added(score_R, rows, self._weight * logit_K)
+            for score_R, rows, logit_K in zip(scores, best, logits, strict=True)
+        ]
+
+
+def _added(score_R: np.ndarray, rows: np.ndarray, gain_K: np.ndarray) -> np.ndarray:
+    if not len(rows):
+        return score_R
+    # Logits of different steps have no common zero: only what they say within one step counts.
+    added_R = np.full(len(score_R), gain_K.min() - gain_K.max(), np.float32)
+    added_R[rows] = gain_K - gain_K.max()
+    return score_R + added_R
+
+
+def open_joint(
+    config: Config, name: str, mesh: jax.sharding.Mesh | None = None
+) -> JointScorer | None:
+    """The scorer of a `configs.retrievers.joint()` block, ``name``; None where it has no model.
+
+    Raises:
+      UserError: see `open_cross_encoder`; or it was not trained for this, or a number is out of
+        range.
+    """
+    if config.model is None:
+        return None
+    check_at_least(1, config, "depth", prefix=f"{name}.")
+    check_at_least(0, config, "weight", prefix=f"{name}.")
+    model, meta = open_cross_encoder(config.model)
+    if meta and meta.get("reads") != "chain":
+        raise UserError(
+            f"{name}.model={config.model} was trained on questions alone; configs/joint.py trains "
+            "one that reads their chains"
+        )
+    return JointScorer(model, config.weight, config.depth, mesh)

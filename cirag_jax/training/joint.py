@@ -1,0 +1,344 @@
+"""Trains the joint scorer of a search along links (`retrieval/joint.py`), and measures it.
+
+The aligner and its head search for the training questions. Where a gold passage is among a step's
+best candidates, a cross-encoder that reads question, chain and candidate learns to put it before
+those that are not gold: a listwise loss. As with the head, no annotation but the gold passages is
+needed, and wrong chains are learnt from, too.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from cirag_jax import sharding
+from cirag_jax.datasets import load
+from cirag_jax.datasets.chains import query_text, units_of
+from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.models import cross_encoder as model_lib
+from cirag_jax.models.cross_encoder import PairEncoder
+from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.link_head import LinkHead
+from cirag_jax.retrieval.bm25 import best_places
+from cirag_jax.retrieval.candidates import Candidates
+from cirag_jax.retrieval.joint import JointScorer
+from cirag_jax.retrieval.linked import needed_link_head
+from cirag_jax.retrieval.pairs import PairTokens, tokenize_pairs
+from cirag_jax.training import cross_encoder, link_head, optimizers
+from cirag_jax.training import state as state_lib
+from cirag_jax.training.aligner import Questions, split_questions
+from cirag_jax.training.data import pairs as data_lib
+from cirag_jax.training.mining import found_once
+from cirag_jax.training.preemption import PreemptionGuard
+from cirag_jax.training.profile import StepProfile
+from cirag_jax.types import Config, Dataset, Question
+
+
+class Choice(NamedTuple):
+    """What a step of a search chooses from: its best candidates by the head, best first.
+
+    Attributes:
+      query: question and chain.
+      texts: of the candidates.
+      score_K: the head's.
+      is_gold_K: of passages that are gold and not in the chain.
+    """
+
+    query: str
+    texts: tuple[str, ...]
+    score_K: np.ndarray
+    is_gold_K: np.ndarray
+
+
+def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Trains to the end (or from the last checkpoint on), and measures on held-out questions.
+
+    Leaves ``checkpoints/``, ``metrics.jsonl``, TensorBoard events and what was searched
+    (``searched-*.npy``) in ``workdir``.
+
+    Raises:
+      UserError: the data or the config cannot be used, or a value became non-finite.
+    """
+    start = time.monotonic()
+    check_config(config)
+
+    # ---- Data -----------------------------------------------------------------------------------
+    sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
+    train, dev = choices_of(config, workdir, sets)
+    if not train:
+        raise UserError("no search of a training question came upon a gold passage and another")
+    state_lib.check_metric(config.best_metric, list(_metrics(dev, [c.score_K for c in dev])))
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    total_steps = num_steps(config, len(train))
+
+    # ---- Model ----------------------------------------------------------------------------------
+    model = model_lib.load_cross_encoder(
+        config.model.spec,
+        dtype=config.model.dtype,
+        mesh=mesh,
+        new_head=config.seed,
+        max_length=config.max_length,
+        dropout=config.model.dropout,
+        remat=config.model.remat,
+    )
+    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    state = state_lib.make_state(model.state, tx, config.seed, mesh)
+    state_lib.announce(
+        f"{len(train):,} choices, {len(dev):,} of dev questions, {total_steps:,} steps of "
+        f"{config.choices_per_step}, mesh {dict(mesh.shape)}"
+    )
+
+    # ---- Restore --------------------------------------------------------------------------------
+    meta = {
+        "component": "cross_encoder",
+        "reads": "chain",
+        "model": state_lib.absolute(config.model.spec),
+        "max_length": model.max_length,
+        "triple_text": None,
+        "trained_on": sorted(question.id for one in sets for question in one.train),
+        "run": {
+            **state_lib.fingerprint(config, ("component",)),
+            "checkpoint.weights": of_model(config.checkpoint),
+            state_lib.EXAMPLES: state_lib.digest((c.query, c.texts) for c in (*train, *dev)),
+        },
+    }
+    checkpoints = state_lib.open_checkpoints(config, workdir)
+    state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
+
+    # ---- Train ----------------------------------------------------------------------------------
+    evaluate = make_evaluate(config, dev, model, mesh)
+    complete = True
+    with (
+        checkpoints,
+        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
+        StepProfile(config.get("profile_steps"), workdir) as profile,
+        PreemptionGuard(start, config.stop_after_minutes) as preemption,
+    ):
+        report = state_lib.Report(writer, profile, "Lower config.optimizer.learning_rate")
+        for step in range(first_step + 1, total_steps + 1):
+            batch = make_batch(config, model, choices_of_step(train, step - 1, config), mesh)
+            sent = time.monotonic()
+            with jax.set_mesh(mesh):
+                state, metrics = cross_encoder.train_step(
+                    model.graphdef, tx, state, batch, config, mesh
+                )
+            report.sent(step, metrics, batch, sent)
+
+            last, measured = step == total_steps, None
+            stop = preemption.should_stop(step)
+            if last or (config.eval_every and step % config.eval_every == 0):
+                report.finish()
+                measured = writer.evaluate(step, evaluate, state.params)
+            due = config.save_every and step % config.save_every == 0
+            if measured is not None or stop or due:
+                report.finish()  # Never save a state that is not finite.
+                checkpoints.save(step, state, {"step": step}, meta, measured or None)
+            if stop and not last:
+                complete = False
+                break
+        best = state_lib.best(checkpoints)
+    # ---- Result ---------------------------------------------------------------------------------
+    return {
+        "complete": complete,
+        "step": int(state.step),
+        "total_steps": total_steps,
+        **best,
+        "num_choices": len(train),
+        "num_dev_choices": len(dev),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+# -------------------------------------------------------------------------------------------- data
+
+
+def choices_of(
+    config: Config, workdir: pathlib.Path, sets: Sequence[Questions]
+) -> tuple[list[Choice], list[Choice]]:
+    """What the searches for training and for dev questions choose from, where there is something to
+    learn: a gold candidate and another one.
+
+    Raises:
+      UserError: ``config.checkpoint`` has no head, or cannot be opened.
+    """
+    head = needed_link_head(config.checkpoint)
+    settings = [config.depth, config.corpus, config.query_max_length, config.unit_max_length]
+    parts: tuple[list[Choice], list[Choice]] = ([], [])
+    for dataset, *asked in sets:
+        answerable = [[q for q in part if q.supporting] for part in asked]
+        questions = [question for part in answerable for question in part]
+        ids = link_head.passage_ids(dataset, config.corpus, questions)
+        units = [unit for id in ids for unit in units_of(dataset, id, head.units)]
+        told = [settings, of_model(config.checkpoint)]
+        file = workdir / f"searched-{state_lib.digest(told, questions, units)[:16]}.npy"
+        shape = (len(questions) * head.steps, 1 + head.steps + 2 * config.depth)
+        search = functools.partial(_search, config, dataset, questions, head)
+        usable = functools.partial(_usable, len(questions), len(units), config.depth)
+        for row_N in found_once(file, shape, search, usable):
+            place, chain, best_K, score_K = _read(row_N, head.steps)
+            if place < 0:
+                continue
+            question = questions[place]
+            is_gold_K = np.isin(
+                [units[unit].passage_id for unit in best_K], question.supporting or ()
+            )
+            if is_gold_K.all() or not is_gold_K.any():
+                continue
+            query = query_text(question.question, [units[u].text for u in chain], head.units)
+            texts = tuple(units[unit].text for unit in best_K)
+            part = parts[place >= len(answerable[0])]
+            part.append(Choice(query, texts, score_K, is_gold_K))
+    return parts
+
+
+def _search(
+    config: Config,
+    dataset: Dataset,
+    questions: Sequence[Question],
+    head: LinkHead,
+    row_SN: np.ndarray,
+) -> None:
+    """Writes down what every step of the questions' searches puts first, a row each.
+
+    A row is the place of the question, the chain, the best candidates and the bits of their
+    float32 scores; -1 fills up.
+    """
+    encoder = link_head.open_aligner(config.checkpoint, config)
+    where = ConfigDict({"corpus": config.corpus, "steps": head.steps})
+    task = link_head.make_task(dataset, questions, (), head.units, encoder, where)
+    rows = iter(row_SN)
+
+    def keep(found: Candidates) -> None:
+        row_N, score_R = next(rows), head.score([found.feature_RF])[0]
+        best = best_places(score_R, config.depth)
+        row_N[0] = found.question
+        row_N[1 : 1 + len(found.chain)] = found.chain
+        best_N, bits_N = np.split(row_N[1 + head.steps :], 2)
+        best_N[: len(best)] = found.unit_R[best]
+        bits_N[: len(best)] = score_R[best].astype(np.float32).view(np.int32)
+
+    link_head.explore(task, questions, head.score, "searching", keep)
+
+
+def _usable(num_questions: int, num_units: int, depth: int, row_SN: np.ndarray) -> bool:
+    """Whether what was kept names questions and units that there are."""
+    place_S, unit_SN = row_SN[:, 0], row_SN[:, 1:-depth]
+    return bool(place_S.max() < num_questions and unit_SN.max() < num_units)
+
+
+def _read(row_N: np.ndarray, steps: int) -> tuple[int, list[int], list[int], np.ndarray]:
+    """What `_search` wrote: a question's place, its chain, the best candidates, their scores."""
+    best_N, bits_N = np.split(row_N[1 + steps :], 2)
+    best = best_N[best_N >= 0].tolist()
+    chain_N = row_N[1 : 1 + steps]
+    chain = chain_N[chain_N >= 0].tolist()
+    return int(row_N[0]), chain, best, bits_N[: len(best)].view(np.float32)
+
+
+def num_steps(config: Config, choices: int) -> int:
+    """Steps of a run over so many choices."""
+    per_epoch = max(choices // config.choices_per_step, 1)
+    return config.num_steps or max(round(config.num_epochs * per_epoch), 1)
+
+
+def choices_of_step(choices: Sequence[Choice], step: int, config: Config) -> list[Choice]:
+    """The choices of a training step with at most ``config.candidates`` each, a pure function of
+    its number.
+
+    They come in a new order every epoch. Gold candidates are kept, but for as many as leave no room
+    for another; the others are drawn.
+    """
+    first = step * config.choices_per_step
+    drawn = []
+    for number in range(first, first + config.choices_per_step):
+        choice = choices[data_lib.place_of(number, len(choices), config.seed)]
+        rng = np.random.default_rng((config.seed, number, 1))
+        num_gold = int(choice.is_gold_K.sum())
+        # Gold candidates first, both in a random order.
+        order_K = np.lexsort((rng.permutation(len(choice.texts)), ~choice.is_gold_K))
+        gold = order_K[: min(num_gold, config.candidates - 1)]
+        kept = np.concatenate([gold, order_K[num_gold:][: config.candidates - len(gold)]])
+        texts = tuple(choice.texts[place] for place in kept)
+        drawn.append(Choice(choice.query, texts, choice.score_K[kept], choice.is_gold_K[kept]))
+    return drawn
+
+
+def make_batch(
+    config: Config, model: PairEncoder, choices: Sequence[Choice], mesh: jax.sharding.Mesh
+) -> data_lib.Batch:
+    """A step's choices as padded arrays, the same on every process."""
+    pairs = [(choice.query, text) for choice in choices for text in choice.texts]
+    rows = iter(tokenize_pairs(model, pairs, config.max_length))
+    groups = [[next(rows) for _ in choice.texts] for choice in choices]
+    return pack(config, groups, [c.is_gold_K for c in choices], model.config.pad_id, mesh)
+
+
+def pack(
+    config: Config,
+    groups: Sequence[Sequence[PairTokens]],
+    is_gold: Sequence[np.ndarray],
+    pad_id: int,
+    mesh: jax.sharding.Mesh,
+) -> data_lib.Batch:
+    """Chunks of whole choices, ``config.candidates`` rows each, those of like length together."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    return data_lib.pack_groups(
+        groups,
+        is_gold,
+        config.candidates,
+        cross_encoder.chunk_lengths(config),
+        -(-config.chunk_choices // ways) * ways,  # rounded up to the mesh's row shards
+        pad_id,
+    )
+
+
+# ---------------------------------------------------------------------------------------- evaluate
+
+
+def make_evaluate(
+    config: Config, choices: Sequence[Choice], model: PairEncoder, mesh: jax.sharding.Mesh
+) -> Callable[[Any], dict[str, float]]:
+    """A function from parameters to ``dev/...``: how often a gold candidate comes first, by head
+    and cross-encoder together.
+    """
+    if not choices:
+        return lambda params: {}
+
+    def evaluate(params: Any) -> dict[str, float]:
+        score = JointScorer(
+            dataclasses.replace(model, state=params), config.weight, config.depth, mesh
+        )
+        queries, texts = [c.query for c in choices], [c.texts for c in choices]
+        return _metrics(choices, score(queries, texts, [c.score_K for c in choices]))
+
+    return evaluate
+
+
+def _metrics(choices: Sequence[Choice], scores: Sequence[np.ndarray]) -> dict[str, float]:
+    """By ``scores``, and by the head alone; nothing of no choices."""
+    if not choices:
+        return {}
+    right = [c.is_gold_K[score_K.argmax()] for c, score_K in zip(choices, scores, strict=True)]
+    alone = [c.is_gold_K[c.score_K.argmax()] for c in choices]
+    return {"dev/accuracy": float(np.mean(right)), "dev/head_accuracy": float(np.mean(alone))}
+
+
+# ------------------------------------------------------------------------------------- bookkeeping
+
+
+def check_config(config: Config) -> None:
+    """Raises UserError where a setting cannot be."""
+    if config.checkpoint is None:
+        raise UserError("config.checkpoint is required: a workdir of configs/aligner.py:linked")
+    state_lib.check_training(config)
+    check_at_least(1, config, "choices_per_step", "chunk_choices", "max_length")
+    check_at_least(2, config, "candidates", "depth")
+    check_at_least(0, config, "dev.questions", "weight")
+    check_choice("config.corpus", config.corpus, link_head.CORPORA)
+    cross_encoder.check_buckets(config)
