@@ -17,6 +17,7 @@ NAMES = {
     "trained": "iterative, trained",
     "links": "links from BM25",
     "links_one_shot_frozen": "links from one-shot, frozen",
+    "joint": "aligner, links and cross-encoder, trained",
     "linked": "aligner and links, trained",
     "links_trained": "links from iterative, trained",
     "fused_trained": "both of the last two, fused",
@@ -41,7 +42,7 @@ def table_of(result: Mapping[str, Any]) -> str:
     interval; a column for each fold, where questions of several were asked.
     """
     ks, main = _ks(result), _main(result)
-    first = "linked" if "linked" in result else "trained"
+    first = _first(result)
     folds = result["per_fold"] if len(result["per_fold"]) > 1 else {}
     header = [
         "passages found by",
@@ -74,8 +75,13 @@ def _stops_of(result: Mapping[str, Any]) -> str:
         + [f"{100 * one[name]:.1f}" for name in ("recall", "exact", "f1")]
         for one in result["stops"]
     ]
-    caption = f"{NAMES['linked']}, where it leaves out what is needed with less probability"
+    caption = f"{NAMES[_first(result)]}, where it leaves out what is needed with less probability"
     return f"\n\n{caption}\n\n{markdown([header, *rows])}"
+
+
+def _first(result: Mapping[str, Any]) -> str:
+    """The system that the others are compared with, and whose searches stop."""
+    return next((name for name in ("joint", "linked") if name in result), "trained")
 
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
@@ -150,7 +156,10 @@ def _draw(result: Mapping[str, Any]) -> Any:
     if stops := result.get("stops"):
         read, recall = ([one[name] for one in stops] for name in ("read", "recall"))
         axes.plot(
-            read, [100 * value for value in recall], "k.-", label=f"{NAMES['linked']}, stopping"
+            read,
+            [100 * value for value in recall],
+            "k.-",
+            label=f"{NAMES[_first(result)]}, stopping",
         )
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")

@@ -47,7 +47,10 @@ class JointScorer:
     ) -> list[np.ndarray]:
         """New scores of the candidates ``texts`` of every query, given the head's ``[R]`` each."""
         best = [best_places(score_R, self._depth) for score_R in scores]
-        asked = [[group[r] for r in rows] for group, rows in zip(texts, best, strict=True)]
+        asked: list[list[str]] = [
+            [group[place] for place in rows.tolist()]
+            for group, rows in zip(texts, best, strict=True)
+        ]
         logits = score_groups(self._model, None, queries, asked, mesh=self._mesh)
         return [
             _added(score_R, rows, self._weight * logit_K)

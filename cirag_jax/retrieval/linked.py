@@ -70,6 +70,9 @@ class LinkedIndex:
       options: of the walk.
       progress: is told how many texts are embedded.
 
+    Attributes:
+      joint: as it was given; whoever compares searches may change it.
+
     Raises:
       UserError: there is no unit, or the head has not learnt when to stop.
     """
@@ -97,7 +100,7 @@ class LinkedIndex:
             )
         self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
-        self._width, self._joint = width, joint
+        self._width, self.joint = width, joint
         self._encoder = encoder
         self._units = UnitIndex(texts, encoder, dtype=dtype, progress=progress)
         self._finder = CandidateFinder(passages, texts, self._units, options)
@@ -211,9 +214,9 @@ class LinkedIndex:
         for search, candidates in zip(going, found, strict=True):
             observe(candidates._replace(question=start + search.place))
         scores = score([candidates.feature_RF for candidates in found])
-        if self._joint is not None:
+        if self.joint is not None:
             queries = [self.asked(search) for search in going]
-            scores = self._joint(queries, [self.texts(c.unit_R) for c in found], scores)
+            scores = self.joint(queries, [self.texts(c.unit_R) for c in found], scores)
         scored = zip(found, scores, strict=True)
         for beam in beams:
             beam.extend(list(itertools.islice(scored, len(beam.going))))

@@ -150,6 +150,52 @@ def test_a_method_retrieves_along_links_with_what_was_exported(trained, tmp_path
         assert set(record["passages"]) == set(found[record["id"]][:2])
 
 
+def test_a_joint_scorer_is_trained_compared_exported_and_retrieves(trained, tmp_path, command):
+    root, _ = trained
+    data = f"--config.data.dir={root / 'data'}"
+    done = command(
+        "train.py", "--config=configs/joint.py", f"--workdir={tmp_path / 'j'}", data,
+        f"--config.checkpoint={root / 'w'}", f"--config.model.spec={root / 'model'}",
+        "--config.dev.questions=2", "--config.num_steps=8", "--config.max_length=64",
+        "--config.buckets=(64,)", "--config.optimizer.learning_rate=0.003",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 0 <= json.loads(done.stdout)["dev/accuracy"] <= 1
+    done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={tmp_path / 'j'}")
+    assert done.returncode == 0, done.stderr
+    ranked = []
+    for place, spec in enumerate((tmp_path / "j", tmp_path / "model")):
+        done = command(
+            "evaluate.py", f"--workdir={tmp_path / str(place)}", data, "--config.data.split=train",
+            f"--config.checkpoint={root / 'w'}", "--config.bootstrap_samples=10",
+            "--config.systems=('joint','linked','bm25')", f"--config.joint.model={spec}",
+            "--config.joint.weight=10",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert {"joint-linked", "joint-bm25", "linked-bm25"} == set(result["differences"])
+        assert result["num_trained_on"] == result["num_questions"]
+        assert (
+            "cross-encoder, trained, where it" in (tmp_path / str(place) / "table.md").read_text()
+        )
+        ranked.append([row["ranked"] for row in rankings_of(tmp_path / str(place))])
+    assert ranked[0] == ranked[1]
+    assert any(one["joint"] != one["linked"] for one in ranked[0])
+    done = command(
+        "answer.py", "--config=configs/methods/kirag.py", f"--workdir={tmp_path / 'a'}",
+        "--config.kirag.use_constructor=false", "--config.kirag.reader=nothing",
+        "--config.kirag.num_passages=2", "--config.kirag.max_steps=1", data,
+        f"--config.encoder.model={root / 'w'}", "--config.retriever.kind=linked",
+        f"--config.retriever.joint.model={tmp_path / 'j'}", "--config.retriever.joint.weight=10",
+        "--config.data.split=train",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {row["id"]: row["ranked"]["joint"] for row in rankings_of(tmp_path / "0")}
+    for line in (tmp_path / "a" / "predictions.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert set(record["passages"]) == set(found[record["id"]][:2])
+
+
 def rankings_of(workdir):
     return [json.loads(line) for line in (workdir / "rankings.jsonl").read_text().splitlines()]
 
@@ -175,6 +221,9 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
     ("script", "arguments", "message"),
     [
         ("evaluate.py", [], "config.checkpoint is required"),
+        ("evaluate.py", ["--config.checkpoint={root}/w", "--config.data.dir={root}/data",
+                         "--config.systems=('joint',)"], "config.joint.model is required"),
+        ("train.py", ["--config=configs/joint.py"], "config.checkpoint is required"),
         ("evaluate.py", ["--config.systems=('one_shot_frozen',)"], "config.frozen is required"),
         ("evaluate.py", ["--config.systems=('bm52',)"], "config.systems='bm52' must be one of"),
         ("evaluate.py", ["--config.retriever=bm25"], "config.retriever='bm25' must be one of"),
