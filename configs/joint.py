@@ -58,7 +58,7 @@ def base() -> Any:
     config.choices_per_step = (
         8  # Steps of searches that a training step learns from, over all devices.
     )
-    config.candidates = 8  # Of each: the gold ones, and others drawn anew in every epoch.
+    config.candidates = 4  # Of each: the gold ones, and others drawn anew in every epoch.
     config.buckets = (64, 96, 128, 160, 192)  # Lengths of chunks; one compilation each.
     config.chunk_choices = 1  # Of them, so many go through the model at once.
 
