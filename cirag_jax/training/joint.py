@@ -67,6 +67,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     start = time.monotonic()
     check_config(config)
+    if config.checkpoint is None:
+        raise UserError("config.checkpoint is required: a workdir of configs/aligner.py:linked")
 
     # ---- Data -----------------------------------------------------------------------------------
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
@@ -334,8 +336,6 @@ def _metrics(choices: Sequence[Choice], scores: Sequence[np.ndarray]) -> dict[st
 
 def check_config(config: Config) -> None:
     """Raises UserError where a setting cannot be."""
-    if config.checkpoint is None:
-        raise UserError("config.checkpoint is required: a workdir of configs/aligner.py:linked")
     state_lib.check_training(config)
     check_at_least(1, config, "choices_per_step", "chunk_choices", "max_length")
     check_at_least(2, config, "candidates", "depth")
