@@ -175,6 +175,8 @@ def choices_of(
     for dataset, *asked in sets:
         answerable = [[q for q in part if q.supporting] for part in asked]
         questions = [question for part in answerable for question in part]
+        if not questions:
+            continue
         ids = link_head.passage_ids(dataset, config.corpus, questions)
         units = [unit for id in ids for unit in units_of(dataset, id, head.units)]
         told = [settings, of_model(config.checkpoint)]
