@@ -228,8 +228,23 @@ def test_training_learns_and_measures_head_and_scorer_together(trained, tmp_path
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
     assert result["complete"] and 0 <= result["dev/accuracy"] <= 1
-    without = joint.train_and_evaluate(_config(trained, num_steps=1, weight=0), tmp_path / "0")
-    assert without["dev/accuracy"] == without["dev/head_accuracy"] == result["dev/head_accuracy"]
+
+
+def test_what_is_measured_is_head_and_scorer_by_their_weight(trained, choices):
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    model = load_cross_encoder(str(trained[2]), mesh=mesh, new_head=0, max_length=64)
+    queries, texts = [c.query for c in choices], [c.texts for c in choices]
+    logits = score_groups(model, None, queries, texts)
+
+    def share(scores):
+        return np.mean([c.is_gold_K[one.argmax()] for c, one in zip(choices, scores, strict=True)])
+
+    by_head, by_model = share([c.score_K for c in choices]), share(logits)
+    assert by_head != by_model
+    for weight, wanted in ((0.0, by_head), (1e6, by_model)):
+        config = _config(trained, weight=weight)
+        measured = joint.make_evaluate(config, choices, model, mesh)(model.state)
+        assert measured == {"dev/accuracy": wanted, "dev/head_accuracy": by_head}
 
 
 def test_resumed_equals_uninterrupted_bit_for_bit(trained, tmp_path, one_device, monkeypatch):
