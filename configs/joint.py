@@ -9,7 +9,11 @@ docs/retrieval.md says what is trained on and how J is used; experiments/RESULTS
 Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default) and ``full`` (all candidates of a step, a
 GPU; not yet run).
 
-Record (``quick``): not yet run.
+Record (``quick``; --config.checkpoint=W of configs/aligner.py:linked, its three sets, 2026-11-27, 2
+CPU cores of an AMD EPYC beside tests, commit 2abf690): the searches 5 min with vectors of all
+sentences kept, then 34 min 21 s (484 steps, 2.0 GiB): of 365 choices of held-out questions a gold
+passage comes first in 80.8 % by the head, which learnt from them, and in 82.2 % by both. What
+searches with it find: experiments/RESULTS.md.
 """
 
 from typing import Any
@@ -55,9 +59,7 @@ def base() -> Any:
     config.max_length = 192  # Tokens of question, chain and candidate.
     config.depth = 20  # The head's best candidates of a step, which are learnt from and measured.
     config.weight = 0.5  # Of the logit beside the head's score, where it is measured.
-    config.choices_per_step = (
-        8  # Steps of searches that a training step learns from, over all devices.
-    )
+    config.choices_per_step = 8  # Steps of searches, in a step of the training; all devices.
     config.candidates = 4  # Of each: the gold ones, and others drawn anew in every epoch.
     config.buckets = (64, 96, 128, 160, 192)  # Lengths of chunks; one compilation each.
     config.chunk_choices = 1  # Of them, so many go through the model at once.
