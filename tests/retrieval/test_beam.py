@@ -21,7 +21,7 @@ def _choices(**likely):
     rows = np.array([int(name[1:]) for name in likely], np.int32)
     none = np.zeros((len(rows), len(FEATURES)), np.float32)
     score_R = np.log(np.array(list(likely.values()), np.float64))
-    return Candidates(0, rows, 10 + rows.astype(np.int64), none), score_R
+    return Candidates(0, (), rows, 10 + rows.astype(np.int64), none), score_R
 
 
 def test_after_three_passages_of_the_chain_the_likeliest_of_all_steps_come():
