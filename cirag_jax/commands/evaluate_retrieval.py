@@ -251,7 +251,7 @@ class _Aligners:
             needed = bool(set(_ALONG_LINKS) & {*config.systems})
             self.head = (needed_link_head if needed else find_link_head)(config.checkpoint)
         if "joint" in systems:
-            self.joint = open_joint(config.joint, "config.joint", self._mesh)
+            self.joint = open_joint(config.joint, "config.joint", self._mesh, shown=True)
         if self.joint is None and "joint" in config.systems:
             raise UserError("config.joint.model is required: a workdir of configs/joint.py")
         self.frozen = config.frozen or self.meta.get("model")

@@ -5,12 +5,15 @@ configs/joint.py reads question, chain and candidate together. It costs some twe
 it is asked about the head's best alone.
 """
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.io import bar
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.workdir import open_cross_encoder
 from cirag_jax.retrieval.bm25 import best_places
@@ -28,6 +31,7 @@ class JointScorer:
       weight: of its logits; 0 leaves all scores as they are.
       depth: candidates of a step that it is asked about.
       mesh: whose devices share the work; None: one does it all.
+      shown: behind a progress bar.
     """
 
     def __init__(
@@ -36,8 +40,10 @@ class JointScorer:
         weight: float = 0.5,
         depth: int = 20,
         mesh: jax.sharding.Mesh | None = None,
+        shown: bool = False,
     ):
-        self._model, self._weight, self._depth, self._mesh = model, weight, depth, mesh
+        self._model, self._weight, self._depth = model, weight, depth
+        self._mesh, self._shown = mesh, shown
 
     def __call__(
         self,
@@ -47,11 +53,16 @@ class JointScorer:
     ) -> list[np.ndarray]:
         """New scores of the candidates ``texts`` of every query, given the head's ``[R]`` each."""
         best = [best_places(score_R, self._depth) for score_R in scores]
-        asked: list[list[str]] = [
-            [group[place] for place in rows.tolist()]
+        asked = [
+            [group[place] for place in map(int, rows)]
             for group, rows in zip(texts, best, strict=True)
         ]
-        logits = score_groups(self._model, None, queries, asked, mesh=self._mesh)
+        total = sum(map(len, asked))
+        shows = bar("reading", total, "candidate") if self._shown else contextlib.nullcontext()
+        with shows as shown:
+            progress = None if shown is None else shown.update
+            how: Any = {"mesh": self._mesh, "progress": progress}
+            logits = score_groups(self._model, None, queries, asked, **how)
         return [
             _added(score_R, rows, self._weight * logit_K)
             for score_R, rows, logit_K in zip(scores, best, logits, strict=True)
@@ -68,7 +79,7 @@ def _added(score_R: np.ndarray, rows: np.ndarray, gain_K: np.ndarray) -> np.ndar
 
 
 def open_joint(
-    config: Config, name: str, mesh: jax.sharding.Mesh | None = None
+    config: Config, name: str, mesh: jax.sharding.Mesh | None = None, shown: bool = False
 ) -> JointScorer | None:
     """The scorer of a `configs.retrievers.joint()` block, ``name``; None where it has no model.
 
@@ -86,4 +97,4 @@ def open_joint(
             f"{name}.model={config.model} was trained on questions alone; configs/joint.py trains "
             "one that reads their chains"
         )
-    return JointScorer(model, config.weight, config.depth, mesh)
+    return JointScorer(model, config.weight, config.depth, mesh, shown)

@@ -316,7 +316,7 @@ def make_evaluate(
 
     def evaluate(params: Any) -> dict[str, float]:
         score = JointScorer(
-            dataclasses.replace(model, state=params), config.weight, config.depth, mesh
+            dataclasses.replace(model, state=params), config.weight, config.depth, mesh, shown=True
         )
         queries, texts = [c.query for c in choices], [c.texts for c in choices]
         return _metrics(choices, score(queries, texts, [c.score_K for c in choices]))
