@@ -48,7 +48,7 @@ def joint() -> Any:
     """The joint scorer of a search along links (configs/joint.py)."""
     config: Any = ConfigDict()
     config.model = placeholder(str)  # A workdir of configs/joint.py, or what was exported of one.
-    config.weight = 0.5  # Of its logit beside the head's score; chosen on dev_tune halves.
+    config.weight = 0.5  # Of its logit beside the head's score; see experiments/RESULTS.md.
     config.depth = 20  # The head's best candidates of a step, which it reads.
     return config
 
