@@ -45,8 +45,8 @@ def base() -> Any:
     # and choose the checkpoint: those that the aligner was not trained on either.
     config.dev = ConfigDict()
     config.dev.questions = 50  # Of each set.
-    config.dev.split = placeholder(str)  # Dev questions from another split instead; 0: all.
-    config.dev.fold = placeholder(str)  # Or another fold.
+    config.dev.split = placeholder(str)  # Dev questions of another split instead: so many, 0: all.
+    config.dev.fold = placeholder(str)  # Dev questions of another fold instead.
     config.query_max_length = 256  # Tokens that the aligner keeps of the question and its chain.
     config.unit_max_length = 128  # And of a unit.
 

@@ -170,7 +170,9 @@ def choices_of(
       UserError: ``config.checkpoint`` has no head, or cannot be opened.
     """
     head = needed_link_head(config.checkpoint)
-    settings = [config.depth, config.corpus, config.query_max_length, config.unit_max_length]
+    # Weights of a checkpoint are hashed once, not for every set.
+    told = [config.depth, config.corpus, config.query_max_length, config.unit_max_length]
+    told += [of_model(config.checkpoint)]
     parts: tuple[list[Choice], list[Choice]] = ([], [])
     for dataset, *asked in sets:
         answerable = [[q for q in part if q.supporting] for part in asked]
@@ -179,7 +181,6 @@ def choices_of(
             continue
         ids = link_head.passage_ids(dataset, config.corpus, questions)
         units = [unit for id in ids for unit in units_of(dataset, id, head.units)]
-        told = [settings, of_model(config.checkpoint)]
         file = workdir / f"searched-{state_lib.digest(told, questions, units)[:16]}.npy"
         shape = (len(questions) * head.steps, 1 + head.steps + 2 * config.depth)
         search = functools.partial(_search, config, dataset, questions, head)
