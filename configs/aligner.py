@@ -85,6 +85,14 @@ def base() -> Any:
     # Its workdir, or any encoder; null: hard negatives are of the question's own pool.
     config.mining.checkpoint = placeholder(str)
     config.mining.per_step = 10  # Wrong units kept of each step, those of the highest scores.
+    # What a joint scorer thinks of the candidates of searches for the training questions, learnt
+    # beside the chains (docs/training.md).
+    config.distill = ConfigDict()
+    config.distill.joint = placeholder(str)  # A workdir of configs/joint.py; null: nothing.
+    config.distill.checkpoint = placeholder(str)  # Of ``linked``, whose searches they are.
+    config.distill.depth = 8  # The head's best candidates of a step, which are read.
+    config.distill.steps_per_question = 1  # At most so many steps, drawn beside the prefixes.
+    config.distill.weight = 1.0  # Of such a step's loss beside a prefix's.
     config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
     config.negatives = "cross_device"  # own | in_batch | cross_device
     config.mask_false_negatives = True  # Another positive of the query is no negative.

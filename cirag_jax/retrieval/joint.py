@@ -91,10 +91,20 @@ def open_joint(
         return None
     check_at_least(1, config, "depth", prefix=f"{name}.")
     check_at_least(0, config, "weight", prefix=f"{name}.")
-    model, meta = open_cross_encoder(config.model)
+    model = open_chain_reader(config.model, f"{name}.model")
+    return JointScorer(model, config.weight, config.depth, mesh, shown)
+
+
+def open_chain_reader(spec: str, field: str) -> PairEncoder:
+    """The cross-encoder that ``field`` names, of questions with their chains.
+
+    Raises:
+      UserError: see `open_cross_encoder`; or it was not trained for this.
+    """
+    model, meta = open_cross_encoder(spec)
     if meta and meta.get("reads") != "chain":
         raise UserError(
-            f"{name}.model={config.model} was trained on questions alone; configs/joint.py trains "
-            "one that reads their chains"
+            f"{field}={spec} was trained on questions alone; configs/joint.py trains one that "
+            "reads their chains"
         )
-    return JointScorer(model, config.weight, config.depth, mesh, shown)
+    return model

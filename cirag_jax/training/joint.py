@@ -7,53 +7,30 @@ needed, and wrong chains are learnt from, too.
 """
 
 import dataclasses
-import functools
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from cirag_jax import sharding
 from cirag_jax.datasets import load
-from cirag_jax.datasets.chains import query_text, units_of
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.fingerprint import of_model
-from cirag_jax.models.link_head import LinkHead
-from cirag_jax.retrieval.bm25 import best_places
-from cirag_jax.retrieval.candidates import Candidates
 from cirag_jax.retrieval.joint import JointScorer
-from cirag_jax.retrieval.linked import needed_link_head
 from cirag_jax.retrieval.pairs import PairTokens, tokenize_pairs
 from cirag_jax.training import cross_encoder, link_head, optimizers
 from cirag_jax.training import state as state_lib
-from cirag_jax.training.aligner import Questions, split_questions
+from cirag_jax.training.aligner import split_questions
+from cirag_jax.training.choices import Choice, choices_of
 from cirag_jax.training.data import pairs as data_lib
-from cirag_jax.training.mining import found_once
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
-from cirag_jax.types import Config, Dataset, Question
-
-
-class Choice(NamedTuple):
-    """What a step of a search chooses from: its best candidates by the head, best first.
-
-    Attributes:
-      query: question and chain.
-      texts: of the candidates.
-      score_K: the head's.
-      is_gold_K: of passages that are gold and not in the chain.
-    """
-
-    query: str
-    texts: tuple[str, ...]
-    score_K: np.ndarray
-    is_gold_K: np.ndarray
+from cirag_jax.types import Config
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -160,92 +137,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------- data
 
 
-def choices_of(
-    config: Config, workdir: pathlib.Path, sets: Sequence[Questions]
-) -> tuple[list[Choice], list[Choice]]:
-    """What the searches for training and for dev questions choose from, where there is something to
-    learn: a gold candidate and another one.
-
-    Raises:
-      UserError: ``config.checkpoint`` has no head, or cannot be opened.
-    """
-    head = needed_link_head(config.checkpoint)
-    # Weights of a checkpoint are hashed once, not for every set.
-    told = [config.depth, config.corpus, config.query_max_length, config.unit_max_length]
-    told += [of_model(config.checkpoint)]
-    parts: tuple[list[Choice], list[Choice]] = ([], [])
-    for dataset, *asked in sets:
-        answerable = [[q for q in part if q.supporting] for part in asked]
-        questions = [question for part in answerable for question in part]
-        if not questions:
-            continue
-        ids = link_head.passage_ids(dataset, config.corpus, questions)
-        units = [unit for id in ids for unit in units_of(dataset, id, head.units)]
-        file = workdir / f"searched-{state_lib.digest(told, questions, units)[:16]}.npy"
-        shape = (len(questions) * head.steps, 1 + head.steps + 2 * config.depth)
-        search = functools.partial(_search, config, dataset, questions, head)
-        usable = functools.partial(_usable, len(questions), len(units), config.depth)
-        for row_N in found_once(file, shape, search, usable):
-            place, chain, best_K, score_K = _read(row_N, head.steps)
-            if place < 0:
-                continue
-            question = questions[place]
-            is_gold_K = np.isin(
-                [units[unit].passage_id for unit in best_K], question.supporting or ()
-            )
-            if is_gold_K.all() or not is_gold_K.any():
-                continue
-            query = query_text(question.question, [units[u].text for u in chain], head.units)
-            texts = tuple(units[unit].text for unit in best_K)
-            part = parts[place >= len(answerable[0])]
-            part.append(Choice(query, texts, score_K, is_gold_K))
-    return parts
-
-
-def _search(
-    config: Config,
-    dataset: Dataset,
-    questions: Sequence[Question],
-    head: LinkHead,
-    row_SN: np.ndarray,
-) -> None:
-    """Writes down what every step of the questions' searches puts first, a row each.
-
-    A row is the place of the question, the chain, the best candidates and the bits of their
-    float32 scores; -1 fills up.
-    """
-    encoder = link_head.open_aligner(config.checkpoint, config)
-    where = ConfigDict({"corpus": config.corpus, "steps": head.steps})
-    task = link_head.make_task(dataset, questions, (), head.units, encoder, where)
-    rows = iter(row_SN)
-
-    def keep(found: Candidates) -> None:
-        row_N, score_R = next(rows), head.score([found.feature_RF])[0]
-        best = best_places(score_R, config.depth)
-        row_N[0] = found.question
-        row_N[1 : 1 + len(found.chain)] = found.chain
-        best_N, bits_N = np.split(row_N[1 + head.steps :], 2)
-        best_N[: len(best)] = found.unit_R[best]
-        bits_N[: len(best)] = score_R[best].astype(np.float32).view(np.int32)
-
-    link_head.explore(task, questions, head.score, "searching", keep)
-
-
-def _usable(num_questions: int, num_units: int, depth: int, row_SN: np.ndarray) -> bool:
-    """Whether what was kept names questions and units that there are."""
-    place_S, unit_SN = row_SN[:, 0], row_SN[:, 1:-depth]
-    return bool(place_S.max() < num_questions and unit_SN.max() < num_units)
-
-
-def _read(row_N: np.ndarray, steps: int) -> tuple[int, list[int], list[int], np.ndarray]:
-    """What `_search` wrote: a question's place, its chain, the best candidates, their scores."""
-    best_N, bits_N = np.split(row_N[1 + steps :], 2)
-    best = best_N[best_N >= 0].tolist()
-    chain_N = row_N[1 : 1 + steps]
-    chain = chain_N[chain_N >= 0].tolist()
-    return int(row_N[0]), chain, best, bits_N[: len(best)].view(np.float32)
-
-
 def num_steps(config: Config, choices: int) -> int:
     """Steps of a run over so many choices."""
     per_epoch = max(choices // config.choices_per_step, 1)
@@ -270,7 +161,8 @@ def choices_of_step(choices: Sequence[Choice], step: int, config: Config) -> lis
         gold = order_K[: min(num_gold, config.candidates - 1)]
         kept = np.concatenate([gold, order_K[num_gold:][: config.candidates - len(gold)]])
         texts = tuple(choice.texts[place] for place in kept)
-        drawn.append(Choice(choice.query, texts, choice.score_K[kept], choice.is_gold_K[kept]))
+        found = choice.score_K[kept], choice.is_gold_K[kept]
+        drawn.append(Choice(choice.question_id, choice.query, texts, *found))
     return drawn
 
 

@@ -1,12 +1,19 @@
 """What the tests of trainings share."""
 
+import pathlib
+
 import jax
 import pytest
 
+from cirag_jax import sharding
+from cirag_jax.config_files import load_config
 from cirag_jax.prompts import cirag as prompts
+from cirag_jax.training import aligner
 from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import base_folder, write
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture()
@@ -22,6 +29,25 @@ def model_and_data(tmp_path_factory):
     """Folders of a tiny encoder and of a tiny dataset."""
     root = tmp_path_factory.mktemp("tiny")
     return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
+
+
+@pytest.fixture(scope="module")
+def trained(model_and_data, tmp_path_factory):
+    """A workdir of an aligner with a head, and a folder of data."""
+    model, data = model_and_data
+    values = {
+        "model.spec": model, "data.dir": data, "dev.questions": 2, "batch_size": 8,
+        "num_negatives": 2, "num_steps": 1, "eval_every": 0, "head.steps": 3, "head.rounds": 1,
+        "head.epochs": 1, "mesh.data": 1,
+    }  # fmt: skip
+    given = [f"--config.{key}={value}" for key, value in values.items()]
+    workdir = tmp_path_factory.mktemp("aligner")
+    alone, config = sharding.make_mesh, load_config(f"{_ROOT}/configs/aligner.py:linked", given)
+    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
+        one = jax.devices()[:1]
+        patch.setattr(sharding, "make_mesh", lambda *sizes: alone(*sizes, devices=one))
+        aligner.train_and_evaluate(config, workdir)
+    return workdir, data, model
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cirag_jax.models.cross_encoder import apply, load_cross_encoder
 from cirag_jax.models.io.workdir import open_cross_encoder
 from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.training import aligner, cross_encoder, joint, link_head, optimizers, preemption
-from cirag_jax.training.joint import Choice
+from cirag_jax.training.choices import Choice, choices_of
 from cirag_jax.training.state import make_state
 from tests import tiny
 
@@ -29,25 +29,6 @@ def standard_promotion():
     """Optax raises a float to the integer step count; our own code passes the strict rule."""
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-@pytest.fixture(scope="module")
-def trained(model_and_data, tmp_path_factory):
-    """A workdir of an aligner with a head, and a folder of data."""
-    model, data = model_and_data
-    values = {
-        "model.spec": model, "data.dir": data, "dev.questions": 2, "batch_size": 8,
-        "num_negatives": 2, "num_steps": 1, "eval_every": 0, "head.steps": 3, "head.rounds": 1,
-        "head.epochs": 1, "mesh.data": 1,
-    }  # fmt: skip
-    given = [f"--config.{key}={value}" for key, value in values.items()]
-    workdir = tmp_path_factory.mktemp("aligner")
-    alone, config = sharding.make_mesh, load_config(f"{_ROOT}/configs/aligner.py:linked", given)
-    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
-        one = jax.devices()[:1]
-        patch.setattr(sharding, "make_mesh", lambda *sizes: alone(*sizes, devices=one))
-        aligner.train_and_evaluate(config, workdir)
-    return workdir, data, model
 
 
 def _config(trained, **changes):
@@ -65,7 +46,7 @@ def _config(trained, **changes):
 def _choices(trained, workdir, **changes):
     config = _config(trained, **changes)
     sets = [aligner.split_questions(one, config) for one in load.load_datasets(config.data)]
-    return joint.choices_of(config, workdir, sets)
+    return choices_of(config, workdir, sets)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +115,7 @@ def test_what_was_searched_stays_in_the_workdir(trained, tmp_path, monkeypatch):
     again = _choices(trained, tmp_path)
     assert len(searched) == 1
     for one, other in zip(first[0] + first[1], again[0] + again[1], strict=True):
-        assert one[:2] == other[:2]
+        assert one[:3] == other[:3]
         np.testing.assert_array_equal(one.score_K, other.score_K)
         np.testing.assert_array_equal(one.is_gold_K, other.is_gold_K)
     (file,) = tmp_path.glob("searched-*.npy")
@@ -152,7 +133,7 @@ def test_what_was_searched_stays_in_the_workdir(trained, tmp_path, monkeypatch):
 def _choice(num_gold, size):
     texts = tuple(f"text {place}" for place in range(size))
     return Choice(
-        "query", texts, np.arange(size)[::-1].astype(np.float32), np.arange(size) < num_gold
+        "id", "query", texts, np.arange(size)[::-1].astype(np.float32), np.arange(size) < num_gold
     )
 
 
@@ -195,7 +176,7 @@ def alone(trained, choices):
 def test_a_step_has_the_loss_of_its_choices(trained, choices, alone):
     """Each alone, of a size of its own, whatever chunks they are packed into."""
     model, drawn, metrics = alone
-    uneven = [drawn[0], Choice(*(drawn[1][:1]), *(x[:3] for x in drawn[1][1:])), *drawn[2:]]
+    uneven = [drawn[0], Choice(*drawn[1][:2], *(x[:3] for x in drawn[1][2:])), *drawn[2:]]
     assert len({len(choice.texts) for choice in uneven}) == 2
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     for choices_of_batch, wanted in ((drawn, metrics["loss"]), (uneven, None)):
