@@ -7,7 +7,7 @@ W is a workdir of configs/aligner.py:linked, the data are those that it was trai
 docs/retrieval.md says what is trained on and how J is used; experiments/RESULTS.md what it gives.
 
 Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default) and ``full`` (all candidates of a step, a
-GPU; not yet run).
+GPU).
 
 Record (``quick``; --config.checkpoint=W of configs/aligner.py:linked, its three sets, 2026-11-27, 2
 CPU cores of an AMD EPYC beside tests, commit 2abf690): the searches 5 min with vectors of all
@@ -79,7 +79,13 @@ def base() -> Any:
 
 
 def full() -> Any:
-    """All candidates that are looked at, on a GPU: not yet run."""
+    """All candidates that are looked at, on a GPU.
+
+    Record (--config.checkpoint=W of configs/aligner.py:linked, its three sets, 2026-11-27, one
+    NVIDIA H200, commit f50d131, MiniLM rounded to bfloat16): 154 s, the searches included, for 486
+    steps; a gold passage comes first in 80.6 % of 366 choices of held-out questions by the head, in
+    84.7 % by both.
+    """
     config = base()
     config.candidates = 20
     config.chunk_choices = 8

@@ -29,7 +29,7 @@ def contrastive_loss(
       share_BC: float32, how much each candidate is right: 1 of the positive, or a teacher's
         probabilities; a row sums to 1, and has nothing where ``count_BC`` is 0.
       count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked.
-      weight_B: float32, 1 for a query, 0 for a padding row.
+      weight_B: float32, of a query in the means, 0 for a padding row.
       temperature: tau.
 
     Returns:
@@ -45,10 +45,11 @@ def contrastive_loss(
     positive_score_B = (share_BC * scores_BC).sum(axis=1)
     loss_B = jax.nn.logsumexp(logits_BC, axis=1) - positive_score_B / temperature
     correct_B = (jnp.argmax(logits_BC, axis=1) == jnp.argmax(share_BC, axis=1)).astype(jnp.float32)
-    total = jnp.maximum(weight_B.sum(), 1.0)
+    total = weight_B.sum()
+    share_B = weight_B / jnp.where(total > 0, total, 1.0)
 
     def mean(x_B: jax.Array) -> jax.Array:
-        return jnp.where(weight_B > 0, x_B, 0.0).sum() / total
+        return jnp.where(weight_B > 0, x_B * share_B, 0.0).sum()
 
     return mean(loss_B), {
         "accuracy": mean(correct_B),

@@ -83,6 +83,22 @@ def test_padding_query_changes_neither_value_nor_gradient():
     assert np.isfinite(gradient).all()
 
 
+def test_a_query_counts_by_its_weight():
+    query, candidate, share = _case()
+    ones, weight = jnp.ones((3, 5)), jnp.asarray([0.1, 0.3, 0.2])
+
+    def loss(rows, weight):
+        given = query[rows], candidate, share[rows], ones[rows], weight
+        return np.array(
+            [*contrastive_loss(*given, 0.1)[1].values(), contrastive_loss(*given, 0.1)[0]]
+        )
+
+    alone = [loss(slice(row, row + 1), jnp.ones(1)) for row in range(3)]
+    wanted = np.average(alone, axis=0, weights=np.array(weight))
+    np.testing.assert_allclose(loss(slice(3), weight), wanted, rtol=1e-6)
+    assert not np.allclose(loss(slice(3), weight), loss(slice(3), jnp.ones(3)), rtol=1e-2)
+
+
 def test_temperature_divides_the_score():
     query, candidate, share = _case()
     ones = jnp.ones((3, 5))
