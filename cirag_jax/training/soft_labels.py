@@ -17,8 +17,9 @@ from scipy.special import softmax
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.io import bar
 from cirag_jax.models.io.fingerprint import of_model
-from cirag_jax.models.io.workdir import trained_on, trained_units
+from cirag_jax.models.io.workdir import trained_on
 from cirag_jax.retrieval.joint import open_chain_reader
+from cirag_jax.retrieval.linked import needed_link_head
 from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.training.choices import Asked, Choice, choices_of
 from cirag_jax.training.data.pools import Example
@@ -43,7 +44,7 @@ def soft_examples(
         joint scorer cannot be opened or was trained for something else.
     """
     spec, kind = config.distill.checkpoint, config.data.units
-    units = trained_units(spec)
+    units = needed_link_head(spec).units
     if units != kind:
         raise UserError(
             f"config.distill.checkpoint={spec} ranks {units}s, but config.data.units={kind}"

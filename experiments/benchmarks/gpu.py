@@ -19,24 +19,27 @@ bandwidth in decoding and search.
 Results
   One NVIDIA H200 with nothing beside it, jax 0.11.2, Python 3.12, PyTorch 2.11.0 (CUDA 13),
   transformers 5.23.0; 2026-11-26, in three calls. Commit 53ea622, but the search at fa86cca (ours
-  took 3.43, 4.14 and 6.49 ms before it). Decoding has been laid out anew since, over pages, and not
-  been measured again. A share is of 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not there.
+  took 3.43, 4.14 and 6.49 ms before it); prefill and decoding, over pages, on another H200 on
+  2026-11-27 at 9d69570 (decoding.py --only prefill decode transformers), mixed prompts not since
+  there are pages. A share is of 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not there.
 
     aligner, forward      811,309 tokens/s  50.6 %    transformers  623,335 tokens/s  38.9 %
     aligner, train        189,971 tokens/s  35.5 %    transformers  186,304 tokens/s  34.8 %
     adapter                14,464 tokens/s  46.4 %    PEFT            8,094 tokens/s  26.0 %
-    prefill 512            40,890 tokens/s  54.4 %
-    prefill 2048           40,530 tokens/s  55.2 %
-    decode 1                  4.93 ms       60.0 %    transformers    22.34 ms        13.2 %
-    decode 16                 4.97 ms       63.2 %    transformers    21.13 ms        14.9 %
-    decode 64                 7.35 ms       50.7 %    transformers    20.48 ms        18.2 %
+    prefill 512            39,725 tokens/s  52.8 %
+    prefill 2048           40,570 tokens/s  55.2 %
+    decode 1                  5.06 ms       58.5 %    transformers    31.23 ms         9.5 %
+    decode 16                 5.10 ms       61.6 %    transformers    35.18 ms         8.9 %
+    decode 64                 7.68 ms       48.6 %    transformers    34.08 ms        10.9 %
     64 mixed prompts          4.14 s, with reuse of prefixes 3.97 s
     search, 1 query           2.74 ms       77.9 %    torch            2.54 ms        84.1 %
     search, 32 queries        3.42 ms       62.4 %    torch            3.83 ms        55.7 %
     search, 128 queries       5.86 ms       36.4 %    torch            7.26 ms        29.4 %
     search, from the host     3.79, 4.60, 7.36 ms     torch            2.60, 3.90, 7.48 ms
 
-  Below their goals: training the aligner, decoding 64 rows, 32 queries. By a profile, products of
+  Before keys and values lay in pages, a step took 4.93, 4.97 and 7.35 ms, and on that machine
+  transformers' 22.34, 21.13 and 20.48 ms, much of which is the host's part.
+  Below their goals: training the aligner, decoding 1 and 64 rows, 32 queries. By a profile, products of
   matrices are less than half of the aligner's step; a tenth are copies of what the scan over layers
   keeps. XLA's fusion of dynamic slices does not end them (XLA_FLAGS=
   --xla_gpu_enable_dynamic_slice_fusion=true aligner.py --mode=flops --torch=none: 172.0 ms, without
