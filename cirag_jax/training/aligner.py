@@ -52,6 +52,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     make_layout(config, mesh)  # Refuses a batch that does not divide.
 
     # ---- Data -----------------------------------------------------------------------------------
+    run = state_lib.fingerprint(config, ("keep_activations", "activations_gib"))
+    state_lib.refuse_other(workdir, run)  # Before searches that are learnt from.
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
     chains, pools = training_chains(sets, config, workdir)
@@ -101,10 +103,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
-        "run": {
-            **state_lib.fingerprint(config, ("keep_activations", "activations_gib")),
-            state_lib.EXAMPLES: examples,
-        },
+        "run": {**run, state_lib.EXAMPLES: examples},
     }
     checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps, batches)
@@ -272,13 +271,15 @@ def training_chains(
     """The chains of all training questions, and what the hard negatives of each are drawn from:
     the units of its question's own passages, or what ``config.mining`` finds.
     """
-    chains, pools = [], []
-    miner = mining.Miner(config, workdir) if config.mining.checkpoint else None
-    for dataset, train, _ in sets:
-        found, own = pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)
-        chains += found
-        pools += own if miner is None else miner.pools(dataset, found, own)
-    return chains, pools
+    kind, negatives = config.data.units, config.negatives
+    own = [pools_lib.chains_and_pools(one.dataset, one.train, kind, negatives) for one in sets]
+    chains = [chain for found, _ in own for chain in found]
+    pools_lib.check_enough(len(chains), questions_per_step(config))  # Before any search.
+    if not config.mining.checkpoint:
+        return chains, [pool for _, found in own for pool in found]
+    miner = mining.Miner(config, workdir)
+    mined = [miner.pools(one.dataset, *found) for one, found in zip(sets, own, strict=True)]
+    return chains, [pool for found in mined for pool in found]
 
 
 def dev_data(

@@ -48,6 +48,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError("config.checkpoint is required: a workdir of configs/aligner.py:linked")
 
     # ---- Data -----------------------------------------------------------------------------------
+    run = state_lib.fingerprint(config, ("component",))
+    run["checkpoint.weights"] = of_model(config.checkpoint)
+    state_lib.refuse_other(workdir, run)  # Before the searches.
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     train, dev = choices_of(config, workdir, sets)
     if not train:
@@ -82,8 +85,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": None,
         "trained_on": sorted(question.id for one in sets for question in one.train),
         "run": {
-            **state_lib.fingerprint(config, ("component",)),
-            "checkpoint.weights": of_model(config.checkpoint),
+            **run,
             state_lib.EXAMPLES: state_lib.digest((c.query, c.texts) for c in (*train, *dev)),
         },
     }

@@ -23,6 +23,7 @@ from cirag_jax.training.profile import StepProfile, parse_steps
 from cirag_jax.types import Config, Question
 
 EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
+_REMEDY = "choose another --workdir or the same config and data"
 # Settings that may change between a run and its continuation.
 _FREE = frozenset(
     {
@@ -222,12 +223,25 @@ def restore(
     """
     if checkpoints.latest_step() is None:
         return state, 0
-    remedy = "choose another --workdir or the same config and data"
     saved = checkpoints.meta().get("run", {})
-    check_same(checkpoints.directory.parent, saved, meta["run"], remedy)
+    check_same(checkpoints.directory.parent, saved, meta["run"], _REMEDY)
     restored = checkpoints.restore(None, state, data)
     announce(f"resuming from step {restored.step} of {total_steps}")
     return restored.state, restored.step
+
+
+def refuse_other(workdir: pathlib.Path, run: dict[str, Any]) -> None:
+    """Compares ``run`` with what ``workdir`` was started with, where it has a checkpoint.
+
+    `restore` does so again, and with the examples; this is for what would take long before.
+
+    Raises:
+      UserError: they differ; the message names the field.
+    """
+    if any((workdir / "checkpoints").glob("[0-9]*")):
+        with Checkpoints(workdir, read_only=True) as checkpoints:
+            saved = checkpoints.meta().get("run", {})
+        check_same(workdir, {name: saved.get(name) for name in run}, run, _REMEDY)
 
 
 def best(checkpoints: Checkpoints) -> dict[str, Any]:

@@ -39,9 +39,10 @@ Results
 
   Before keys and values lay in pages, a step took 4.93, 4.97 and 7.35 ms, and on that machine
   transformers' 22.34, 21.13 and 20.48 ms, much of which is the host's part.
-  Below their goals: training the aligner, decoding 1 and 64 rows, 32 queries. By a profile, products of
-  matrices are less than half of the aligner's step; a tenth are copies of what the scan over layers
-  keeps. XLA's fusion of dynamic slices does not end them (XLA_FLAGS=
+
+  Below their goals: training the aligner, decoding 1 and 64 rows, 32 queries. By a profile,
+  products of matrices are less than half of the aligner's step; a tenth are copies of what the scan
+  over layers keeps. XLA's fusion of dynamic slices does not end them (XLA_FLAGS=
   --xla_gpu_enable_dynamic_slice_fusion=true aligner.py --mode=flops --torch=none: 172.0 ms, without
   171.8), and layers without a scan, tried by hand, were slower forward. Of 64 rows a third of the
   step is attention over the cache, which cuDNN would do in half the time over keys laid out for it.

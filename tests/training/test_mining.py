@@ -123,6 +123,13 @@ def test_one_aligner_mines_for_the_next(model_and_data, tmp_path, one_device, mo
     )
     with pytest.raises(UserError, match="first ranks sentences, but config.data.units=triple"):
         aligner.train_and_evaluate(triples, tmp_path / "triples")
+    mined = len(scored)
+    with pytest.raises(UserError, match=r"config\.batch_size needs 100 questions a batch"):
+        large = _config(
+            model_and_data, **{"mining.checkpoint": tmp_path / "first", "batch_size": 400}
+        )
+        aligner.train_and_evaluate(large, tmp_path / "large")
+    assert len(scored) == mined
     with pytest.raises(UserError, match=r"config\.mining\.per_step=0 must be at least 1"):
         aligner.train_and_evaluate(
             _config(model_and_data, **{"mining.per_step": 0}), tmp_path / "none"

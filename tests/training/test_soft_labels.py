@@ -137,6 +137,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
     assert aligner.train_and_evaluate(config, tmp_path / "cut")["step"] == 3
     monkeypatch.setattr(preemption, "out_of_time", lambda *_: False)
     assert aligner.train_and_evaluate(config, tmp_path / "cut")["complete"]
+    monkeypatch.setattr(aligner, "training_chains", None)  # What takes long is not begun.
+    with pytest.raises(UserError, match=r"was started with distill\.depth=4, not 3"):
+        other = _config(trained, scorer, **{"distill.depth": 3})
+        aligner.train_and_evaluate(other, tmp_path / "cut")
     states = [open_encoder(str(tmp_path / name))[0].state for name in ("cut", "whole")]
     for a, b in zip(*map(tiny.arrays, states), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -369,6 +369,14 @@ class _Sample(grain.transforms.RandomMap):
         return examples + [soft[place] for place in drawn]
 
 
+def check_enough(chains: int, per_batch: int) -> None:
+    """Raises UserError where there are fewer chains than a batch has questions."""
+    if chains < per_batch:
+        raise UserError(
+            f"config.batch_size needs {per_batch} questions a batch, but only {chains} have a chain"
+        )
+
+
 def batches(
     chains: Sequence[Chain],
     pools: Sequence[Sequence[Unit]],
@@ -388,11 +396,7 @@ def batches(
     """
     per_batch = layout.num_queries // (sampling.prefixes_per_question + sampling.num_soft)
     softs = [(soft or {}).get(chain.question_id, ()) for chain in chains]
-    if len(chains) < per_batch:
-        raise UserError(
-            f"config.batch_size needs {per_batch} questions a batch, but only {len(chains)} have "
-            "a chain"
-        )
+    check_enough(len(chains), per_batch)
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
         examples = [example for made in questions for example in made]
