@@ -81,8 +81,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     total_steps = num_steps(config, len(chains))
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
+    searched = f"{sum(map(len, soft.values())):,} states of searches, " if soft else ""
     state_lib.announce(
-        f"{len(chains):,} chains, {num_dev:,} dev questions, {total_steps:,} steps of "
+        f"{len(chains):,} chains, {searched}{num_dev:,} dev questions, {total_steps:,} steps of "
         f"{questions_per_step(config)} chains with up to {config.prefixes_per_question} queries "
         f"each, mesh {dict(mesh.shape)}, "
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"

@@ -1,8 +1,8 @@
 """What the steps of an aligner's searches choose from, to be learnt from.
 
 The aligner and its head search for training questions. Where a gold passage is among a step's best
-candidates beside others, there is something to learn: for a joint scorer (`training/joint.py`),
-and for the aligner itself, from a joint scorer (`soft_examples`).
+candidates beside others, there is something to learn: for a joint scorer (`training/joint.py`), and
+for the next aligner, from a joint scorer (`training/soft_labels.py`).
 """
 
 import functools
@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cirag_jax.datasets.chains import query_text, units_of
+from cirag_jax.errors import UserError
 from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.link_head import LinkHead
 from cirag_jax.retrieval.bm25 import best_places
@@ -53,7 +54,8 @@ def choices_of(
     learn: a gold candidate and another one.
 
     Raises:
-      UserError: ``config.checkpoint`` has no head, or cannot be opened.
+      UserError: ``config.checkpoint`` has no head, or cannot be opened; or of the training
+        questions there is nothing to learn.
     """
     head = needed_link_head(config.checkpoint)
     # Weights of a checkpoint are hashed once, not for every set.
@@ -85,6 +87,8 @@ def choices_of(
             texts = tuple(units[unit].text for unit in best_K)
             part = parts[place >= len(answerable[0])]
             part.append(Choice(question.id, query, texts, score_K, is_gold_K))
+    if not parts[0]:
+        raise UserError("no search of a training question came upon a gold passage and another")
     return parts
 
 

@@ -53,8 +53,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     state_lib.refuse_other(workdir, run)  # Before the searches.
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     train, dev = choices_of(config, workdir, sets)
-    if not train:
-        raise UserError("no search of a training question came upon a gold passage and another")
     state_lib.check_metric(config.best_metric, list(_metrics(dev, [c.score_K for c in dev])))
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     total_steps = num_steps(config, len(train))

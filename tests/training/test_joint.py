@@ -265,3 +265,9 @@ def test_a_model_without_a_head_cannot_be_learnt_from(trained, tmp_path):
     config = _config(trained, checkpoint=trained[2])
     with pytest.raises(UserError, match=r"has no link_head\.safetensors"):
         joint.train_and_evaluate(config, tmp_path)
+
+
+def test_searches_that_teach_nothing_are_said(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(np, "isin", lambda ids, gold: np.zeros(len(ids), bool))
+    with pytest.raises(UserError, match="no search of a training question came upon a gold"):
+        _choices(trained, tmp_path)
