@@ -246,7 +246,7 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
         ("train.py", ["--config.data.dir={root}/data", "--config.data.units=word",
                       "--config.dev.questions=2"], "units='word' must be one of triple"),
         ("train.py", ["--config.model.spec={root}/data", "--config.data.dir={root}/data",
-                      "--config.dev.questions=2"], "config.json"),
+                      "--config.dev.questions=2", "--config.batch_size=8"], "config.json"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(
