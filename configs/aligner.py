@@ -24,7 +24,8 @@ Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musiqu
 two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 16,
 embedding 135,351 sentences 19 and the head 6; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
 aligner alone 80.2). On one NVIDIA H200 (commit f50d131): 323 s, 89.9 and 79.9. Six epochs (commit
-4702bec) took 73 minutes. experiments/RESULTS.md has recall on other questions.
+4702bec) took 73 minutes; with a teacher (config.distill; commit b3daa3c) it takes 64.
+experiments/RESULTS.md has recall on other questions.
 
 450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
 HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2
