@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
-from cirag_jax.errors import UserError, check_at_least, check_positive
+from cirag_jax.errors import UserError, check_at_least, check_choice, check_positive
 from cirag_jax.io import bar
 from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.workdir import trained_on
@@ -23,6 +23,7 @@ from cirag_jax.retrieval.linked import needed_link_head
 from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.training.choices import Asked, Choice, choices_of
 from cirag_jax.training.data.pools import Example
+from cirag_jax.training.link_head import CORPORA
 from cirag_jax.training.mining import found_once
 from cirag_jax.training.state import digest
 from cirag_jax.types import Config
@@ -97,5 +98,6 @@ def check_config(config: Config) -> None:
             "whose searches are read"
         )
     check_at_least(2, config, "distill.depth")
-    check_at_least(1, config, "distill.steps_per_question", "head.steps")
+    check_at_least(1, config, "distill.steps_per_question")
+    check_choice("config.head.corpus", config.head.corpus, CORPORA)
     check_positive(config, "distill.weight")

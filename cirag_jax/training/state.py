@@ -238,7 +238,8 @@ def refuse_other(workdir: pathlib.Path, run: dict[str, Any]) -> None:
     Raises:
       UserError: they differ; the message names the field.
     """
-    if any((workdir / "checkpoints").glob("[0-9]*")):
+    # A killed process leaves folders of other names: steps that were not whole.
+    if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):
         with Checkpoints(workdir, read_only=True) as checkpoints:
             saved = checkpoints.meta().get("run", {})
         check_same(workdir, {name: saved.get(name) for name in run}, run, _REMEDY)

@@ -16,7 +16,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_cross_encoder, open_encoder, trained_on
 from cirag_jax.retrieval.pairs import score_groups
-from cirag_jax.training import aligner, choices, joint, preemption, soft_labels
+from cirag_jax.training import aligner, choices, preemption, soft_labels
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,25 +27,6 @@ _DEPTH = 4
 def standard_promotion():
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-@pytest.fixture(scope="module")
-def scorer(trained, tmp_path_factory):
-    """A workdir of a joint scorer."""
-    workdir, data, model = trained
-    values = {
-        "checkpoint": workdir, "data.dir": data, "model.spec": model, "dev.questions": 3,
-        "choices_per_step": 4, "candidates": 4, "depth": 6, "num_steps": 20, "buckets": "(32, 64)",
-        "max_length": 64, "optimizer.learning_rate": 0.003, "mesh.data": 1,
-    }  # fmt: skip
-    given = [f"--config.{key}={value}" for key, value in values.items()]
-    folder = tmp_path_factory.mktemp("scorer")
-    alone = sharding.make_mesh
-    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
-        one = jax.devices()[:1]
-        patch.setattr(sharding, "make_mesh", lambda *sizes: alone(*sizes, devices=one))
-        joint.train_and_evaluate(load_config(str(_ROOT / "configs/joint.py"), given), folder)
-    return folder
 
 
 def _config(trained, scorer, **changes):
@@ -80,7 +61,7 @@ def test_shares_are_the_scorers_of_what_its_searches_chose_from(trained, scorer,
         (example,) = (e for e in soft[choice.question_id] if e.query == choice.query)
         assert example.candidates == choice.texts and len(choice.texts) == _DEPTH
         (logit_K,) = score_groups(model, None, [choice.query], [choice.texts])
-        np.testing.assert_allclose(example.shares, softmax(logit_K), rtol=1e-5)
+        np.testing.assert_allclose(example.shares, softmax(logit_K), rtol=1e-6)
         assert example.weight == 0.3
     assert max(max(example.shares) for example in examples) > 1.2 / _DEPTH
 
@@ -118,7 +99,7 @@ def test_a_step_learns_from_chains_and_soft_examples(trained, scorer, tmp_path, 
     counts = (first.weight_B == 1).sum(), (first.weight_B == 3).sum()
     assert min(counts) > 0 and soft[0] != plain[0]
     wanted = np.average([plain[0], soft[0]], weights=counts)
-    np.testing.assert_allclose(both[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(both[0], wanted, rtol=1e-6)
 
     train = {question.id for question in sets[0].train}
     # The scorer's training held out one question more; the head learnt from those held out.
@@ -131,6 +112,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
     trained, scorer, tmp_path, one_device, monkeypatch
 ):
     config = _config(trained, scorer)
+    # Of a process that was killed: no step of another run.
+    (tmp_path / "whole/checkpoints/3.orbax-checkpoint-tmp").mkdir(parents=True)
     aligner.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False] * 2 + [True] * 9)
     monkeypatch.setattr(preemption, "out_of_time", lambda *_: next(calls))
@@ -153,6 +136,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
         ({"distill.depth": 1}, r"config\.distill\.depth=1 must be at least 2"),
         ({"distill.steps_per_question": 0}, r"config\.distill\.steps_per_question=0"),
         ({"distill.weight": 0}, r"config\.distill\.weight=0"),
+        ({"head.corpus": "some"}, r"config\.head\.corpus"),
         ({"data.units": "triple"}, r"distill\.checkpoint=.* ranks sentences, but .*units=triple"),
     ],
 )
