@@ -205,7 +205,6 @@ def run_inside(
 
     Raises:
       InUse: another command works in ``workdir``.
-      UserError: ``work`` raised one.
     """
     import jax
 

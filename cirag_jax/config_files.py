@@ -34,9 +34,6 @@ def load_config(
       overrides: command-line arguments, each ``--config.field=value`` or ``--config.field value``.
         ``null`` clears a field that may be unset, and empties a tuple.
       extend: adds a command's own fields to what the file says.
-
-    Raises:
-      UserError: the file is missing or fails, a key is unknown, a value has the wrong type.
     """
     config = _execute_config_file(path_and_preset)
     if extend is not None:
@@ -48,9 +45,6 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
     """Applies overrides to a config, as `load_config` does, and locks it.
 
     ``source`` is where a message says that the config is from.
-
-    Raises:
-      UserError: a key is unknown, a value has the wrong type, or a model's name is empty.
     """
     arguments, cleared = _check_overrides(config, overrides, source)
     parsed = flags.FlagValues()

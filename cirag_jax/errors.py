@@ -13,6 +13,8 @@ class UserError(Exception):
 
     The message is one sentence that names the file, line and field where there are such. The
     command line prints it on stderr and exits with code 2, without a traceback.
+
+    Any public function may raise it when its input cannot be used, so docstrings do not list it.
     """
 
 
@@ -44,9 +46,6 @@ def extra(name: str, who: str, requirements: str) -> Any:
       name: of the module.
       who: needs it.
       requirements: the file that installs it.
-
-    Raises:
-      UserError: it is not installed.
     """
     try:
         with warnings.catch_warnings():  # umap says that it has no TensorFlow

@@ -22,11 +22,7 @@ _HARMLESS = ("\u200c", "\u200d", "\n", "\t")
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object of a file; an empty one where it is ``optional`` and not there, or null.
-
-    Raises:
-      UserError: it cannot be read or holds anything else.
-    """
+    """The JSON object of a file; an empty one where it is ``optional`` and not there, or null."""
     if optional and not os.path.isfile(path):  # False of what can be no path, too
         return {}
     found = read_json(path)
@@ -38,11 +34,7 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file.
-
-    Raises:
-      UserError: it cannot be read, is not UTF-8 or not JSON.
-    """
+    """The JSON value of a file."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

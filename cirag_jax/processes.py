@@ -38,9 +38,6 @@ def setup_distributed(
     initialises nothing and does not import JAX.
 
     From then on a process that hangs for ``timeout`` seconds ends the run, see `Watch`.
-
-    Raises:
-      UserError: some but not all of the three values are given, or they do not fit together.
     """
     env = os.environ
     coordinator_address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
@@ -90,10 +87,6 @@ def together(work: Callable[[], T]) -> T:
     """Runs ``work`` in every process of this run and waits for all; an error in one is one in all.
 
     Returns what this process's ``work`` returned.
-
-    Raises:
-      UserError: ``work`` failed in another process; the message says why. An `InUse` there is one
-        here, so that all go on in the same way.
     """
     import jax
 

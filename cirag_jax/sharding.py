@@ -59,9 +59,6 @@ def make_mesh(
 
     At most one size may be -1: it takes the devices that the other two leave. ``devices`` defaults
     to all devices of all processes.
-
-    Raises:
-      UserError: the sizes do not multiply to the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [data, fsdp, tensor]

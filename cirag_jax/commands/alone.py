@@ -43,9 +43,6 @@ def ask_alone(
 
     Returns:
       Whether all have ended.
-
-    Raises:
-      UserError: something cannot be opened, or ``folder`` was started with other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = plan.config.copy_and_resolve_references()

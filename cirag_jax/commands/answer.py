@@ -22,7 +22,7 @@ from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods import extraction
+from cirag_jax.methods.common import extraction
 from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.runtime import journal, journal_reader
@@ -62,10 +62,6 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       As `carry_out`.
-
-    Raises:
-      UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
-        other settings.
     """
     started = time.monotonic()
     with Pool() as pool:
@@ -75,11 +71,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def plan(config: Config, pool: Pool) -> Plan:
-    """What ``config`` asks for; ``pool`` keeps the data set.
-
-    Raises:
-      UserError: the config or the data cannot be used.
-    """
+    """What ``config`` asks for; ``pool`` keeps the data set."""
     method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)
@@ -138,9 +130,6 @@ def carry_out(
       ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of each),
       ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the command's
       contract; the ``answer`` to a question of the config.
-
-    Raises:
-      UserError: a model cannot be used, or ``workdir`` was started with other settings.
     """
     config, asked = plan.config, plan.task
 

@@ -27,9 +27,6 @@ def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """Opens the language model of ``config`` (`configs.common.language_model`).
 
     ``spent`` counts against a budget already.
-
-    Raises:
-      UserError: the backend is unknown, a field does not suit it, or the model cannot be opened.
     """
     check_choice("backend", config.backend, BACKENDS)
     check_choice("overflow", config.overflow, ("error", "truncate"))
@@ -87,9 +84,6 @@ def fingerprint(config: Any, schemas: bool = False) -> dict[str, Any]:
 
     Where a server runs, how fast it is asked and what it may take do not, unless the config names
     no model: then the server is asked which one it has, and its address counts as well.
-
-    Raises:
-      UserError: the model cannot be found, or the server does not say what it has.
     """
     names = _LOCAL if config.backend != "openai" else _SERVER
     fields = {name: config[name] for name in names}

@@ -41,11 +41,7 @@ R = TypeVar("R")
 
 
 def is_chosen(config: Config) -> bool:
-    """Whether ``config.engine`` is ray, which must then be there.
-
-    Raises:
-      UserError: the engine is unknown, Ray is not installed, or the run has several processes.
-    """
+    """Whether ``config.engine`` is ray, which must then be there."""
     check_choice("config.engine", config.engine, ("local", "ray"))
     if config.engine == "local":
         return False
@@ -77,10 +73,6 @@ def in_order(
       config: of the command; ``workers`` of them, by default one a GPU, or one a node.
       workdir: of the command.
       on_devices: whether a worker computes on a GPU, where the cluster has any.
-
-    Raises:
-      UserError: there is no such cluster, a worker cannot be opened or cannot do its task, or
-        workers die of one, time and again.
     """
     ray = _extra()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -48,10 +48,6 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``texts``: how many were ``requested`` of encoders and ``embedded``, by this command;
       ``complete``; and once all have ended what `comparison.compare_runs` returns, which also
       writes the tables.
-
-    Raises:
-      UserError: a method cannot run with these settings on these data, which is found out of all
-        before any is begun; or a model cannot be used.
     """
     check_at_least(1, config, "repeats")
     check_at_least(0, config, "latency_questions")
@@ -89,11 +85,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def read_entries(methods: Any, preset: str | None) -> list[Entry]:
-    """The methods that ``config.methods`` names; ``preset``: of those that name none.
-
-    Raises:
-      UserError: one is no method, two have one name, or there is none.
-    """
+    """The methods that ``config.methods`` names; ``preset``: of those that name none."""
     found = []
     for text in config_files.texts_of(methods, ","):
         match = _ENTRY.fullmatch(text)

@@ -19,7 +19,7 @@ from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import Answered, Scoring, over
 from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
-from cirag_jax.methods.registry import METHODS
+from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
 from cirag_jax.runtime import journal, journal_reader
@@ -69,18 +69,13 @@ class Run(NamedTuple):
             if name.startswith("method.")
         }
         try:
-            return METHODS[self.settings["method"]].config(**own).needs
+            return find_method(self.settings["method"]).config(**own).needs
         except (KeyError, TypeError, UserError):
             return Needs()
 
 
 def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Scores the runs that ``config.runs`` names; see `compare_runs`.
-
-    Raises:
-      UserError: a run cannot be read, has not ended, is of other questions or passages, or differs
-        in another setting from the first without ``config.allow_different``.
-    """
+    """Scores the runs that ``config.runs`` names; see `compare_runs`."""
     return compare_runs(config, named_folders(config.runs), workdir, config.allow_different)
 
 
@@ -106,9 +101,6 @@ def compare_runs(
 
     Returns:
       As `measure_runs`.
-
-    Raises:
-      UserError: see `compare`.
     """
     _, result = measure_runs(config, folders, allow_different, repeats)
     report.write(result, workdir)
@@ -131,9 +123,6 @@ def measure_runs(
       ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of each pair and
       score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages),
       ``settings``, ``different``.
-
-    Raises:
-      UserError: see `compare`.
     """
     if config.bootstrap_samples < 1:
         raise UserError("config.bootstrap_samples must be at least 1.")
@@ -184,11 +173,7 @@ def measure_runs(
 
 
 def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
-    """Name and workdir of the runs as ``config.runs`` names them, ``NAME=W`` or ``W``.
-
-    Raises:
-      UserError: none is named.
-    """
+    """Name and workdir of the runs as ``config.runs`` names them, ``NAME=W`` or ``W``."""
     texts = config_files.texts_of(specs)
     if not texts:
         raise UserError(
@@ -209,9 +194,6 @@ def read_runs(folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None =
     Args:
       folders: name and workdir of each.
       repeats: the seeds that count of each, from the first; None: all that have ended.
-
-    Raises:
-      UserError: one cannot be read, has not ended, or is of other questions or passages.
     """
     places = [folder.resolve() for _, folder in folders]
     for folder in places:

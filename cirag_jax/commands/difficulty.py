@@ -143,9 +143,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       the aggregates of the highest mean correlation.
       ``differences``: FIRST-SECOND -> ``error``, ``by_hops`` and ``matrix`` of first less second.
       ``settings``. What cannot be said is null beside its ``reason``.
-
-    Raises:
-      UserError: the config, a run or the data cannot be used, or no question can be graded.
     """
     _check(config)
     chunks = ChunkSettings(**config.chunks)

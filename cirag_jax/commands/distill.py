@@ -18,9 +18,9 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.io import write_json
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.cirag import cirag, construct_and_integrate
-from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
-from cirag_jax.methods.extraction import ONLINE
+from cirag_jax.methods.cirag.method import cirag, construct_and_integrate
+from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
+from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.records import Record
@@ -44,10 +44,6 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       passages that rounds were given, see `teachers.wanted_passages`), ``sees_gold``
       (whether a teacher did), ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
       tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
-
-    Raises:
-      UserError: the config, the data or a model cannot be used, or ``workdir`` was started with
-        other settings.
     """
     started = time.monotonic()
     settings = _check(config)

@@ -13,9 +13,9 @@ from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.evaluation.overlap import Ratio, overlap_ratios
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
 from cirag_jax.io import write_lines
-from cirag_jax.methods import extraction
-from cirag_jax.methods.extraction import ExtractionSettings
-from cirag_jax.prompts import extraction as prompts
+from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common import extraction_prompts as prompts
+from cirag_jax.methods.common.extraction import ExtractionSettings
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
@@ -29,8 +29,7 @@ FILE = "extractions.jsonl"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """What a model extracted from one passage; ``triples`` are as `methods.extraction.extract`
-    leaves them.
+    """An extraction from one passage; ``triples`` are as `extraction.extract` leaves them.
 
     ``status`` is ``ok``, ``empty`` or ``failed``; a passage that failed has no triples, and a
     ``cause``.
@@ -54,9 +53,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       `overlap.overlap_ratios` with their intervals, passages resampled), outcomes, parse errors,
       tokens and seconds; ``differences``: student less base; ``num_trained_on``: passages that the
       student was trained on, None: not known; ``selection``, ``settings``, ``complete``.
-
-    Raises:
-      UserError: the config, the data or a model cannot be used.
     """
     settings = _settings(config)
     models = side_by_side.models_of(config, "extractor")
@@ -136,7 +132,7 @@ def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
-    """`methods.extraction.extract`, and the entities of its first answer."""
+    """`methods.common.extraction.extract`, and the entities of its first answer."""
     program = extraction.extract(passage, settings)
     listed = yield next(program)
     entities, _ = prompts.parse_entities(listed.text, listed.finish_reason)

@@ -18,8 +18,8 @@ from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Search, Similarity
 from cirag_jax.io import write_lines
-from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
-from cirag_jax.prompts.compact import Units
+from cirag_jax.methods.cirag.compact import Units
+from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
@@ -47,9 +47,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``num_trained_on`` (of them, by the student; None: not known), ``num_steps``,
       ``teacher`` (who it was, what it kept, whether it stopped, the recall of its queries),
       ``settings``, ``complete``.
-
-    Raises:
-      UserError: the config, the trajectories or a model cannot be used.
     """
     _check(config)
     found, described = _trajectories(config)

@@ -16,7 +16,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, ratio
 from cirag_jax.io import write_lines
-from cirag_jax.prompts import reading
+from cirag_jax.methods.common import reading_prompts
 from cirag_jax.reports import figures
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime.records import Record
@@ -61,9 +61,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       evidence that it refuses), each with its 95 % interval; ``calibration`` (see
       `evaluation.calibration`), tokens and seconds; ``differences``: student less base;
       ``num_questions``, ``num_trained_on``, ``settings``, ``complete``.
-
-    Raises:
-      UserError: the config, the data or a model cannot be used.
     """
     answers.check_profile(config.profile)
     check_at_least(1, config, "max_tokens", "in_flight", "bootstrap_samples")
@@ -77,7 +74,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     num_trained_on = side_by_side.count_seen(learnt, names, "questions")
 
     jobs = [job(made, how, config.calibration) for made in found]
-    bound = {"prompts": reading.prompt_digest(how), "max": config.max_tokens}
+    bound = {"prompts": reading_prompts.prompt_digest(how), "max": config.max_tokens}
     asked = ("reader", config.max_tokens)
     told = side_by_side.ask_all(config, workdir, models, bound, asked, jobs, "reading")
 
@@ -147,7 +144,7 @@ def job(made: Reading, reader_format: str, logprobs: bool = False) -> Job:
 
 def _confidence(said: Generated) -> float | None:
     """The probability of the words that are read as the answer, given those before."""
-    start = reading.answer_start(said.text)
+    start = reading_prompts.answer_start(said.text)
     logprobs = [t.logprob for t in said.tokens or () if t.offset >= start and t.logprob is not None]
     return math.exp(min(sum(logprobs), 0.0)) if logprobs else None  # servers round, too
 
@@ -157,7 +154,7 @@ def _read(record: Record) -> Read:
     said = record.result(Said)
     if said is None:
         return Read("", False)
-    answer, sufficient, _ = reading.parse_answer(said["text"], truncated=said["truncated"])
+    answer, sufficient, _ = reading_prompts.parse_answer(said["text"], truncated=said["truncated"])
     return Read(answer, not sufficient, said["confidence"])
 
 

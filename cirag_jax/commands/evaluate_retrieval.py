@@ -22,8 +22,9 @@ from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import bar, write_lines
-from cirag_jax.methods.evidence import Evidence
-from cirag_jax.methods.kirag import RANKINGS, KiragConfig, kirag
+from cirag_jax.methods.common.evidence import Evidence
+from cirag_jax.methods.kirag.method import kirag
+from cirag_jax.methods.kirag.settings import RANKINGS, KiragConfig
 from cirag_jax.models.io.encoder_adapter import base_of
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.workdir import open_encoder, trained_on, trained_units
@@ -84,9 +85,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
     and ``recall.png`` (as SVG, too) in ``workdir``. ``num_trained_on`` counts the questions that
     were trained on, of which a warning tells; None: the checkpoint does not say.
-
-    Raises:
-      UserError: the checkpoint, the data or a setting cannot be used.
     """
     _check(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
@@ -147,9 +145,6 @@ def _systems(config: Config) -> tuple[str, ...]:
 def _possible(config: Config, aligners: "_Aligners", task: _Task) -> tuple[str, ...]:
     """`_systems` without those along links where the checkpoint has no head for these units, and
     without ``joint`` where there is no joint scorer.
-
-    Raises:
-      UserError: one that is asked for by name has none.
     """
     head, systems = aligners.head, _systems(config)
     if aligners.joint is None:
@@ -230,9 +225,6 @@ class _Aligners:
       frozen: the model that the frozen encoder is.
       embeds: ``trained`` and ``frozen``; search, ranking and next-unit ranking share what each has
         embedded.
-
-    Raises:
-      UserError: one that is needed is not named or cannot be opened.
     """
 
     def __init__(self, config: Config, systems: Sequence[str]):

@@ -32,8 +32,8 @@ from cirag_jax.datasets.load import load_dataset, select_corpus, select_question
 from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
 from cirag_jax.io import say
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods import extraction
-from cirag_jax.methods.extraction import Extraction, ExtractionSettings
+from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.handlers import GenerateHandler
@@ -60,10 +60,6 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         Counts of passages by outcome, failures by cause, malformed answers by kind, triples,
         tokens, seconds, and whether everything is done (``complete``); nothing in all processes
         but the first.
-
-    Raises:
-        UserError: The config, the corpus, the model or ``workdir`` cannot be used as given, too
-            many passages give no triple, or the disk is full.
     """
     started = time.monotonic()
     settings = _settings(config)
@@ -231,11 +227,7 @@ class _Plan:
                 yield passage
 
     def wanted(self) -> Iterator[Passage]:
-        """Those still to be extracted.
-
-        Raises:
-            UserError: Another model extracted one of them, and ``config.replace`` is not set.
-        """
+        """Those still to be extracted."""
         return filter(self.is_wanted, self.chosen())
 
     def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
@@ -243,9 +235,6 @@ class _Plan:
 
         Passages all of which are new make a block of their own, however many of those before them
         have been done meanwhile: a run that goes on finds it again under its name.
-
-        Raises:
-            UserError: As `wanted`.
         """
         chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
         for number in itertools.count():

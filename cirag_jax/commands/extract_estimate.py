@@ -6,9 +6,9 @@ from typing import Any
 from cirag_jax.commands import backends
 from cirag_jax.io import say
 from cirag_jax.llm.openai_format import estimate_tokens
-from cirag_jax.methods.extraction import ExtractionSettings, weight_files
-from cirag_jax.prompts import dialects
-from cirag_jax.prompts.extraction import entity_messages, triple_messages
+from cirag_jax.methods.common import dialects
+from cirag_jax.methods.common.extraction import ExtractionSettings, weight_files
+from cirag_jax.methods.common.extraction_prompts import entity_messages, triple_messages
 from cirag_jax.types import Config, Passage
 
 # Assumed where nothing has been measured: parameters read per second, operations per second, rows

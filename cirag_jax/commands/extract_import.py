@@ -31,9 +31,6 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
 
     Returns how many passages were ``imported``, ``reused``, ``deleted``, how many triples were
     ``malformed`` or had a sentence ``out_of_range``.
-
-    Raises:
-        UserError: A line is broken or names a passage that the corpus lacks.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; config.import_openie names an openie.jsonl.")

@@ -44,10 +44,6 @@ def follow(
       ``checkpoints``: of each its ``step`` and `series.figures`; ``metric``, ``best_step``, the
       ``best`` value and ``best_checkpoint``, a folder; ``complete``: whether the training has ended
       and all that it left is evaluated.
-
-    Raises:
-      UserError: there is no training, ``workdir`` was started with other settings or another
-        training, or the evaluation raised it.
     """
     follower = _Follower(config, workdir, evaluate)
     complete = False

@@ -34,10 +34,6 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
     Writes ``responses.jsonl`` (in input order) and, while it runs, ``journal.sqlite``; returns
     counts, tokens, seconds, and tokens per second.
-
-    Raises:
-      UserError: the prompts, the config or the model cannot be used, or ``workdir`` was started
-        with other settings or by an earlier version.
     """
     _check_config(config, workdir)
     names = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "top_logprobs")

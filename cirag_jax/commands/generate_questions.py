@@ -23,6 +23,7 @@ from cirag_jax.grade import (
     documents,
     equivalence,
     paths,
+    prompts,
     questions,
     triples,
 )
@@ -32,7 +33,6 @@ from cirag_jax.io import say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.models.io import fingerprint
-from cirag_jax.prompts import grade as prompts
 from cirag_jax.retrieval.encoders import kept_on_disk, open_encoder_for
 from cirag_jax.runtime import codec, journal, journal_reader
 from cirag_jax.runtime.cache import ResponseCache
@@ -95,9 +95,6 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``seconds`` and ``complete``. With ``config.estimate_only`` the ``step`` that is the first to
       ask, None where none has anything to ask, its ``requests`` and ``prompt_tokens`` at most and
       ``complete``: False; ``workdir`` stays as it is.
-
-    Raises:
-      UserError: the config, the documents or a model cannot be used, or no question came of them.
     """
     started = time.monotonic()
     settings = Settings.of(config)
@@ -258,7 +255,6 @@ class _Run:
 
         Raises:
           _Stopped: not all have ended.
-          UserError: a result in the journal is damaged.
         """
         waiting = self.waiting(jobs)
         if waiting:

@@ -47,10 +47,6 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Builds ``workdir/index`` over every passage of ``config.data.dir`` (configs/index.py).
 
     Returns counts, bytes, seconds and passages per second.
-
-    Raises:
-      UserError: data, encoder or config cannot be used, the folder holds another index, or the disk
-        is full.
     """
     start = time.monotonic()
     index_lib.check_kind(config.retriever.kind)
@@ -114,10 +110,6 @@ def build_index(
 
     Returns ``resumed`` and ``embedded``, passages done before and now, and ``seconds`` of
     embedding.
-
-    Raises:
-      UserError: there is no passage, ``folder`` holds something else or cannot be written, or the
-        passages have changed meanwhile.
     """
     index_lib.check_kind(kind)
     options, folder = options or IndexOptions(), pathlib.Path(folder)

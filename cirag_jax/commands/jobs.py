@@ -9,11 +9,7 @@ from cirag_jax.types import Config
 
 
 def run(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """`train` or `evaluate`, as the config is for.
-
-    Raises:
-      UserError: it is for neither, or what they raise.
-    """
+    """`train` or `evaluate`, as the config is for."""
     return train(config, workdir) if trains(config) else evaluate(config, workdir)
 
 
@@ -23,11 +19,7 @@ def trains(config: Config) -> bool:
 
 
 def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains the component of a config.
-
-    Raises:
-      UserError: it trains none, or the trainer's.
-    """
+    """Trains the component of a config."""
     component = state_lib.component_of(config)
     if component == "cross_encoder":
         from cirag_jax.training import cross_encoder as trainer
@@ -41,11 +33,7 @@ def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Evaluates what a config describes; with ``config.follow``, one checkpoint after the other.
-
-    Raises:
-      UserError: it evaluates nothing, or the evaluation's.
-    """
+    """Evaluates what a config describes; with ``config.follow``, one checkpoint after the other."""
     from cirag_jax.commands import (
         comparison,
         difficulty,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 from cirag_jax.commands import backends, comparison, side_by_side, task
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
+from cirag_jax.evaluation import judge_prompts as prompts
 from cirag_jax.evaluation.agreement import agreement
 from cirag_jax.evaluation.metrics.answers import METRICS
 from cirag_jax.evaluation.metrics.raw_or_short import raw
@@ -16,7 +17,6 @@ from cirag_jax.evaluation.scoring import Answered, over
 from cirag_jax.evaluation.significance import intervals, pairwise_scores
 from cirag_jax.io import write_lines
 from cirag_jax.llm.types import Message
-from cirag_jax.prompts import judge as prompts
 from cirag_jax.reports.tables import captioned, figure, lead, write_table
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Program
@@ -60,9 +60,6 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``judges``: of each ``rubric``, ``model``, ``verdicts`` (answers asked about), ``unjudged``
       and ``failures`` among them, ``parse_errors``, tokens and seconds.
       ``num_questions``, ``without_gold``, ``empty`` (answers), ``settings``, ``complete``.
-
-    Raises:
-      UserError: the config, a run or a model cannot be used.
     """
     judges = _check(config)
     until = task.deadline(config)

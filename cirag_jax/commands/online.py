@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from cirag_jax.methods import extraction
+from cirag_jax.methods.common import extraction
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal

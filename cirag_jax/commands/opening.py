@@ -15,11 +15,12 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods import extraction
-from cirag_jax.methods.extraction import ONLINE
-from cirag_jax.methods.reading import ANSWER_TOKENS
+from cirag_jax.methods import prompt_digests
+from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common.extraction import ONLINE
+from cirag_jax.methods.common.reading import ANSWER_TOKENS
+from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
-from cirag_jax.prompts import digests
 from cirag_jax.retrieval.encoders import Encoder, kept_on_disk
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
 from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
@@ -132,9 +133,6 @@ def triples_settings(config: Config, task: Task) -> dict[str, Any]:
     Args:
       config: of configs/methods, of a method that uses triples.
       task: what is searched.
-
-    Raises:
-      UserError: ``config.triples`` is no store.
     """
     if config.triples == ONLINE:
         version = extraction.version()
@@ -175,9 +173,6 @@ def open_handlers(
       rows: questions that advance together at most; a model's batch need not be larger.
       pool: what other runs have opened already is taken from it, the rest left there; None: this
         run is alone.
-
-    Raises:
-      UserError: something cannot be opened, or does not fit the rest.
     """
     pool = stack.enter_context(Pool()) if pool is None else pool
     handlers: dict[type | str, Handler] = {}
@@ -229,7 +224,7 @@ def most_tokens(config: Config, role: str) -> int:
     most: int = config[role].max_tokens
     if most or role != "reader":
         return most
-    own = config.get(config.get("method", ""), {})
+    own = method_block(config)
     return ANSWER_TOKENS[own.get("reader_format", "documents")]
 
 
@@ -245,8 +240,7 @@ def check_task(config: Config, task: Task) -> None:
     if not task.needs.triples or config.triples is not None:
         return
     if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
-        own = config.get("method", "")
-        name = own if "units" in config.get(own, {}) else "cirag"
+        name = block_name(config.method) if "units" in method_block(config) else "cirag"
         other = f"--config=configs/methods/{name}.py:small"
         if "teacher" in config:  # trajectories
             other = (
@@ -273,13 +267,15 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
             check_prompts(spec, meta)
         if role not in ("integrator", "reader"):
             continue
-        asked = config.get(config.get("method", ""), {})
+        asked = method_block(config)
         trained_as = meta.get("prompt") or {}
         if role == "integrator" and trained_as:
             trained_as = {"units": "triple", **trained_as}  # As all were before it was recorded.
         wrong = [name for name, value in trained_as.items() if asked.get(name, value) != value]
         if wrong:
-            flags = [f"--config.{config.method}.{name}={trained_as[name]}" for name in wrong]
+            flags = [
+                f"--config.{block_name(config.method)}.{name}={trained_as[name]}" for name in wrong
+            ]
             raise UserError(
                 f"{spec} was trained with other settings of {', '.join(wrong)}: give "
                 f"{' '.join(flags)}."
@@ -287,8 +283,8 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         shown, known = asked.get("num_candidates", 0), meta.get("num_candidates") or 0
         if known and shown > known:
             say(
-                f"WARNING: config.{config.method}.num_candidates={shown}, but {spec} was trained "
-                f"with {known} at most"
+                f"WARNING: config.{block_name(config.method)}.num_candidates={shown}, but "
+                f"{spec} was trained with {known} at most"
             )
 
 
@@ -303,7 +299,7 @@ def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
       meta: what its checkpoint says of its training.
     """
     described = meta.get("prompt") or {}
-    now = digests.prompt_digest(described)
+    now = prompt_digests.prompt_digest(described)
     old = "" if described.get("prompt_format") == "paper" else now
     if meta.get("prompt_digest", old) != now:
         raise UserError(

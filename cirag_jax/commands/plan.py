@@ -62,10 +62,6 @@ def plan(config: Config) -> dict[str, Any]:
       ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program at the peak;
       ``collective_bytes`` of a step on each device, by operation; ``gpus``: whether it fits and
       how long a step and the run take at ``assumed_share_of_peak``, which nobody measured.
-
-    Raises:
-      UserError: the config trains nothing, its mesh does not divide what it splits, the model's
-        shape is not known, or there is no such GPU.
     """
     component = state_lib.component_of(config)
     gpus = _gpus(config)

@@ -58,11 +58,7 @@ class Pool:
         return self._open[key]
 
     def encoder(self, config: Config) -> RememberingEncoder:
-        """The encoder of a ``configs.retrievers.encoder()`` block.
-
-        Raises:
-          UserError: it cannot be opened.
-        """
+        """The encoder of a ``configs.retrievers.encoder()`` block."""
         return self.get(
             "encoders", config.to_dict(), lambda: RememberingEncoder(open_encoder_for(config))
         )
@@ -76,9 +72,6 @@ class Pool:
         Args:
           config: the block.
           spent: what counts against its budget already.
-
-        Raises:
-          UserError: it cannot be opened.
         """
 
         def open_it() -> Backend:

@@ -42,11 +42,7 @@ class Reviewed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_review(workdir: pathlib.Path) -> list[Reviewed]:
-    """What an earlier run sampled and perhaps a person judged; [] where there is nothing.
-
-    Raises:
-      UserError: a line cannot be used.
-    """
+    """What an earlier run sampled and perhaps a person judged; [] where there is nothing."""
     file = workdir / REVIEW
     if not file.is_file() or not file.stat().st_size:  # without a group it is empty
         return []
@@ -72,11 +68,7 @@ def write(
     asked: Sequence[Asked],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
-    """Writes every file of the dataset folder, and those beside it; returns what they count.
-
-    Raises:
-      UserError: as `read_review`; nothing is written.
-    """
+    """Writes every file of the dataset folder, and those beside it; returns what they count."""
     before = read_review(workdir)
     kept, rows = _questions(asked, graph, stated, database)
     kept = _with_contexts(kept, database, config.context)

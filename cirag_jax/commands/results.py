@@ -38,10 +38,6 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       Of one run as `trace.report`; of several as `comparison.measure_runs`, with ``page`` and
       ``traces`` as `results.write`; of those in a folder the ``unfinished``, which are not shown.
-
-    Raises:
-      UserError: a run cannot be read or compared (`comparison.compare`), none in a folder has
-        ended, ``config.difficulty`` is no result about these runs, or a page cannot be written.
     """
     if config.run is not None and config.runs is not None:
         raise UserError("config.run and config.runs are two ways to say it; give one of them.")

@@ -29,11 +29,7 @@ _FREE = (
 
 
 def metric_of(config: Config) -> str:
-    """The figure to compare by: ``config.metric``, or the main one of such a result.
-
-    Raises:
-      UserError: there is no main one.
-    """
+    """The figure to compare by: ``config.metric``, or the main one of such a result."""
     if config.get("metric") is not None:
         return config.metric
     if jobs.trains(config):
@@ -51,9 +47,6 @@ def figures(result: Mapping[str, Any], metric: str) -> Figures:
     """The number ``metric`` of a result, and after it those of the same block, by their last names.
 
     Of a score with its interval it is the value.
-
-    Raises:
-      UserError: there is no such number.
     """
     numbers = dict(_numbers(result))
     if metric not in numbers:
@@ -113,11 +106,7 @@ def cell(value: float | None) -> str:
 
 
 def finished(folder: pathlib.Path, config: Config) -> dict[str, Any] | None:
-    """The result in the folder of a run with this config; None: the run has not come to its end.
-
-    Raises:
-      UserError: that run had other settings.
-    """
+    """The result in the folder of a run with this config; None: the run has not come to its end."""
     result = read_object(folder / "result.json", optional=True)
     if not result or result.get("complete") is False:
         return None

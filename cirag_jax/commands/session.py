@@ -92,27 +92,16 @@ class Cirag(Closing):
           method: cirag, kirag, native_rag, ircot, direct.
           settings: values of the config by dotted key, as ``--config.KEY=VALUE`` on the command
             line: ``{"reader.adapter": "runs/reader"}``.
-
-        Raises:
-          UserError: a setting, the documents or a model cannot be used.
         """
         values = [f"{key}={value}" for key, value in (settings or {}).items()]
         return cls(task.method_config(method, preset, values), documents)
 
     def answer(self, question: str) -> Answer:
-        """Answers one question.
-
-        Raises:
-          UserError: the question is empty, or a request failed.
-        """
+        """Answers one question."""
         return self.answers([question])[0]
 
     def answers(self, questions: Iterable[str]) -> list[Answer]:
-        """Answers questions together, which is faster than one after the other.
-
-        Raises:
-          UserError: a question is empty, or a request failed.
-        """
+        """Answers questions together, which is faster than one after the other."""
         if self._is_closed:
             raise UserError("the models are closed; open them again, with Cirag.open.")
         asked = [own_question(text) for text in questions]
@@ -146,11 +135,7 @@ class Cirag(Closing):
 
 
 def own_question(text: str) -> Question:
-    """A question of one's own.
-
-    Raises:
-      UserError: it is empty or not text.
-    """
+    """A question of one's own."""
     if not isinstance(text, str):
         raise UserError(f"a question is a text, not {text!r}.")
     text = " ".join(text.split())

@@ -52,9 +52,6 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     ``student`` is ``config.<role>`` with the adapter ``config.checkpoint``; ``base`` is the same
     model without one: where ``config.base.run`` asks for it, or all there is without a checkpoint.
     Where ``config.<role>.model`` is null, a checkpoint says what the model is.
-
-    Raises:
-      UserError: ``config.<role>`` names an adapter, or the checkpoint is none of the role's.
     """
     from cirag_jax.models.io import workdir
 

@@ -53,10 +53,6 @@ def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> di
       ``metric``, ``runs`` (of each its ``name``, ``values``, ``state`` and, if it has ended,
       `series.figures`), the name of the ``best``, and ``complete``: whether the runs that this
       command was to carry out have ended or failed.
-
-    Raises:
-      UserError: the grid or the config cannot be used, which is found out before anything runs, or
-        a run of an array fails.
     """
     if jax.process_count() > 1 and not jobs.trains(config):
         raise UserError(f"an evaluation runs in one process, not in {jax.process_count()}")
@@ -132,10 +128,6 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
       config: what all runs share, with the fields of the sweep itself.
       arguments: ``--config.sweep.FIELD=VALUE,VALUE``. A comma within brackets or quotes belongs to
         a value.
-
-    Raises:
-      UserError: no field is swept, one is not in the config or has a value that it cannot have, or
-        two runs would be the same.
     """
     grid: dict[str, list[str]] = {}
     for argument in arguments:

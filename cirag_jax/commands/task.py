@@ -16,7 +16,7 @@ from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
-from cirag_jax.methods.registry import find_method
+from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
@@ -41,9 +41,6 @@ def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> 
       method: its name.
       preset: "": the paper's setting.
       values: ``KEY=VALUE`` each, as ``--config.KEY=VALUE`` on the command line.
-
-    Raises:
-      UserError: there is no such method, preset or key.
     """
     file = _CONFIGS / f"{method}.py"
     if method == "blocks" or not file.is_file():
@@ -58,9 +55,6 @@ def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> 
 
     ``default_split`` is that of the built-in dataset, where ``data.split`` is unset. Where
     ``needs`` has no corpus there are no passages.
-
-    Raises:
-      UserError: no question is left, or the corpus policy does not fit.
     """
     data = data.copy_and_resolve_references()
     if not data.dir and not data.split:
@@ -88,7 +82,8 @@ def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
     """
     needs, corpus = task.needs, task.corpus
     found: dict[str, Any] = {"method": config.method, "seed": config.seed}
-    found |= {f"{config.method}.{k}": v for k, v in plain(config[config.method]).items()}
+    block = block_name(config.method)
+    found |= {f"{block}.{k}": v for k, v in plain(config[block]).items()}
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
     if needs.index:
         blocks["retriever"] = config.retriever
@@ -146,16 +141,14 @@ def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dic
 
 
 def method_settings(config: Config) -> Any:
-    """The settings of ``config.method``, of its own block of a config of configs/methods.
-
-    Raises:
-      UserError: there is no such method, or a setting of its block cannot be.
-    """
-    method = find_method(config.method)
+    """The settings of ``config.method``, of its own block of a config of configs/methods."""
+    method, block = find_method(config.method), block_name(config.method)
+    if block not in config:
+        raise UserError(f"config.method={config.method!r} needs its settings, config.{block}.")
     try:
-        return method.config(**plain(config[config.method]))
+        return method.config(**plain(config[block]))
     except UserError as error:
-        raise UserError(f"config.{config.method}: {error}") from None
+        raise UserError(f"config.{block}: {error}") from None
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -204,9 +197,6 @@ def run(
 
     Returns:
       None in all processes but the first.
-
-    Raises:
-      UserError: a setting is out of range, a handler cannot work, or ``workdir`` holds another run.
     """
     index, count = jax.process_index(), jax.process_count()
     if count > 1:

@@ -116,11 +116,7 @@ def pool_of(dataset: Dataset, question: Question, kind: UnitKind) -> tuple[Unit,
 
 
 def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKind) -> list[Chain]:
-    """Chains of all questions that have one; says how many had none.
-
-    Raises:
-      UserError: no question has the annotations that a chain needs.
-    """
+    """Chains of all questions that have one; says how many had none."""
     chains = [chain for q in questions if (chain := chain_of(dataset, q, kind))]
     if questions and not chains:
         raise UserError(

@@ -58,9 +58,6 @@ def build_corpus(
             `SAMPLED` others of the dataset, or as many as there are, drawn at random;
             ``per_question``: each of ``questions`` searches its own context and nothing else.
         seed: Of that draw. A question's share is the same whichever others are selected.
-
-    Raises:
-        UserError: The policy is unknown, or needs a field that a question does not have.
     """
     check_choice("config.data.corpus", policy, POLICIES)
     if policy == WHOLE:

@@ -17,9 +17,6 @@ class CorpusScan(Closing):
     """Passages in file order, and which ids there are (in a temporary file, not in memory).
 
     Of a dataset folder only ``corpus.jsonl`` is read; None is the built-in dataset.
-
-    Raises:
-        UserError: The file cannot be read, a line is broken, or an id occurs twice.
     """
 
     def __init__(self, folder: str | None):

@@ -30,9 +30,6 @@ def read_documents(path: str | Path) -> Dataset:
     A folder with a ``corpus.jsonl`` is a dataset folder, whose questions are not needed and whose
     triples come along. Of any other, all ``.txt`` and ``.md`` files are read, sub-folders included;
     hidden ones are not. Ids are ``<relative path>#<number>``.
-
-    Raises:
-      UserError: there is nothing to read, or a file is not UTF-8 text.
     """
     path = Path(path).expanduser()
     if path.name == jsonl.CORPUS and path.is_file():
@@ -51,9 +48,6 @@ def read_files(path: Path) -> list[tuple[str, str, str]]:
     """(name, title, text) of a text file, or of all in a folder as `read_documents` finds them.
 
     Markdown headings give the title and are no text; each ends a paragraph.
-
-    Raises:
-      UserError: there is nothing to read, or a file is not UTF-8 text.
     """
     found = []
     for file, name in _files(path):
@@ -87,11 +81,7 @@ def _nothing(path: Path) -> UserError:
 
 
 def from_texts(texts: Iterable[str]) -> Dataset:
-    """The passages of texts, each a document without a name.
-
-    Raises:
-      UserError: there is no text in them.
-    """
+    """The passages of texts, each a document without a name."""
     split = [split_document(f"document {n}", text, "") for n, text in enumerate(texts, 1)]
     passages = {passage.id: passage for found in split for passage in found}
     if not passages:

@@ -43,11 +43,6 @@ def read_dataset(
 
     Without ``corpus`` there need not be one: questions alone may name any passage. Without
     ``questions`` none are read.
-
-    Raises:
-        UserError: A file is missing, unreadable or empty, a line is not a JSON object in UTF-8, a
-            required field is missing, a field has the wrong type, an id occurs twice, or a passage
-            id does not occur in the corpus.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -69,11 +64,7 @@ def read_dataset(
 
 
 def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
-    """The passages of a dataset folder by id, in file order; it needs no questions.
-
-    Raises:
-        UserError: As `read_dataset`.
-    """
+    """The passages of a dataset folder by id, in file order; it needs no questions."""
     corpus: dict[str, Passage] = {}
     for place, passage in read_lines(Path(folder).expanduser() / CORPUS, Passage):
         if passage.id in corpus:
@@ -88,10 +79,6 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
     Every file is written aside and renamed, ``questions.jsonl`` last: a folder left by a killed run
     has no ``questions.jsonl`` and is refused by `read_dataset`. An older dataset is replaced; other
     files in the folder stay. Without passages there is no ``corpus.jsonl``.
-
-    Raises:
-        UserError: The folder cannot be created or written; or it has passages and ``dataset`` none,
-            and these would be taken for those of its questions.
     """
     folder = Path(folder)
     if not dataset.corpus and (folder / CORPUS).exists():
@@ -212,9 +199,6 @@ def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Trip
     """The triples of a line, each with its sentence.
 
     Returns also how many were malformed, and how many named a sentence that the passage lacks.
-
-    Raises:
-        UserError: ``triple_sentences`` has not one entry a triple.
     """
     if row.triples is None:
         return (), 0, 0

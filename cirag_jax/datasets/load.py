@@ -36,10 +36,6 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
 
     ``data.limit`` then keeps the first N (0 keeps all), or with ``data.random`` N drawn by
     ``data.seed``, in their order; a smaller draw is part of a larger one with the same seed.
-
-    Raises:
-      UserError: nothing is left; the message names the filter that emptied the set. Or the limit is
-        negative.
     """
     check_at_least(0, data, "limit", prefix="config.data.")
     questions: Sequence[Question] = dataset.questions

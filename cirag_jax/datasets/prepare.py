@@ -40,9 +40,6 @@ def prepare(
     first one. ``corpus`` is a policy; ``per_question`` writes the same passages as
     ``selected_questions``, since it restricts the search and not the corpus. ``limit`` questions
     are drawn at random from each split; 0 keeps all. ``seed`` is of that draw and the policy's.
-
-    Raises:
-        UserError: See `prepare_builder` and `build_corpus`; or ``limit`` is negative.
     """
     if limit < 0:
         raise UserError(f"--limit={limit} must not be negative.")

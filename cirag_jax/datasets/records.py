@@ -40,9 +40,6 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
 
     ``kind`` is a dataclass or a `msgspec.Struct`; unknown fields are ignored unless it forbids
     them.
-
-    Raises:
-        UserError: The file cannot be read or has no record, or a line is no ``kind`` in UTF-8.
     """
     count = 0
     try:
@@ -59,11 +56,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
 
 
 def decode(place: str, raw: bytes, kind: type[T], *, first: bool = False) -> T:
-    """One record; the ``first`` line may begin with a byte-order mark, as Windows editors write.
-
-    Raises:
-        UserError: It is no ``kind``.
-    """
+    """One record; the ``first`` line may begin with a byte-order mark, as Windows editors write."""
     try:
         # As text, because msgspec does not look into strings that it skips.
         text = raw.decode("utf-8-sig" if first else "utf-8")
@@ -80,11 +73,7 @@ def decode(place: str, raw: bytes, kind: type[T], *, first: bool = False) -> T:
 
 
 def convert(place: str, value: Any, kind: type[T]) -> T:
-    """A parsed JSON value as a ``kind``.
-
-    Raises:
-        UserError: It does not fit.
-    """
+    """A parsed JSON value as a ``kind``."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

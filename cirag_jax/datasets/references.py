@@ -45,9 +45,6 @@ def select_references(
       The references in a seeded order, and counts: ``passages`` of the selected contexts,
       ``without_triples`` (no reference), ``empty`` (a reference of nothing), ``shared`` with
       another fold, ``kept`` of the rest, ``sampled`` of these.
-
-    Raises:
-      UserError: the data cannot be used, or nothing is left.
     """
     dataset = load.load_dataset(data)
     chosen = load.select_questions(dataset, data)

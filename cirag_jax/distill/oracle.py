@@ -15,8 +15,7 @@ from cirag_jax.datasets import chains
 from cirag_jax.datasets.annotations import Hop, fill, hops_of, names, words
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.distill.supports import Support, near_misses, reachable, stems, supports_of
-from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import compact
+from cirag_jax.methods.cirag import compact, prompts
 from cirag_jax.triples.normalization import Normalization, normalise
 from cirag_jax.types import Dataset, Passage, Question, Step, Triple, Unit
 

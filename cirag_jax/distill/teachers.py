@@ -23,10 +23,9 @@ from cirag_jax.distill.oracle import (
     sentence_gold_of,
 )
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.cirag_config import CiragConfig
-from cirag_jax.methods.extraction import ONLINE
-from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import compact
+from cirag_jax.methods.cirag import compact, prompts
+from cirag_jax.methods.cirag.settings import CiragConfig
+from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.runtime.requests import Extracted, Generate, Generated, Response, Retrieved
 from cirag_jax.runtime.scheduler import Call, Done, Handler, RequestError
 from cirag_jax.triples.normalization import Normalization
@@ -253,9 +252,6 @@ def read_golds(
       dataset: with the corpus.
       questions: the questions.
       settings: with ``units`` and the normalisation of triples.
-
-    Raises:
-      UserError: ``config.triples`` is no store.
     """
     if settings.units == "sentence":
         of_sentences = {q.id: sentence_gold_of(q, dataset) for q in questions}

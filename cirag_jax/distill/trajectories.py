@@ -12,8 +12,8 @@ from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import AnyGold
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object, write_lines
-from cirag_jax.prompts.compact import Units
-from cirag_jax.prompts.decisions import PARSE_ERRORS
+from cirag_jax.methods.cirag.compact import Units
+from cirag_jax.methods.cirag.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
 from cirag_jax.types import Sentence, Step, Trajectory
 
@@ -39,11 +39,7 @@ def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Traj
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
-    """The trajectories that ``path``, a workdir of launch/distill.py or a file, holds.
-
-    Raises:
-      UserError: there is no such file, it is empty, or a line is no trajectory.
-    """
+    """The trajectories that ``path``, a workdir of launch/distill.py or a file, holds."""
     file = trajectory_file(path)
     found: dict[str, Trajectory] = {}
     for place, trajectory in read_lines(file, Trajectory):
@@ -55,11 +51,7 @@ def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
 
 
 def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """How the trajectories of ``path`` were rendered and where they come from.
-
-    Raises:
-      UserError: the sidecar is not there or is no JSON object.
-    """
+    """How the trajectories of ``path`` were rendered and where they come from."""
     file = trajectory_file(path).with_suffix(".json")
     value = read_object(file)
     if "rendering" in value:
@@ -71,11 +63,7 @@ def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def trajectory_file(path: str | os.PathLike[str]) -> Path:
-    """The file of a workdir of launch/distill.py, or ``path`` itself.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The file of a workdir of launch/distill.py, or ``path`` itself."""
     path = Path(path).expanduser()
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
@@ -97,11 +85,7 @@ def _check(place: str, trajectory: Trajectory) -> None:
 
 
 def units_of(trajectories: Iterable[Trajectory]) -> Units:
-    """Of which kind the candidates are; triples where there is none.
-
-    Raises:
-      UserError: of both.
-    """
+    """Of which kind the candidates are; triples where there is none."""
     facts = (fact for t in trajectories for step in t.steps for fact in step.candidates)
     kinds = {isinstance(fact, Sentence) for fact in facts}
     if len(kinds) > 1:
@@ -130,9 +114,6 @@ def select(
       seed: of the draw; a smaller draw with the same seed is part of a larger one.
       limit: most trajectories, drawn at random; 0: no limit.
       min_steps: trajectories of fewer rounds are dropped.
-
-    Raises:
-      UserError: an unknown ``keep``, a negative limit, or none says whether it is solved.
     """
     check_keep(keep)
     if limit < 0:
@@ -194,9 +175,6 @@ def shuffled(trajectories: Sequence[Trajectory], share: float, seed: int) -> tup
       trajectories: with candidates by falling score.
       share: in [0, 1], of the trajectories.
       seed: of the draw and of the orders.
-
-    Raises:
-      UserError: ``share`` is no share.
     """
     if not 0.0 <= share <= 1.0:
         raise UserError(f"config.shuffled={share} must be in [0, 1].")

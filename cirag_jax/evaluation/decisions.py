@@ -17,10 +17,10 @@ import numpy as np
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
-from cirag_jax.methods import cirag
-from cirag_jax.methods.cirag_config import CiragConfig
-from cirag_jax.methods.evidence import Evidence, Fact, fact_key, triple_line
-from cirag_jax.prompts.compact import Units
+from cirag_jax.methods.cirag import method as cirag
+from cirag_jax.methods.cirag.compact import Units
+from cirag_jax.methods.cirag.settings import CiragConfig
+from cirag_jax.methods.common.evidence import Evidence, Fact, fact_key, triple_line
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Program
@@ -40,7 +40,7 @@ class Decided:
 
     ``next_query`` is None to end, or where ``has_question`` is False: it says neither what to ask
     next nor that nothing is to be asked. ``parse_errors`` are kinds of malformed output, as
-    `prompts.cirag.parse_decision` names them; ``error`` says why there is no decision.
+    `methods.cirag.prompts.parse_decision` names them; ``error`` says why there is no decision.
     """
 
     thought: str
@@ -74,11 +74,7 @@ def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list
 
 
 def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[Decided]]:
-    """The decision of every step; a request that failed gives one with its ``error``.
-
-    Raises:
-      UserError: the result of a step is damaged; the message names its file and its program.
-    """
+    """The decision of every step; a request that failed gives one with its ``error``."""
     return [[_decided(records[job.id]) for job in row] for row in jobs]
 
 
@@ -119,7 +115,7 @@ def _decided(record: Record) -> Decided:
 def top_k(
     trajectories: Sequence[Trajectory], chain: bool = False, units: Units = "triple"
 ) -> list[list[Decided]]:
-    """The baselines without a model, `methods.cirag.top_k`.
+    """The baselines without a model, `methods.cirag.method.top_k`.
 
     With ``chain`` the next query has what the teacher kept before, and what this step keeps.
     """

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cirag_jax.errors import check_at_least, check_choice
+from cirag_jax.grade import prompts
 from cirag_jax.grade.records import Document
 from cirag_jax.llm.types import Message
-from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
 

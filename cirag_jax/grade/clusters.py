@@ -61,9 +61,6 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
     Args:
       vector_ND: of claims, float32.
       settings: how.
-
-    Raises:
-      UserError: a library is not installed.
     """
     if not len(vector_ND):
         return ()

@@ -44,11 +44,7 @@ def _by_id(chunks: Iterable[Chunk]) -> dict[str, Passage]:
 
 
 class Database:
-    """The chunks of documents, and where in them a sentence of a document stands.
-
-    Raises:
-      UserError: two chunks have one id, for a document may be called as the part of another.
-    """
+    """The chunks of documents, and where in them a sentence of a document stands."""
 
     def __init__(self, documents: Iterable[Document], settings: ChunkSettings):
         self.chunks = tuple(c for document in documents for c in chunk(document, settings))

@@ -35,9 +35,6 @@ def read(path: str | None) -> tuple[Document, ...]:
     A folder has ``documents.jsonl`` (an object a line: ``text``, and what is known of ``id``,
     ``title``, ``source``, ``date``), or a dataset's ``corpus.jsonl``, each passage a document, or
     ``.txt`` and ``.md`` files. A file is one of these.
-
-    Raises:
-      UserError: there is nothing to read, or a line or a file cannot be used.
     """
     if path is None:
         found = demo.build().corpus.values()

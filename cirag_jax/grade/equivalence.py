@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from cirag_jax.errors import check_at_least, check_choice
+from cirag_jax.grade import prompts
 from cirag_jax.grade.clusters import Clusters
 from cirag_jax.grade.records import Claim, Edge, Fact, Group, Kind
-from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 
 _ARTICLE = re.compile(r"^(the|a|an) ", re.IGNORECASE)
@@ -79,7 +79,7 @@ def find(
       settings: how.
 
     Returns:
-      ``groups``: nodes and kind; ``problems``: see `prompts.grade.parse_groups`.
+      ``groups``: nodes and kind; ``problems``: see `grade.prompts.parse_groups`.
     """
     if settings.kind == "rules":
         return {"groups": [list(group) for group in by_rules(facts, claims)], "problems": []}

@@ -17,10 +17,10 @@ from cirag_jax.datasets.demo import questions as demo_questions
 from cirag_jax.datasets.demo.graph import WORDS
 from cirag_jax.datasets.demo.templates import ASKS, HARMLESS, STEPS
 from cirag_jax.errors import check_at_least, check_choice
+from cirag_jax.grade import prompts
 from cirag_jax.grade.claims import window
 from cirag_jax.grade.equivalence import SMALL_WORDS, Graph
 from cirag_jax.grade.records import Claim, Document, Edge, Fact, Path
-from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
 
@@ -114,7 +114,7 @@ def word(fact: Fact, claim: Claim, settings: QuestionSettings) -> Program[Mappin
     """A fact as a phrase for its tail and as a question for it, by a language model.
 
     Returns:
-      ``phrase`` and ``question``, or ``reason``: see `prompts.grade.parse_wording`, and
+      ``phrase`` and ``question``, or ``reason``: see `grade.prompts.parse_wording`, and
       ``read_otherwise`` where the claim is read as no or another answer to the question (as Alberti
       et al., 2019, keep what a reader answers alike).
     """
@@ -366,7 +366,7 @@ def ask(
 
     Returns:
       ``question`` and ``answers``; and ``reason`` where it is not used: that of `Templates.ask`,
-      `Checks.question` or `prompts.grade.parse_question`; ``cut``, ``unclear`` or ``no_verdict``.
+      `Checks.question` or `grade.prompts.parse_question`; ``cut``, ``unclear`` or ``no_verdict``.
     """
     names = answer_names(path, graph)
     if templates is not None:

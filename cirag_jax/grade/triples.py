@@ -7,8 +7,8 @@ from typing import Any, Literal, TypedDict
 
 from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.grade import prompts
 from cirag_jax.grade.records import Claim, Fact
-from cirag_jax.prompts import grade as prompts
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
 from cirag_jax.types import Count, Triple
@@ -50,7 +50,7 @@ def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[
 
     Returns:
       ``triples``: head, relation, tail and the place of the claim; ``problems``: see
-      `prompts.grade.parse_triples`, and ``not_said`` where the claim lacks a word of a name: small
+      `grade.prompts.parse_triples`, and ``not_said`` where the claim lacks a word of a name: small
       models repeat the example, or what another claim says.
     """
     messages = prompts.triple_messages(claims)
@@ -78,11 +78,7 @@ def node(name: str) -> str:
 
 
 def of_dataset(path: str | None, claims: Sequence[Claim]) -> tuple[tuple[Fact, ...], int]:
-    """A dataset's triples whose sentences are claims, and how many others it has.
-
-    Raises:
-      UserError: the folder has no triples.
-    """
+    """A dataset's triples whose sentences are claims, and how many others it has."""
     places = {(claim.document, claim.sentence): at for at, claim in enumerate(claims)}
     if path is None:
         typed = list(demo.typed_triples())

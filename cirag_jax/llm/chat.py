@@ -69,9 +69,6 @@ class ChatTokenizer:
 
         Converting a GGUF's tokenizer takes seconds, so the result is kept in the user's cache
         (``CIRAG_JAX_CACHE``, as for compiled programs), under a hash of the file.
-
-        Raises:
-          UserError: there is no usable tokenizer.
         """
         path = Path(path)
         if path.suffix == ".gguf":

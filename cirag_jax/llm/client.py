@@ -154,9 +154,6 @@ class OpenAIBackend:
         ``spent`` counts against the budget already. ``uniform`` (random numbers in [0, 1) for the
         back-off), ``sleep``, ``clock`` (for durations) and ``now`` (seconds since 1970) can be
         replaced.
-
-        Raises:
-          UserError: a setting is unusable or the key is missing.
         """
         _check(config)
         self.config = config

@@ -40,11 +40,7 @@ class JsonGrammar:
         self._compiled: dict[str, str] = {}
 
     def start(self, schema: Mapping[str, Any]) -> "GrammarState":
-        """The state before the first token of a text that satisfies ``schema``.
-
-        Raises:
-          UserError: the schema is not one, or uses what the library cannot enforce.
-        """
+        """The state before the first token of a text that satisfies ``schema``."""
         from llguidance import LLMatcher
 
         key = json.dumps(schema, sort_keys=False)

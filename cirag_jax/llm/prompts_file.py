@@ -52,10 +52,6 @@ def read_prompts(
       path: JSON lines.
       defaults: fields of `Generate` for lines that do not set them.
       check_schemas: also try every ``json_schema`` with the grammar library, for local backends.
-
-    Raises:
-      UserError: naming file, line and field: a field is missing, unknown, of the wrong type or out
-        of range, an id occurs twice, or a schema cannot be enforced.
     """
     _stop("config", convert("config", dict(defaults), _Defaults).stop)
     requests: dict[str, Generate] = {}

@@ -140,9 +140,6 @@ class TransformersBackend:
           model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
           adapter: a folder in PEFT's format.
           config: the settings.
-
-        Raises:
-          UserError: model or adapter cannot be read, or is a pickle.
         """
         config = config or TransformersConfig()
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")

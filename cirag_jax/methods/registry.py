@@ -1,63 +1,90 @@
-"""The methods by name: their programs and their settings, which say what they need."""
+"""Methods by name: each is a module that defines ``METHOD``."""
 
 import dataclasses
+import importlib
+import importlib.util
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cirag_jax import methods
 from cirag_jax.errors import UserError
-from cirag_jax.methods.beam_retrieval import BeamRetrievalConfig, beam_retrieval
-from cirag_jax.methods.c2rag import c2rag
-from cirag_jax.methods.c2rag_config import C2ragConfig
-from cirag_jax.methods.cirag import cirag
-from cirag_jax.methods.cirag_config import CiragConfig
-from cirag_jax.methods.direct import DirectConfig, direct
-from cirag_jax.methods.dualrag import DualragConfig, dualrag
-from cirag_jax.methods.genground import GengroundConfig, genground
-from cirag_jax.methods.ircot import IrcotConfig, ircot
-from cirag_jax.methods.iter_retgen import IterRetgenConfig, iter_retgen
-from cirag_jax.methods.kirag import KiragConfig, kirag
-from cirag_jax.methods.native_rag import NativeRagConfig, native_rag
-from cirag_jax.methods.oracle import OracleConfig, oracle
+from cirag_jax.methods import baselines
 from cirag_jax.runtime.requests import Program
 from cirag_jax.types import Prediction, Question
+
+_SHARED = ("baselines", "common", "registry", "prompt_digests")  # in methods/, but no methods
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One method.
+    """A method.
 
     Attributes:
-      program: begins it for a question, which has its id and its text alone unless the method
-        declares that it sees gold.
-      config: its settings, a frozen dataclass whose ``needs`` is a `Needs`; ``config.<name>`` of a
-        config file.
+      program: starts the method on a question. The question carries only its id and text, unless
+        the method's `Needs` declare that it sees gold annotations.
+      config: the settings, a frozen dataclass whose ``needs`` is a `Needs`; their values are the
+        block ``config.<name>`` of a config file.
     """
 
     program: Callable[[Question, Any], Program[Prediction]]
     config: type[Any]
 
 
-METHODS: Mapping[str, Method] = {
-    "beam_retrieval": Method(beam_retrieval, BeamRetrievalConfig),
-    "c2rag": Method(c2rag, C2ragConfig),
-    "cirag": Method(cirag, CiragConfig),
-    "direct": Method(direct, DirectConfig),
-    "dualrag": Method(dualrag, DualragConfig),
-    "genground": Method(genground, GengroundConfig),
-    "ircot": Method(ircot, IrcotConfig),
-    "iter_retgen": Method(iter_retgen, IterRetgenConfig),
-    "kirag": Method(kirag, KiragConfig),
-    "native_rag": Method(native_rag, NativeRagConfig),
-    "oracle": Method(oracle, OracleConfig),
-}
+def method_names() -> list[str]:
+    """Returns the names of the built-in methods."""
+    folders = (module.name for module in pkgutil.iter_modules(methods.__path__))
+    files = (module.name for module in pkgutil.iter_modules(baselines.__path__))
+    return sorted({*folders, *files} - {*_SHARED})
 
 
 def find_method(name: str) -> Method:
-    """The method of this name.
+    """Returns the method called ``name``.
 
-    Raises:
-      UserError: there is none.
+    Args:
+      name: a folder of ``cirag_jax/methods``, a file of ``cirag_jax/methods/baselines``, or the
+        dotted path of a module elsewhere, such as ``my_package.my_method``.
     """
-    if name not in METHODS:
-        raise UserError(f"config.method={name!r} is no method; there are {', '.join(METHODS)}.")
-    return METHODS[name]
+    return _load(method_module(name), name)
+
+
+def method_module(name: str) -> str:
+    """Returns the dotted path of the module that defines a method."""
+    if "." in name:
+        return name
+    if name not in method_names():
+        raise UserError(
+            f"config.method={name!r} is not a method; choose one of {', '.join(method_names())}, "
+            "or give the dotted path of a module that defines METHOD."
+        )
+    is_file = importlib.util.find_spec(f"{baselines.__name__}.{name}") is not None
+    return f"{baselines.__name__}.{name}" if is_file else f"{methods.__name__}.{name}.method"
+
+
+def block_name(name: str) -> str:
+    """Returns the field of a config that holds a method's settings: the last part of its name."""
+    return name.rpartition(".")[2]
+
+
+def method_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings block of ``config.method``; empty if the config names no method."""
+    return config.get(block_name(config.get("method", "")), {})
+
+
+def _load(module: str, name: str) -> Method:
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"config.method={name!r} cannot be imported: there is no module {error.name!r} on "
+            "PYTHONPATH."
+        ) from None
+    method = getattr(found, "METHOD", None)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"config.method={name!r}: the module {module} defines no "
+            "METHOD = Method(program, config)."
+        )
+    return method

@@ -163,9 +163,6 @@ def load_cross_encoder(
 
     ``new_head`` is the seed of what the folder lacks of the head (an encoder's has no classifier);
     None: it must be whole. ``max_length`` is recorded instead of the folder's own limit.
-
-    Raises:
-      UserError: the model cannot be found, read or mapped, or scores more than one label.
     """
     folder = pretrained.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)

@@ -172,7 +172,6 @@ class Encoder(nnx.Module):
         """Random parameters drawn from ``rngs.params``.
 
         Raises:
-          UserError: ``d_model`` is not a multiple of ``num_heads``.
           ValueError: ``attention`` is ``cudnn`` and there is a ``relative_bias``.
         """
         if config.relative_bias and config.attention == "cudnn":

@@ -99,11 +99,7 @@ class LinkHead:
         return nnx.jit(lambda module, x_NF: module(x_NF))
 
     def score(self, features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Scores ``[R]`` for each of several ``feature_RF``.
-
-        Raises:
-          UserError: one is not finite.
-        """
+        """Scores ``[R]`` for each of several ``feature_RF``."""
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
         rows = max(_LEAST_ROWS, 1 << (total - 1).bit_length())
@@ -113,11 +109,7 @@ class LinkHead:
         return np.split(score_N, np.cumsum(sizes)[:-1])
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes ``link_head.safetensors`` into ``folder``.
-
-        Raises:
-          UserError: there is no room.
-        """
+        """Writes ``link_head.safetensors`` into ``folder``."""
         tensors = {name: np.asarray(value[...]) for name, value in _variables(self.module)}
         if self.stop is not None:
             tensors |= {_STOP_WEIGHT: self.stop.weight_F, _STOP_BIAS: self.stop.bias}
@@ -142,12 +134,7 @@ def read_record(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | None:
-    """The head in a folder; None where there is no file of it.
-
-    Raises:
-      UserError: the file cannot be read, lacks a tensor, its head reads other ``features``, or a
-        weight is not finite.
-    """
+    """The head in a folder; None where there is no file of it."""
     file = folder / FILE
     if not file.is_file():
         return None

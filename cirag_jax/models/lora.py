@@ -34,9 +34,6 @@ class LoraConfig:
       targets: names of the adapted linear layers as PEFT and transformers give them
         (``q_proj`` ... ``down_proj``); ``"all-linear"`` stands for all seven.
       rank_stabilised: scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
-
-    Raises:
-      UserError: a value out of its range, or an unknown target.
     """
 
     rank: int = 8

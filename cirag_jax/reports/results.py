@@ -41,9 +41,6 @@ def write(
 
     Returns:
       ``page`` and ``traces``: the paths.
-
-    Raises:
-      UserError: a journal cannot be read, or a page cannot be written.
     """
     settings = result["settings"]
     names = {run: f"trace-{number}.html" for number, run in enumerate(settings["runs"], start=1)}

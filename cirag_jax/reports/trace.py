@@ -34,9 +34,6 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``page`` (path), ``bytes``, ``num_questions`` and how many questions had each verdict.
-
-    Raises:
-      UserError: there is no such run, its journal holds no questions, or a run is writing it.
     """
     if config.run is None:
         raise UserError(
@@ -61,9 +58,6 @@ def write_trace(
     ``run`` is a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its
     ``journal.sqlite``; the title is by default the method's name and the workdir's. Exact match by
     ``profile`` says what is right.
-
-    Raises:
-      UserError: no journal there, one that holds no questions, or one that a run is writing.
     """
     path = pathlib.Path(run).expanduser()
     path = path / journal.FILE if path.is_dir() else path

@@ -42,11 +42,7 @@ class BM25:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
-        """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk.
-
-        Raises:
-          UserError: a file is missing or damaged.
-        """
+        """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk."""
         index = cls(None)
         with parsing(f"{os.fspath(folder)} is damaged", "; remove the index and build it anew"):
             found = _bm25s().BM25.load(os.fspath(folder), mmap=True)

@@ -45,9 +45,6 @@ class Encoder(Protocol):
 
         ``kind`` chooses prefix and length limit; ``progress`` is called with the number of distinct
         texts just done.
-
-        Raises:
-          UserError: a number is not finite.
         """
         ...
 
@@ -286,9 +283,6 @@ class SentenceTransformersEncoder:
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
     """The encoder that a ``configs.retrievers.encoder()`` block describes; ours split their batches
     over ``mesh``.
-
-    Raises:
-      UserError: the model cannot be opened, or the config asks for something unknown.
     """
     sizes = ("query_max_length", "passage_max_length", "batch_size")
     check_at_least(1, config, *sizes, prefix="config.encoder.")

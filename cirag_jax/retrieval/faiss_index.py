@@ -30,11 +30,7 @@ class IndexOptions:
 
     @classmethod
     def of(cls, config: Config) -> "IndexOptions":
-        """The fields of a ``configs.retrievers.retriever()`` block.
-
-        Raises:
-          UserError: a value cannot be used.
-        """
+        """The fields of a ``configs.retrievers.retriever()`` block."""
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
         check_choice("config.retriever.dtype", options.dtype, ("float32", "bfloat16"))
         for field in dataclasses.fields(cls)[1:]:
@@ -44,11 +40,7 @@ class IndexOptions:
 
 
 def packages() -> dict[str, str]:
-    """The version that decides which rows an approximate index finds, as far as it counts.
-
-    Raises:
-      UserError: faiss is not installed.
-    """
+    """The version that decides which rows an approximate index finds, as far as it counts."""
     return {"faiss": version_that_counts("faiss", _faiss().__version__)}  # of faiss-cpu or -gpu
 
 
@@ -68,11 +60,7 @@ class FaissIndex:
 
     @classmethod
     def build(cls, vectors_ND: Any, kind: str, options: IndexOptions) -> "FaissIndex":
-        """Indexes all rows of a float32 matrix (anything with a shape and row slices).
-
-        Raises:
-          UserError: faiss is not installed, or ``options`` do not fit the rows.
-        """
+        """Indexes all rows of a float32 matrix (anything with a shape and row slices)."""
         faiss = _faiss()
         rows, dim = vectors_ND.shape
         if kind == "faiss_flat":
@@ -97,11 +85,7 @@ class FaissIndex:
 
     @classmethod
     def load(cls, file: str | os.PathLike[str], kind: str, options: IndexOptions) -> "FaissIndex":
-        """Reads what `save` wrote.
-
-        Raises:
-          UserError: faiss is not installed or cannot read the file.
-        """
+        """Reads what `save` wrote."""
         faiss, before = _faiss(), None
         try:
             # A damaged length would have it take memory for more than the file can hold.

@@ -69,9 +69,6 @@ class PassageIndex:
         """Embeds and indexes ``passages`` now, in the order of the rows.
 
         ``encoder`` may be None for ``bm25``.
-
-        Raises:
-          UserError: the kind is unknown, or there is no passage.
         """
         check_kind(kind)
         if not passages:
@@ -97,10 +94,6 @@ class PassageIndex:
 
         ``encoder`` must be the one that embedded the passages, None for ``bm25``; ``options`` say
         how to search, and in which dtype to keep vectors.
-
-        Raises:
-          UserError: there is no finished index, it is damaged, or another encoder built it; the
-            message names the first field that differs.
         """
         folder = pathlib.Path(folder).expanduser()
         manifest = read_manifest(folder)
@@ -159,9 +152,6 @@ class PassageIndex:
 
         Returns:
           ``row_QK`` int32 (see `ids`) and ``score_QK`` float32.
-
-        Raises:
-          UserError: feedback for an index without vectors.
         """
         if isinstance(self._search, BM25):
             if any(feedback):
@@ -189,9 +179,6 @@ def open_retriever(
     """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
 
     ``triples`` by passage id are the units of ``units=triple``.
-
-    Raises:
-      UserError: it cannot be opened, is of another kind, or was built from other passages.
     """
     check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
@@ -305,11 +292,7 @@ def hash_corpus(passages: Iterable[Passage]) -> str:
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """The manifest of a finished index.
-
-    Raises:
-      UserError: there is none, or this version cannot read it.
-    """
+    """The manifest of a finished index."""
     file = folder / MANIFEST
     if not file.is_file():
         if (folder / "building.json").is_file():
@@ -349,9 +332,6 @@ def check_manifest(
     Weights of the same hash are the same model wherever they lie, and how much of a query is kept
     does not change the vectors of passages. Every version of faiss searches what another has built.
     Earlier versions of this program noted no packages: these are not compared then.
-
-    Raises:
-      UserError: they differ.
     """
     old, new = _comparable(old), _comparable(new)
     new = {name: value for name, value in new.items() if name in old or "packages" not in name}

@@ -81,12 +81,7 @@ def _added(score_R: np.ndarray, rows: np.ndarray, gain_K: np.ndarray) -> np.ndar
 def open_joint(
     config: Config, name: str, mesh: jax.sharding.Mesh | None = None, shown: bool = False
 ) -> JointScorer | None:
-    """The scorer of a `configs.retrievers.joint()` block, ``name``; None where it has no model.
-
-    Raises:
-      UserError: see `open_cross_encoder`; or it was not trained for this, or a number is out of
-        range.
-    """
+    """The scorer of a `configs.retrievers.joint()` block, ``name``; None where it has no model."""
     if config.model is None:
         return None
     check_at_least(1, config, "depth", prefix=f"{name}.")
@@ -96,11 +91,7 @@ def open_joint(
 
 
 def open_chain_reader(spec: str, field: str) -> PairEncoder:
-    """The cross-encoder that ``field`` names, of questions with their chains.
-
-    Raises:
-      UserError: see `open_cross_encoder`; or it was not trained for this.
-    """
+    """The cross-encoder that ``field`` names, of questions with their chains."""
     model, meta = open_cross_encoder(spec)
     if meta and meta.get("reads") != "chain":
         raise UserError(

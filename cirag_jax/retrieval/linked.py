@@ -72,9 +72,6 @@ class LinkedIndex:
 
     Attributes:
       joint: as it was given; whoever compares searches may change it.
-
-    Raises:
-      UserError: there is no unit, or the head has not learnt when to stop.
     """
 
     def __init__(
@@ -120,9 +117,6 @@ class LinkedIndex:
         A score is minus the place: no other orders passages of different steps. With ``stop`` there
         may be fewer: places beyond those that are likely needed hold row -1 and score -inf. The
         first passage is always there.
-
-        Raises:
-          UserError: feedback, which moves vectors of passages.
         """
         if any(feedback):
             raise UserError("retriever.kind=linked has no passage vectors that could move")
@@ -223,11 +217,7 @@ class LinkedIndex:
 
 
 def find_link_head(spec: str) -> LinkHead | None:
-    """The head of an aligner: of a training workdir, an exported folder or ``shipped:NAME``.
-
-    Raises:
-      UserError: see `load_link_head`; or what it learnt of stopping is of another version.
-    """
+    """The head of an aligner: of a training workdir, an exported folder or ``shipped:NAME``."""
     head = load_link_head(local_path(spec), FEATURES)
     if head is not None and head.stop is not None:
         has, wanted = len(head.stop.weight_F), stopping.num_features(head.steps)
@@ -240,11 +230,7 @@ def find_link_head(spec: str) -> LinkHead | None:
 
 
 def needed_link_head(spec: str) -> LinkHead:
-    """The same, where it must be there.
-
-    Raises:
-      UserError: also where there is none.
-    """
+    """The same, where it must be there."""
     head = find_link_head(spec)
     if head is None:
         raise UserError(

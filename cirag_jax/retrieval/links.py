@@ -93,11 +93,7 @@ class WalkOptions:
 
     @classmethod
     def of(cls, config: Config) -> "WalkOptions":
-        """The fields of ``config.links``.
-
-        Raises:
-          UserError: a value cannot be used.
-        """
+        """The fields of ``config.links``."""
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
         check_at_least(0, options, "seeds", "title_weight", "backward", prefix="config.links.")
         if not 0 < options.restart < 1:

@@ -79,9 +79,6 @@ def open_ranker(
       name: which of the rankers.
       open_encoder: opens the encoder of a bi-encoder: that of ``config.encoder``, or one like it
         with a model of its own.
-
-    Raises:
-      UserError: its model cannot be opened, or is missing.
     """
     block = config.rankers[name]
     check_ranker(block, name)
@@ -109,9 +106,6 @@ def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
 
     In the form that the config asks for; else in the one its model was trained on; else, where it
     is an aligner, in the form of KiRAG; else as CIRAG does.
-
-    Raises:
-      UserError: its training workdir cannot be read.
     """
     block = config.rankers[name]
     if block.triple_text is not None:
@@ -158,9 +152,10 @@ def check_units(config: Config, name: str, units: UnitKind) -> None:
     spec = str(block.model or config.encoder.model)
     trained = trained_units(spec)
     if trained not in (None, units):
+        block = config.method.rpartition(".")[2]
         raise UserError(
-            f"{spec} is an aligner of {trained}s, but config.{config.method}.units={units}: give "
-            f"--config.{config.method}.units={trained}, or --config.rankers.{name}.model= one that "
+            f"{spec} is an aligner of {trained}s, but config.{block}.units={units}: give "
+            f"--config.{block}.units={trained}, or --config.rankers.{name}.model= one that "
             f"was trained with --config.data.units={units}."
         )
 

@@ -48,9 +48,6 @@ class ExactIndex:
         block at a time.
       dtype: in which rows are kept, ``float32`` or ``bfloat16``.
       mesh: rows are split over all its devices; None: the default device.
-
-    Raises:
-      UserError: a number is not finite: NaN would come before every score.
     """
 
     def __init__(self, vectors_ND: Any, *, dtype: str = "float32", mesh: Mesh | None = None):

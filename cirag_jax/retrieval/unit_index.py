@@ -19,9 +19,6 @@ class UnitIndex:
     An aligner knows passages best by the units that it was trained on. ``texts`` are the units of
     every passage, in the order of the rows, as the encoder reads them; vectors are kept in
     ``dtype``, ``float32`` or ``bfloat16``.
-
-    Raises:
-      UserError: there is no unit.
     """
 
     def __init__(
@@ -53,9 +50,6 @@ class UnitIndex:
 
         Places beyond those whose units are among the best ten times k hold row -1 and score
         -inf.
-
-        Raises:
-          UserError: feedback, which moves vectors of passages.
         """
         if any(feedback):
             raise UserError("an index over units has no passage vectors that could move")

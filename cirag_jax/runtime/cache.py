@@ -21,11 +21,7 @@ from cirag_jax.types import Usage
 
 
 class ResponseCache:
-    """A SQLite file from (model, request) to responses; created where absent.
-
-    Raises:
-      UserError: the file is no such cache.
-    """
+    """A SQLite file from (model, request) to responses; created where absent."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()

@@ -67,10 +67,6 @@ class Journal(Closing):
         ``settings`` are everything that decides what a program gets to see, as JSON. With
         ``replace``, what was recorded under others is forgotten (see `forget`). Of a
         copy, errors name the file ``copy_of``.
-
-        Raises:
-          UserError: it was begun with other settings and not ``replace``, another process writes
-            it, or it cannot be read or written.
         """
         self.path = copy_of or Path(path)
         self._passages: dict[str, Passage] = {}
@@ -117,9 +113,6 @@ class Journal(Closing):
     def open_program(self, program: str, place: int, input: Any) -> None:
         """Notes a program before its first request; what failed in it before is forgotten, be it
         that the program ended with it or that the run was stopped before.
-
-        Raises:
-          UserError: it is known with another input.
         """
         text = codec.dump(input)
         row = self._one("SELECT input, error, outcome FROM programs WHERE id = ?", (program,))
@@ -150,11 +143,7 @@ class Journal(Closing):
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
     ) -> None:
-        """Records a program's result, which is not None, or why it failed.
-
-        Raises:
-          UserError: the result holds a number that is not finite.
-        """
+        """Records a program's result, which is not None, or why it failed."""
         text = None if error is not None else _finite(outcome, f"the result of {program!r}")
         self._write(
             "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
@@ -209,11 +198,7 @@ class Journal(Closing):
     # --------------------------------------------------------------------------------- responses
 
     def replay(self, key: Key, request: Request) -> Response | RequestError | None:
-        """The recorded response to this very request, or None.
-
-        Raises:
-          UserError: another request is recorded in its place: the method has changed since.
-        """
+        """The recorded response to this very request, or None."""
         row = self._one(
             "SELECT request_hash, response FROM responses "
             "WHERE program = ? AND ordinal = ? AND part = ?",
@@ -230,11 +215,7 @@ class Journal(Closing):
             return codec.decode_response(request, msgspec.json.decode(row[1]), self.passage)
 
     def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
-        """Writes a response; it is durable against a kill when this returns.
-
-        Raises:
-          UserError: it holds a number that is not finite, or the file cannot be written.
-        """
+        """Writes a response; it is durable against a kill when this returns."""
         text = codec.dump(codec.encode_request(request))
         answer = _finite(
             codec.encode_response(request, response),
@@ -291,11 +272,7 @@ class Journal(Closing):
 
 
 def share(folder: Path, index: int, count: int) -> Path:
-    """The journal that one of the processes of a run writes; a single one's is `FILE`.
-
-    Raises:
-      UserError: ``folder`` holds a run of another number of processes.
-    """
+    """The journal that one of the processes of a run writes; a single one's is `FILE`."""
     stem, suffix = FILE.split(".")
     counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{stem}.*-of-*.{suffix}")}
     if not counts and (folder / FILE).exists():
@@ -320,9 +297,6 @@ def merge(parts: Sequence[Path], target: Path) -> None:
 
     The journals are closed. Where several know a program, which was dealt otherwise before, the
     first that came to its end is taken.
-
-    Raises:
-      UserError: a journal cannot be read, or the disk is full.
     """
     with sqlite.named_errors(target), replacing(target) as aside:
         shutil.copyfile(parts[0], aside)

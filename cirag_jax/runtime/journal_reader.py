@@ -17,11 +17,7 @@ from cirag_jax.types import Passage
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """What a journal knows of every program; the file is not changed.
-
-    Raises:
-      UserError: there is no journal, or a run is writing it.
-    """
+    """What a journal knows of every program; the file is not changed."""
     with _reading(Path(path)) as db:
         return list(records.of_programs(db, Path(path)))
 

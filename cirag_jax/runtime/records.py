@@ -98,9 +98,6 @@ def typed(path: Path, program: str, value: Any, kind: type[T], what: str = "resu
       value: as `Record` has it.
       kind: what msgspec makes of it.
       what: it is, for the message.
-
-    Raises:
-      UserError: it is no such thing, for it is damaged.
     """
     with _naming(path, program, what):
         return msgspec.convert(value, kind)
@@ -124,11 +121,7 @@ def _naming(path: Path, program: str, what: str = "result") -> Iterator[None]:
 
 
 def read_meta(db: sqlite3.Connection, path: Path) -> dict[str, str]:
-    """Its table ``meta``.
-
-    Raises:
-      UserError: the journal is of another format.
-    """
+    """Its table ``meta``."""
     meta = dict(db.execute("SELECT key, value FROM meta"))
     if meta.get("format") != str(FORMAT):
         raise UserError(

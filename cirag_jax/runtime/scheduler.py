@@ -151,9 +151,6 @@ class Scheduler:
         Jobs have distinct ids and are begun in this order. After ``deadline`` (of `time.monotonic`)
         no further batch is begun. Returns whether all have ended; False after the deadline or when
         a budget is exhausted.
-
-        Raises:
-          UserError: the journal belongs to another run, or a handler cannot work at all.
         """
         jobs = list(jobs)
         known = self._journal.outcomes(job.id for job in jobs)

@@ -47,9 +47,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``config.lora.start`` was trained on; None: it does not say) and the counts of
       `conversations.Data`; ``tokens`` and ``supervised_tokens`` seen so far, ``epochs``,
       ``packing_efficiency`` of the whole plan, ``seconds`` of this process.
-
-    Raises:
-      UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
     check_config(config)
@@ -199,11 +196,7 @@ def _check_metric(name: str, data: conversations.Data, decoded: Sequence[Traject
 
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
-    """Rows and steps as the config and the mesh say.
-
-    Raises:
-      UserError: the model has fewer positions, or the rows do not divide over the devices.
-    """
+    """Rows and steps as the config and the mesh say."""
     if config.length > max_positions:
         raise UserError(
             f"config.length={config.length} exceeds the model's {max_positions} positions"
@@ -229,9 +222,6 @@ def make_adapter(
 ) -> tuple[nnx.State, Sequence[str] | None]:
     """Where training starts: a fresh adapter, or ``config.lora.start``; and what that was trained
     on, None where it does not say. Another component's will do: a reader knows what passages say.
-
-    Raises:
-      UserError: that one cannot be read, or has another rank, scale or other targets.
     """
     spec = config.lora.get("start")
     if spec is None:

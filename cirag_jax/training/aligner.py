@@ -42,9 +42,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``, and
     ``link_head.safetensors`` where the config asks for a head.
-
-    Raises:
-      UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
     check_config(config)
@@ -311,11 +308,7 @@ def _soft_per_question(config: Config) -> int:
 
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
-    """The sizes of every batch, as the config and the mesh say.
-
-    Raises:
-      UserError: they do not fit each other.
-    """
+    """The sizes of every batch, as the config and the mesh say."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     negative_sets = config.prefixes_per_question if config.chain_negatives else 1
     per_question = config.prefixes_per_question + negative_sets * config.num_negatives
@@ -385,9 +378,6 @@ def train_head(
     Returns:
       The head's figures; None where ``should_stop`` said so before the head was whole: the next
       call begins it again.
-
-    Raises:
-      UserError: as `link_head.train_link_head`.
     """
     run = _head_run(config, workdir, sets)
     record = link_head_model.read_record(workdir)

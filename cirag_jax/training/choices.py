@@ -52,10 +52,6 @@ def choices_of(
 ) -> tuple[list[Choice], list[Choice]]:
     """What the searches for training and for dev questions choose from, where there is something to
     learn: a gold candidate and another one.
-
-    Raises:
-      UserError: ``config.checkpoint`` has no head, or cannot be opened; or of the training
-        questions there is nothing to learn.
     """
     head = needed_link_head(config.checkpoint)
     # Weights of a checkpoint are hashed once, not for every set.

@@ -42,9 +42,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains to the end (or from the last checkpoint on), then compares with the bi-encoder.
 
     Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``.
-
-    Raises:
-      UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
     check_config(config)
@@ -279,11 +276,7 @@ class Unmined(NamedTuple):
 def unmined_targets(
     config: Config, dataset: Dataset, questions: Sequence[Question]
 ) -> list[Unmined]:
-    """All positives with the texts of their own pools, in a fixed order.
-
-    Raises:
-      UserError: the data give none.
-    """
+    """All positives with the texts of their own pools, in a fixed order."""
     found: list[Unmined] = []
     if "passage" in config.kinds:
         targets = data_lib.passage_targets(dataset, questions)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from cirag_jax.evaluation import decisions
 from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.methods.cirag_config import CiragConfig
+from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.models import lora
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.runtime.handlers import GenerateHandler

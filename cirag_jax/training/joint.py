@@ -38,9 +38,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Leaves ``checkpoints/``, ``metrics.jsonl``, TensorBoard events and what was searched
     (``searched-*.npy``) in ``workdir``.
-
-    Raises:
-      UserError: the data or the config cannot be used, or a value became non-finite.
     """
     start = time.monotonic()
     check_config(config)

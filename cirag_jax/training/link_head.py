@@ -98,7 +98,6 @@ def train_link_head(
     beside what the last round found for the training questions.
 
     Raises:
-      UserError: no search came upon a gold passage.
       Stopped: ``should_stop`` said so.
     """
 
@@ -152,11 +151,7 @@ def check_questions(train: Iterable[Question]) -> None:
 
 
 def open_aligner(spec: str, config: Config) -> Encoder:
-    """The aligner of a workdir as it embeds here; vectors of whole corpora are kept.
-
-    Raises:
-      UserError: see `open_encoder`.
-    """
+    """The aligner of a workdir as it embeds here; vectors of whole corpora are kept."""
     encoder, _ = open_encoder(spec)
     embeds = FlaxEncoder(
         encoder,

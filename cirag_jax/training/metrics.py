@@ -23,11 +23,7 @@ _RECENT = 20  # steps that the time left is judged by
 
 
 def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
-    """A step's metrics on the host, which waits for the step.
-
-    Raises:
-      UserError: one of them is not finite; the message ends with ``advice``.
-    """
+    """A step's metrics on the host, which waits for the step."""
     values = {name: float(value) for name, value in metrics.items()}
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:

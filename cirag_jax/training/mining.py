@@ -34,9 +34,6 @@ class Miner:
 
     What is found stays in ``workdir`` as ``mined-*.npy``, numbers of units, so that a training
     that goes on, perhaps elsewhere, has the same.
-
-    Raises:
-      UserError: it ranks other units than ``config.data.units``, or cannot be opened.
     """
 
     def __init__(self, config: Config, workdir: pathlib.Path):
@@ -58,9 +55,6 @@ class Miner:
 
         That is what was mined, and from ``pools`` the units of the question's gold passages. A
         chain for which nothing was found keeps its pool.
-
-        Raises:
-          UserError: see `found_once`.
         """
         by_id = {question.id: question for question in dataset.questions}
         questions = [by_id[chain.question_id] for chain in chains]
@@ -115,9 +109,6 @@ def found_once(
     in ``file``, where that is ``usable``.
 
     Only the first process finds or reads, so that all have the same.
-
-    Raises:
-      UserError: the first process failed.
     """
     found = np.full(shape, -1, np.int32)
 

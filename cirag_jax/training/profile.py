@@ -23,10 +23,6 @@ class StepProfile(Closing):
       steps: ``FIRST:LAST``; None: nothing is traced. A run that goes on beyond FIRST traces what is
         left of them.
       workdir: an existing folder.
-
-    Raises:
-      UserError: ``steps`` reads otherwise, or FIRST is 1: the first step compiles, which would
-        cover all else.
     """
 
     def __init__(self, steps: str | None, workdir: pathlib.Path):

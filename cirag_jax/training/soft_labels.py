@@ -39,10 +39,6 @@ def soft_examples(
     The searches are those of ``config.distill.checkpoint`` for the questions that are trained on.
     They and the logits stay in ``workdir`` (``searched-*.npy``, ``logits-*.npy``), so that a
     training that goes on has the same.
-
-    Raises:
-      UserError: the checkpoint has no head or ranks other units than ``config.data.units``, or the
-        joint scorer cannot be opened or was trained for something else.
     """
     spec, kind = config.distill.checkpoint, config.data.units
     units = needed_link_head(spec).units

@@ -92,11 +92,7 @@ def apply_gradient(
 def hold_out(
     questions: Sequence[Question], config: Config
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Training questions, and the last ``config.dev.questions`` of a seeded permutation.
-
-    Raises:
-      UserError: none is left to train on.
-    """
+    """Training questions, and the last ``config.dev.questions`` of a seeded permutation."""
     number = config.dev.questions
     if number >= len(questions):
         raise UserError(
@@ -115,11 +111,7 @@ COMPONENTS = ("aligner", "cross_encoder", "joint", "integrator", "extractor", "r
 
 
 def component_of(config: Config) -> str:
-    """Which of `COMPONENTS` a config trains.
-
-    Raises:
-      UserError: none.
-    """
+    """Which of `COMPONENTS` a config trains."""
     if "optimizer" not in config:
         raise UserError(
             "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
@@ -217,9 +209,6 @@ def restore(
 
     ``meta`` is what this run would write beside its checkpoints; its ``run`` must be theirs.
     ``data`` is the iterator that goes on where it was, if there is one.
-
-    Raises:
-      UserError: the checkpoints are another run's; the message names the fields.
     """
     if checkpoints.latest_step() is None:
         return state, 0
@@ -234,9 +223,6 @@ def refuse_other(workdir: pathlib.Path, run: dict[str, Any]) -> None:
     """Compares ``run`` with what ``workdir`` was started with, where it has a checkpoint.
 
     `restore` does so again, and with the examples; this is for what would take long before.
-
-    Raises:
-      UserError: they differ; the message names the field.
     """
     # A killed process leaves folders of other names: steps that were not whole.
     if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):
@@ -288,11 +274,7 @@ class Report:
         self._profile.sent(step)
 
     def finish(self) -> None:
-        """Waits for the step under way, if there is one, and writes its metrics.
-
-        Raises:
-          UserError: one of them is not finite.
-        """
+        """Waits for the step under way, if there is one, and writes its metrics."""
         if self._pending is None:
             return
         (step, metrics, batch, sent), self._pending = self._pending, None

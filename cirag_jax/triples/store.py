@@ -92,11 +92,7 @@ class TripleStore(Closing):
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Opens a store for reading: the file, or the workdir of launch/extract.py that holds it.
-
-        Raises:
-            UserError: There is no store, it is of an earlier version, or it is damaged.
-        """
+        """Opens a store for reading: its file, or the workdir of launch/extract.py that has it."""
         folder = Path(folder).expanduser()
         path = folder / FILE if folder.is_dir() else folder
         refuse_earlier(folder)
@@ -110,11 +106,7 @@ class TripleStore(Closing):
 
     @classmethod
     def create(cls, path: str | Path) -> Self:
-        """Opens the store ``path`` for writing; creates it where there is none.
-
-        Raises:
-            UserError: It is of an earlier version, damaged, or cannot be written.
-        """
+        """Opens the store ``path`` for writing; creates it where there is none."""
         path = Path(path)
         refuse_earlier(path.parent)
         with contextlib.ExitStack() as stack, sqlite.named_errors(path):
@@ -144,11 +136,7 @@ class TripleStore(Closing):
         return None
 
     def triples(self, passage_ids: Iterable[str]) -> dict[str, tuple[Triple, ...] | None]:
-        """The triples of each passage, with provenance; None where it failed or was never tried.
-
-        Raises:
-            UserError: The file is damaged.
-        """
+        """The triples of each passage, with provenance; None where it failed or was never tried."""
         found: dict[str, tuple[Triple, ...] | None] = {}
         for passage_id, text in self._texts(passage_ids):
             try:
@@ -183,9 +171,6 @@ class TripleStore(Closing):
         """Makes sure that the triples are those of the passages as they are now.
 
         A passage that was never extracted is no contradiction.
-
-        Raises:
-            UserError: A passage's title, text or sentences differ from what was extracted.
         """
         query = "SELECT hash FROM passages WHERE id = ?"
         for passage in passages:
@@ -250,9 +235,6 @@ class TripleStore(Closing):
         transaction.
 
         Unknown ids in ``deleted`` (passages that left the corpus) are ignored.
-
-        Raises:
-            UserError: The disk is full; nothing has changed then.
         """
         identity = json.dumps(extractor, sort_keys=True, ensure_ascii=False)
         number = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -276,9 +258,6 @@ def merge(parts: Sequence[Path], target: Path) -> None:
     """Writes one store, ``target``, with what every process of a run left in its own.
 
     The stores are closed, and no passage is in two of them.
-
-    Raises:
-        UserError: A store cannot be read, or the disk is full.
     """
     with (
         sqlite.named_errors(target),

@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 
 from cirag_jax import config_words
 from cirag_jax.evaluation.scoring import NAMES
-from cirag_jax.methods.registry import find_method
+from cirag_jax.methods.registry import block_name, find_method
 from configs import common, retrievers
 
 
@@ -27,13 +27,13 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
       name: of the method; ``config.<name>`` holds its own settings.
       switches: settings other than the defaults whose needs get a block, too.
       **max_tokens: how much each of its roles may write; by default a reader what its format needs
-        (`methods.reading.ANSWER_TOKENS`), others 128 tokens.
+        (`methods.common.reading.ANSWER_TOKENS`), others 128 tokens.
     """
     config: Any = ConfigDict()
     config.method = name  # What the launch scripts run: leave it.
     # Fields and defaults of the method's dataclass, which describes them (cirag_jax/methods).
     settings = find_method(name).config()
-    config[name] = config_words.block_of(settings)
+    config[block_name(name)] = config_words.block_of(settings)
 
     config.question = placeholder(str)  # One question of your own instead of the data set's.
     if settings.needs.corpus:
@@ -87,7 +87,7 @@ def shipped(config: Any) -> Any:
         config.extractor.adapter = "shipped:extractor"
         config.extractor.grounded = True
     config.reader.adapter = "shipped:reader"
-    config[config.method].reader_format = "chain"
+    config[block_name(config.method)].reader_format = "chain"
     return config
 
 
@@ -98,9 +98,6 @@ def preset(config: Any, name: str) -> Any:
     suffices for 64 conversations (3 GB in fp32). ``medium`` is a model of 1.5B parameters in a
     context of 4,096 tokens: two CPU cores, 9 GB. ``paper`` names the CIRAG paper's
     models, for a GPU.
-
-    Raises:
-      UserError: there is no such preset.
     """
     needs = find_method(config.method).config().needs
     blocks = {name: block for name, block in config.items() if isinstance(block, ConfigDict)}
@@ -109,7 +106,7 @@ def preset(config: Any, name: str) -> Any:
     if name == "small":
         for who in roles:
             config[who].prefix_tokens = 65536
-        if config[config.method].get("reader_format") == "thought":
+        if config[block_name(config.method)].get("reader_format") == "thought":
             config.reader.max_tokens = 96
     elif name == "medium":
         config.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # or its GGUF: --config.model=FILE.gguf

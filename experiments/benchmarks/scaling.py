@@ -290,11 +290,7 @@ def compile_all(
 
 
 def in_processes(count: int, meshes: Sequence[Mesh], argv: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows as ``count`` processes find them, a run for all meshes of as many devices.
-
-    Raises:
-      UserError: a process failed; it said why.
-    """
+    """The rows as ``count`` processes find them, a run for all meshes of as many devices."""
     rows = []
     for devices in sorted({mesh.devices for mesh in meshes}):
         with socket.socket() as probe:

@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cirag_jax.methods import extraction
+from cirag_jax.methods.common import extraction
 from cirag_jax.models.io import workdir as workdirs
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.triples.store import TripleStore

@@ -4,24 +4,24 @@ import dataclasses
 
 import pytest
 
+from cirag_jax.evaluation import judge_prompts as judge
+from cirag_jax.grade import prompts as grade
 from cirag_jax.llm import openai_format
-from cirag_jax.prompts import (
-    c2rag,
-    cirag,
-    compact,
+from cirag_jax.methods.baselines import genground as genground
+from cirag_jax.methods.baselines import ircot
+from cirag_jax.methods.c2rag import prompts as c2rag
+from cirag_jax.methods.cirag import compact
+from cirag_jax.methods.cirag import prompts as cirag
+from cirag_jax.methods.common import (
     dialects,
-    dualrag,
-    extraction,
-    genground,
-    grade,
-    ircot,
-    judge,
-    kirag,
-    rag,
-    reading,
+    extraction_prompts,
+    reading_prompts,
     refusals,
+    short_answers,
 )
-from cirag_jax.prompts.tolerant_json import find_json
+from cirag_jax.methods.common.tolerant_json import find_json
+from cirag_jax.methods.dualrag import prompts as dualrag
+from cirag_jax.methods.kirag import prompts as kirag
 from cirag_jax.runtime import codec
 from cirag_jax.types import Passage, Sentence, Triple
 from tests.attacks.hostile import TEXTS, attack, held, st
@@ -66,8 +66,8 @@ PARSERS = {
     "c2rag.names": lambda t, cut: c2rag.names_in(t),
     "genground.deduction": lambda t, cut: genground.parse_deduction(t, truncated=cut),
     "genground.grounding": lambda t, cut: genground.parse_grounding(t),
-    "extraction.entities": lambda t, cut: extraction.parse_entities(t, _finish(cut)),
-    "extraction.triples": lambda t, cut: extraction.parse_triples(t, _finish(cut)),
+    "extraction.entities": lambda t, cut: extraction_prompts.parse_entities(t, _finish(cut)),
+    "extraction.triples": lambda t, cut: extraction_prompts.parse_triples(t, _finish(cut)),
     "grade.verdict": lambda t, cut: grade.parse_verdict(t, "yes", "no"),
     "grade.claim": lambda t, cut: grade.parse_claim(t),
     "grade.triples": lambda t, cut: grade.parse_triples(t, _finish(cut), 2),
@@ -75,8 +75,8 @@ PARSERS = {
     "grade.question": lambda t, cut: grade.parse_question(t),
     "ircot": lambda t, cut: ircot.parse_thought(t),
     "judge": lambda t, cut: judge.parse_verdict(t, "dualrag", truncated=cut),
-    "rag": lambda t, cut: rag.parse_short_answer(t),
-    "reading": lambda t, cut: reading.parse_answer(t, wide=True, truncated=cut),
+    "rag": lambda t, cut: short_answers.parse_short_answer(t),
+    "reading": lambda t, cut: reading_prompts.parse_answer(t, wide=True, truncated=cut),
     "refusals": lambda t, cut: refusals.refuses(t),
     **{
         f"dialects.{name}": lambda t, cut, name=name: dialects.parse(

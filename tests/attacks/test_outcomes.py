@@ -24,7 +24,7 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
-from cirag_jax.prompts.cirag import render_decision
+from cirag_jax.methods.cirag.prompts import render_decision
 from cirag_jax.reports import trace
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.triples.store import TripleStore

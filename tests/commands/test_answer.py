@@ -204,7 +204,10 @@ def fails(capsys, argv) -> str:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("method=crag", "config.method='crag' is no method; there are beam_retrieval, c2rag,"),
+        (
+            "method=crag",
+            "config.method='crag' is not a method; choose one of beam_retrieval, c2rag,",
+        ),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.max_steps=-1", "max_steps=-1 must not be negative"),
         ("cirag.num_candidates=0", "num_candidates=0 must be at least 1"),

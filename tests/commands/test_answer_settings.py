@@ -11,7 +11,7 @@ from cirag_jax.commands.answer import Plan, warn_of_seen
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
-from cirag_jax.methods import extraction
+from cirag_jax.methods.common import extraction
 from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import workdir
 from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash

@@ -14,7 +14,6 @@ from cirag_jax.commands import alone, compare, comparison, results, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
-from cirag_jax.methods import registry
 from cirag_jax.reports import trace
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.requests import Generate, Needs
@@ -23,6 +22,7 @@ from configs import compare as compare_config
 from configs import report as report_config
 from tests import tiny
 from tests.answering import lines, tiny_folders
+from tests.own_method import own_method
 
 
 @pytest.fixture(scope="module")
@@ -340,13 +340,13 @@ def guesses(question, config):
 
 
 def test_what_samples_is_repeated_and_what_is_greedy_is_not(folders, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(registry.METHODS, "guesses", registry.Method(guesses, Guesses))
+    own = own_method(monkeypatch, "guesses", guesses, Guesses)
     configs = tmp_path / "configs"
     configs.mkdir()
-    for name in ("guesses", "direct"):
+    for name, method in (("guesses", own), ("direct", "direct")):
         (configs / f"{name}.py").write_text(
             "from configs.methods import blocks\n\n"
-            f"def get_config(preset=''): return blocks.method('{name}', reader=9)\n"
+            f"def get_config(preset=''): return blocks.method('{method}', reader=9)\n"
         )
     monkeypatch.setattr(task, "_CONFIGS", configs)
     workdir = tmp_path / "w"

@@ -14,7 +14,7 @@ from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
-from cirag_jax.methods.kirag import KiragConfig
+from cirag_jax.methods.kirag.method import KiragConfig
 from cirag_jax.retrieval.encoders import RememberingEncoder
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex

@@ -63,7 +63,7 @@ def run(capsys, folders, workdir, method, settings, more=None):
     return json.loads(captured.out)
 
 
-@pytest.mark.parametrize("method", registry.METHODS)
+@pytest.mark.parametrize("method", registry.method_names())
 def test_a_method_answers_and_asks_nothing_twice(method, folders, tmp_path, capsys):
     settings = SETTINGS.get(method, {})
     first = run(capsys, folders, tmp_path, method, settings)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.methods import extraction
-from cirag_jax.prompts import extraction as prompts
+from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Triple
 from tests.commands.extracting import TEXTS, content, corpus, run, triples

@@ -15,14 +15,16 @@ from cirag_jax.datasets import prepare
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.methods import registry
-from cirag_jax.methods.cirag_config import CiragConfig
-from cirag_jax.methods.direct import DirectConfig, direct
+from cirag_jax.methods.baselines import direct as direct_module
+from cirag_jax.methods.baselines.direct import DirectConfig, direct
+from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.runtime.requests import Anchor, Demonstrate, Fetch, Needs, Rank, Retrieve
 from cirag_jax.types import Dataset, Feedback, Passage, Prediction, Question, Sentence, Step
 from configs import common
 from configs.methods import cirag as cirag_config
 from tests import tiny
 from tests.answering import arguments, lines, tiny_folders
+from tests.own_method import own_method
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FIXTURES = _ROOT / "tests" / "datasets" / "fixtures"
@@ -154,11 +156,12 @@ def test_an_evaluated_question_is_never_demonstrated():
 
 
 def config_of(folder, name, program, settings, monkeypatch):
-    """A config file of a method that the registry does not have."""
-    monkeypatch.setitem(registry.METHODS, name, registry.Method(program, settings))
+    """A config file of a method outside of the package."""
+    method = own_method(monkeypatch, name, program, settings)
     config = folder / f"{name}.py"
     config.write_text(
-        f"from configs.methods import blocks\n\ndef get_config(): return blocks.method('{name}')\n"
+        "from configs.methods import blocks\n\n"
+        f"def get_config(): return blocks.method('{method}')\n"
     )
     return f"--config={config}"
 
@@ -285,7 +288,7 @@ def test_c2rag_has_the_released_code_as_a_preset(preset):
     assert config.rankers.triples.kind == config.rankers.passages.kind == "cross_encoder"
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", registry.method_names())
 @pytest.mark.parametrize("preset", ["", "small", "medium", "paper"])
 def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
     config = load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
@@ -301,7 +304,7 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
         assert all(config[role].model.startswith(("Qwen/", "meta-llama/")) for role in needs.roles)
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", registry.method_names())
 def test_a_preset_that_does_not_exist_is_refused(name):
     with pytest.raises(UserError, match="the presets are small, medium, paper"):
         load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
@@ -312,7 +315,7 @@ def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatc
     class Oracle:
         needs = dataclasses.replace(DirectConfig.needs, gold=True)
 
-    monkeypatch.setitem(registry.METHODS, "direct", registry.Method(direct, Oracle))
+    monkeypatch.setattr(direct_module, "METHOD", registry.Method(direct, Oracle))
     argv = arguments(folders, tmp_path, "--config.data.limit=1", method="direct")
     assert run(capsys, argv)["sees_gold"] is True
 

@@ -6,7 +6,7 @@ import pytest
 
 from cirag_jax.commands.online import OnlineExtractHandler
 from cirag_jax.llm import types as llm
-from cirag_jax.methods.extraction import ExtractionSettings
+from cirag_jax.methods.common.extraction import ExtractionSettings
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal, Key
 from cirag_jax.runtime.journal_reader import read_records

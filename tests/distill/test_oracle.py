@@ -18,7 +18,7 @@ from cirag_jax.distill.teachers import (
     with_facts,
 )
 from cirag_jax.distill.trajectories import UNCLEAR, marked, statistics
-from cirag_jax.prompts import cirag as prompts
+from cirag_jax.methods.cirag import prompts
 from cirag_jax.runtime.requests import Retrieve, Retrieved
 from cirag_jax.runtime.scheduler import Call, Key, RequestError
 from cirag_jax.triples.normalization import normalise

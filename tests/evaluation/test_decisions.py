@@ -17,13 +17,13 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, aligner, score, top_k
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.cirag_config import CiragConfig
+from cirag_jax.methods.cirag import compact
+from cirag_jax.methods.cirag.prompts import integration_messages, render_decision
+from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.models import lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.prompts import compact
-from cirag_jax.prompts.cirag import integration_messages, render_decision
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.runtime.scheduler import Scheduler

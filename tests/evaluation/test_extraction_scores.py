@@ -14,8 +14,8 @@ from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, similarities, soft_overlap
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.extraction import ExtractionSettings
-from cirag_jax.prompts import extraction as prompts
+from cirag_jax.methods.common import extraction_prompts as prompts
+from cirag_jax.methods.common.extraction import ExtractionSettings
 from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.runtime.scheduler import Scheduler

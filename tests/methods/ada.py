@@ -1,7 +1,7 @@
 """Where Ada Moen was born: the question of CIRAG's tests, and who answers its requests."""
 
-from cirag_jax.methods.cirag import cirag
-from cirag_jax.methods.cirag_config import CiragConfig
+from cirag_jax.methods.cirag.method import cirag
+from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.types import Passage, Question, Triple
 from tests.methods.by_hand import Hand, decision
 

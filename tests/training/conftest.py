@@ -8,7 +8,7 @@ import pytest
 
 from cirag_jax import sharding
 from cirag_jax.config_files import load_config
-from cirag_jax.prompts import cirag as prompts
+from cirag_jax.methods.cirag import prompts
 from cirag_jax.training import aligner, joint
 from tests import tiny
 from tests.distill import by_hand

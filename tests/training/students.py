@@ -11,8 +11,8 @@ import pytest
 from cirag_jax import sharding
 from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.methods.cirag import prompts
 from cirag_jax.models.io.pretrained_decoder import load_decoder
-from cirag_jax.prompts import cirag as prompts
 from cirag_jax.training import adapter
 from tests import tiny, tiny_decoder
 from tests.distill import by_hand

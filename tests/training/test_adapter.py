@@ -13,7 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.methods.cirag_config import CiragConfig
+from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import load_decoder

@@ -16,11 +16,11 @@ from cirag_jax.commands import backends, opening, side_by_side
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
-from cirag_jax.methods import extraction
+from cirag_jax.methods.cirag import prompts
+from cirag_jax.methods.common import extraction
 from cirag_jax.models.io.peft_format import load_adapter, save_adapter
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.io.workdir import check_role, export_adapter, open_adapter
-from cirag_jax.prompts import cirag as prompts
 from configs import common
 from tests import tiny
 from tests.distill import by_hand

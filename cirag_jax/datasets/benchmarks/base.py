@@ -121,10 +121,6 @@ def prepare_builder(
 
     TFDS keeps its files in ``data_dir``; downloads go to its subfolder ``downloads``, where
     official files placed by hand lie in ``manual``, if ``manual_dir`` is None.
-
-    Raises:
-        UserError: The config is unknown, the files are neither placed nor to be downloaded, a
-            record is malformed, or ``data_dir`` cannot be written.
     """
     if config not in builder_class.FILES:
         known = ", ".join(builder_class.FILES)
@@ -150,11 +146,7 @@ def prepare_builder(
 
 
 def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
-    """The records of split ``train``, ``dev`` or ``test`` of a builder of `prepare_builder`.
-
-    Raises:
-        UserError: The split was not built.
-    """
+    """The records of split ``train``, ``dev`` or ``test`` of a builder of `prepare_builder`."""
     if split not in builder.info.splits:
         known = ", ".join(builder.info.splits)
         raise UserError(f"{builder.info.full_name} has no split {split!r}; built: {known}.")
@@ -170,9 +162,6 @@ def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) ->
     later one gets ``__2``; where they have none, it is their split and their number in it, from 0.
     Questions keep their official order. Passages of the split `ARTICLES` always come along; without
     them, ``supporting`` that names one is None.
-
-    Raises:
-        UserError: A split was not built, or two questions or articles have the same id.
     """
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     built = [split for split in builder.FILES[config] if split in builder.info.splits]

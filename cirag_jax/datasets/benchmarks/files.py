@@ -62,10 +62,6 @@ class FoundFile:
 
         A row of a table (``.csv``, ``.tsv``) is an object of strings; a cell that it lacks is
         absent. A file of several splits is loaded whole, others are not.
-
-        Raises:
-            UserError: The file is not what its name says: not a zip archive, not UTF-8, not JSON or
-                a table, truncated, or without the member or split.
         """
         where = str(self.path)
         try:
@@ -100,9 +96,6 @@ def find_files(
     Files placed by hand win: where ``manual_dir`` (itself, then its immediate subfolders) holds at
     least one of them, or its archive, exactly those are used; a split without a file is left out,
     with a warning. Otherwise all are downloaded into the cache of TFDS.
-
-    Raises:
-        UserError: Nothing lies in ``manual_dir`` and a download fails or has another checksum.
     """
     placed = {split: path for split, file in files.items() if (path := _placed(file, manual_dir))}
     if placed:

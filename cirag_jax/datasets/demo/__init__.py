@@ -34,11 +34,7 @@ class TypedTriple(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def graph() -> tuple[World, questions.Rendered]:
-    """The entities with their facts, and the passage and the triples of each by its key.
-
-    Raises:
-        UserError: as `build`.
-    """
+    """The entities with their facts, and the passage and the triples of each by its key."""
     world = facts.build_world()
     return world, render.render_world(world)
 
@@ -64,9 +60,6 @@ def build() -> Dataset:
 
     Deterministic for the pinned versions of the data packages: it depends on no clock, network,
     random number or hash seed.
-
-    Raises:
-        UserError: a data package is not installed or lacks a file.
     """
     world, rendered = graph()
     asked = questions.build_questions(world, rendered)

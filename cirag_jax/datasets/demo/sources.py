@@ -66,11 +66,7 @@ def fold(text: str) -> str:
 
 
 def package_file(package: str, *parts: str) -> Path:
-    """Path of a data file inside an installed package, without importing the package.
-
-    Raises:
-        UserError: the package is not installed or lacks the file.
-    """
+    """Path of a data file inside an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"the built-in dataset needs the package {package}, which is not installed")

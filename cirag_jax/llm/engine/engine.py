@@ -143,9 +143,6 @@ class Engine:
             the CPU has no instructions for it.
           mesh: shards the weights; default: one device.
           options: sizes.
-
-        Raises:
-          UserError: model or adapter cannot be read, or do not fit each other.
         """
         compute, stored = dtype, dtype
         if jax.default_backend() == "cpu" and dtype == "bfloat16":

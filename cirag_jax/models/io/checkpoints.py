@@ -62,9 +62,6 @@ class Checkpoints(Closing):
       best_metric: the key of ``save(metrics=...)`` that ranks checkpoints: the lower the better
         where its name has "loss", else the higher. A NaN ranks last.
       read_only: for evaluation: creates, cleans and saves nothing, and requires a checkpoint.
-
-    Raises:
-      UserError: ``read_only`` and the folder holds no complete checkpoint.
     """
 
     def __init__(
@@ -154,10 +151,6 @@ class Checkpoints(Closing):
             bytes must hold.
           meta: JSON-able description of the model.
           metrics: evaluation figures of this step; they decide which checkpoint is the best.
-
-        Raises:
-          UserError: the disk is full, for this step or the one before, which an accelerator's
-            program writes while it goes on; what was saved before is kept.
         """
         if step in self._manager.all_steps():
             return False
@@ -191,10 +184,6 @@ class Checkpoints(Closing):
           data: the data iterator; its ``set_state`` is called. May be None.
           subset: whether the checkpoint may hold more than is asked for (an evaluation wants the
             parameters and not the optimizer's moments).
-
-        Raises:
-          UserError: there is no such checkpoint, it does not fit ``abstract_state`` (the leaves
-            that differ are named), or it cannot be read.
         """
         step = self._require(step)
         wanted = _flatten(abstract_state, abstract=True)
@@ -226,11 +215,7 @@ class Checkpoints(Closing):
         )
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
-        """The description saved with a step (None: the latest).
-
-        Raises:
-          UserError: there is no such checkpoint or it cannot be read.
-        """
+        """The description saved with a step (None: the latest)."""
         step = self._require(step)
         try:
             restored = self._manager.restore(
@@ -241,11 +226,7 @@ class Checkpoints(Closing):
         return dict(restored["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """The metrics saved with a step (None: the latest), or None where there were none.
-
-        Raises:
-          UserError: they cannot be read.
-        """
+        """The metrics saved with a step (None: the latest), or None where there were none."""
         step = self._require(step)
         try:
             return self._manager.metrics(step)
@@ -265,11 +246,7 @@ class Checkpoints(Closing):
         return self._manager.best_step()
 
     def wait(self) -> None:
-        """Returns when every save under way is complete on disk.
-
-        Raises:
-          UserError: the disk is full.
-        """
+        """Returns when every save under way is complete on disk."""
         with self._writing():
             self._manager.wait_until_finished()
 

@@ -112,11 +112,7 @@ class Place:
 
 
 def places(config: DecoderConfig, model_type: str) -> list[Place]:
-    """Every parameter of ``config`` with its checkpoint tensors, outer ones first.
-
-    Raises:
-      UserError: the family has no mapping, or none for a parameter of ``config``.
-    """
+    """Every parameter of ``config`` with its checkpoint tensors, outer ones first."""
     if model_type not in FAMILIES:
         raise UserError(
             f"model_type {model_type!r} has no weight mapping; known: "
@@ -273,10 +269,6 @@ def load_decoder_state(
 
     Parameters are placed on ``mesh`` by their logical axes, each process reading only the slices
     that its devices hold; None: the first device.
-
-    Raises:
-      UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
-        or a file cannot be read.
     """
     with TensorFiles(folder) as files:
         return load_source(files, folder, config, model_type, mesh)
@@ -355,9 +347,6 @@ def write_checkpoint(
     Tensors are of the dtype of ``params``; above ``shard_bytes`` there are several files and an
     index. ``hf_config`` is written as ``config.json`` with that dtype and gives ``model_type``.
     ``companions`` is called with the folder under construction, to put tokenizer files in it.
-
-    Raises:
-      UserError: the folder holds something already.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -37,11 +37,7 @@ def find_adapter(spec: str) -> Path | None:
 
 
 def base_of(spec: str) -> str | None:
-    """The base of an encoder's adapter; None where ``spec`` is anything else.
-
-    Raises:
-      UserError: as `read_base`.
-    """
+    """The base of an encoder's adapter; None where ``spec`` is anything else."""
     folder = find_adapter(spec)
     if folder is None:
         return None
@@ -64,9 +60,6 @@ def save_encoder_adapter(
     replaced. ``trained`` and ``base`` are tensors as `weights.to_tensors` gives them; ``training``
     is what is to be known of the training. Returns the share of the squared difference that is
     kept, over all tensors.
-
-    Raises:
-      UserError: ``rank`` is not positive, or ``folder`` holds something else.
     """
     if rank < 1:
         raise UserError(f"config.rank={rank} must be at least 1.")
@@ -89,11 +82,7 @@ def save_encoder_adapter(
 
 
 def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The base of an encoder's adapter, and what is known of its training.
-
-    Raises:
-      UserError: a file cannot be read, names no base, or is not of an encoder.
-    """
+    """The base of an encoder's adapter, and what is known of its training."""
     file = folder / peft_format.CONFIG_FILE
     raw = read_object(file)
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
@@ -133,12 +122,7 @@ def add_adapter(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Any, str]:
-    """An encoder's parameters with an adapter added, and SHA-256 of the adapter's tensors.
-
-    Raises:
-      UserError: the file cannot be read, its tensors are not those of this encoder, or what comes
-        of them is not finite.
-    """
+    """An encoder's parameters with an adapter added, and SHA-256 of the adapter's tensors."""
     file = folder / peft_format.TENSOR_FILE
     described = folder / peft_format.CONFIG_FILE
     raw = read_object(described)

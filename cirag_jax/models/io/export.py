@@ -28,10 +28,6 @@ def export_sentence_transformers(
     Everything is written aside and renamed at the end. An earlier export in ``folder`` is replaced.
     In a run of several processes all must call it, and process 0 writes. ``params`` None means
     ``encoder.state``. ``units``, which an aligner was trained to rank, are for the card.
-
-    Raises:
-      UserError: ``folder`` holds something that is not such an export, or the tokenizer's files
-        are gone.
     """
     folder = Path(folder)
     _check_target(folder)

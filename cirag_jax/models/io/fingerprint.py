@@ -8,6 +8,7 @@ import ast
 import gc
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -55,9 +56,6 @@ def of_model(spec: str) -> dict[str, Any]:
     or a hub id. Returns ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name
     -> hash) of a folder or file, or ``checkpoint`` (a hash) of a workdir; and ``base``, the model
     that a workdir or an encoder's adapter changes.
-
-    Raises:
-      UserError: there is no such model.
     """
     if is_training_workdir(spec):
         folder, base = workdir.best_folder(spec)
@@ -82,11 +80,7 @@ def digest(spec: str) -> str:
 
 
 def of_packages(*names: str) -> dict[str, str]:
-    """Versions of installed packages that decide results, as far as they count.
-
-    Raises:
-      UserError: one is not installed.
-    """
+    """Versions of installed packages that decide results, as far as they count."""
     try:
         return {name: version_that_counts(name, importlib.metadata.version(name)) for name in names}
     except importlib.metadata.PackageNotFoundError as error:
@@ -108,26 +102,41 @@ def small_files(folder: Path) -> dict[str, str]:
 
 
 def of_code(module: str) -> str:
-    """A hash of a module and of the prompts, methods and steps it imports, comments apart.
+    """Returns a hash of a method's module and the modules of methods that it imports.
 
-    It is the same in every version of Python that reads them.
+    Comments and docstrings do not count. The hash is the same in every version of Python. A module
+    outside of this package brings in the modules of its own package.
     """
+    parts = ("cirag_jax.methods.", "cirag_jax.grade.", module.partition(".")[0] + ".")
+    if module.startswith("cirag_jax."):
+        parts = parts[:2]
     sources: dict[str, str] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        file = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
-        if name in sources or not file.is_file():
+        file = _source(name)
+        if name in sources or file is None:
             continue
         tree, lines = _parsed(file), list[str]()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                parts = ("cirag_jax.prompts.", "cirag_jax.methods.", "cirag_jax.grade.")
                 waiting += [name for name in names if name.startswith(parts)]
         _outline(tree, lines.append)
         sources[name] = "\n".join(lines)
     return _hash(json.dumps(sources, sort_keys=True).encode())
+
+
+def _source(module: str) -> Path | None:
+    """Returns the file of a module; None if it is a name within one, or a folder."""
+    if module.startswith("cirag_jax."):
+        file = _PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+        return file if file.is_file() else None
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def _parsed(file: Path) -> ast.Module:
@@ -215,10 +224,6 @@ def check_same(
 
     ``place`` holds the results; ``new`` is JSON, in which blocks may lie in blocks; ``remedy`` is
     what the user can do.
-
-    Raises:
-      UserError: they differ; the message names the first field, its old and its new value, or says
-        in words what has changed where these are hashes.
     """
     changed = differences(old, new)
     if changed:

@@ -63,12 +63,7 @@ class GgufFile:
         return None if field is None else field.contents()
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The slice of a tensor, fp32 and in transformers' layout; only its rows are dequantised.
-
-        Raises:
-          UserError: its quantisation is unknown to the ``gguf`` library, or the file's fields do
-            not fit it.
-        """
+        """A slice of a tensor, fp32, in transformers' layout; dequantises only the slice's rows."""
         import gguf
 
         tensor = self._tensors[name]
@@ -98,11 +93,7 @@ class GgufFile:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """The metadata value ``ARCHITECTURE.key``.
-
-        Raises:
-          UserError: it is absent and there is no default, or no finite number from 0 on.
-        """
+        """The metadata value ``ARCHITECTURE.key``."""
         full = f"{self.architecture}.{key}"
         value = self.metadata.get(full, default)
         if value is None:
@@ -126,11 +117,7 @@ def _reader(file: Path) -> Any:
 
 
 def open_gguf(file: str | os.PathLike) -> GgufFile:
-    """Opens a GGUF file.
-
-    Raises:
-      UserError: it cannot be read, or its architecture is unknown.
-    """
+    """Opens a GGUF file."""
     import gguf
 
     file = Path(file)
@@ -167,11 +154,7 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
 
 
 def hf_config(source: GgufFile) -> dict[str, Any]:
-    """What ``config.json`` would say, from the file's metadata, in transformers' names.
-
-    Raises:
-      UserError: a field is missing or of an unknown kind.
-    """
+    """What ``config.json`` would say, from the file's metadata, in transformers' names."""
     number, metadata = source.number, source.metadata
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     embedding = dict(source.shapes).get("model.embed_tokens.weight")
@@ -305,9 +288,6 @@ def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
 
     transformers' own way (``gguf_file=``) imports torch, which nothing here needs at run time; the
     vocabulary is converted by the same functions of transformers.
-
-    Raises:
-      UserError: there is none in the file, it is damaged, or it is of an unknown kind.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
     with parsing(f"{source.file}: its tokenizer cannot be read"):

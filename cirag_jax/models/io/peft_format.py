@@ -116,9 +116,6 @@ def save_adapter(
     replaced. In a run of several processes all must call it, and process 0 writes. Tensors are of
     ``dtype``, ``float32`` or ``bfloat16``. ``training`` is what is to be known of its training, for
     `read_training`; PEFT ignores it. ``card`` becomes its README.md.
-
-    Raises:
-      UserError: ``folder`` holds something else than an adapter.
     """
     folder = Path(folder)
     _check_target(folder)
@@ -175,10 +172,6 @@ def load_adapter(
 
     ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; every layer of
     the base must be adapted alike.
-
-    Raises:
-      UserError: a file is missing or cannot be read, the configuration has what is not supported,
-        or the tensors are not those of this base.
     """
     folder = Path(folder)
     raw = read_object(folder / CONFIG_FILE)
@@ -197,11 +190,7 @@ def load_adapter(
 
 
 def tensor_file(folder: Path) -> Path:
-    """The file with an adapter's tensors.
-
-    Raises:
-      UserError: there is none, or only a pickle.
-    """
+    """The file with an adapter's tensors."""
     file = folder / TENSOR_FILE
     if not file.is_file():
         pickle = folder / "adapter_model.bin"
@@ -212,11 +201,7 @@ def tensor_file(folder: Path) -> Path:
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """What `save_adapter` was told of an adapter's training; empty where there is nothing.
-
-    Raises:
-      UserError: the file cannot be read.
-    """
+    """What `save_adapter` was told of an adapter's training; empty where there is nothing."""
     return read_object(folder / TRAINING_FILE, optional=True)
 
 
@@ -247,11 +232,7 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
 def number(
     raw: Mapping[str, Any], file: Path, field: str, default: float | None, kind: type = float
 ) -> Any:
-    """A field of an adapter's configuration, an ``int`` or of ``kind``.
-
-    Raises:
-      UserError: it is no such number, not finite, or larger than any float.
-    """
+    """A field of an adapter's configuration, an ``int`` or of ``kind``."""
     value = raw.get(field, default)
     good = isinstance(value, int | kind) and not isinstance(value, bool)
     if not good or not -sys.float_info.max <= value <= sys.float_info.max:

@@ -113,9 +113,6 @@ def resolve_model_folder(spec: str) -> Path:
 
     That is a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub id
     (downloaded once: safetensors, JSON and tokenizer files only).
-
-    Raises:
-      UserError: nothing usable is there, or the hub cannot be reached.
     """
     if spec.startswith("package:"):
         return _package_folder(spec.removeprefix("package:"))
@@ -133,9 +130,6 @@ def shape_folder(spec: str) -> Path:
     """A folder with the ``config.json`` of ``spec``, which may be all there is: no weights.
 
     Of a few well-known hub ids it ships with this package; of others that file alone is fetched.
-
-    Raises:
-      UserError: there is none.
     """
     known = local_path("shipped:shapes") / spec.replace("/", "--")
     is_path = Path(spec).expanduser().exists() or spec.startswith((".", "/", "~"))
@@ -155,11 +149,7 @@ def shape_folder(spec: str) -> Path:
 
 
 def package_files(name: str) -> list[Path]:
-    """The files of an installed distribution.
-
-    Raises:
-      UserError: it is not installed.
-    """
+    """The files of an installed distribution."""
     try:
         files = importlib.metadata.distribution(name).files or []
     except (importlib.metadata.PackageNotFoundError, ValueError) as error:
@@ -201,11 +191,7 @@ def _hub_folder(spec: str) -> Path:
 
 
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """Hyper-parameters in ``folder/config.json``, and that file parsed.
-
-    Raises:
-      UserError: a field is missing, or the architecture is not a BERT-family encoder.
-    """
+    """Hyper-parameters in ``folder/config.json``, and that file parsed."""
     file = folder / "config.json"
     raw = read_object(file)
     model_type = raw.get("model_type")
@@ -388,9 +374,6 @@ def computing(
     From 12 layers on the stack runs as a scan.
 
     ``platform``: for which attention is chosen; None: the one JAX runs on.
-
-    Raises:
-      UserError: unknown dtype.
     """
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
@@ -438,9 +421,6 @@ def load_encoder(
       hidden_dropout: rate, active only where a dropout key is passed.
       attention_dropout: likewise, of the attention probabilities.
       remat: recompute layers in the backward pass.
-
-    Raises:
-      UserError: the model cannot be found, read or mapped.
     """
     adapter = encoder_adapter.find_adapter(spec)
     training: dict[str, Any] = {}

@@ -219,9 +219,6 @@ def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
     """Hyper-parameters from the fields of a ``config.json`` at ``where``; absent ones mean what
     transformers'.
-
-    Raises:
-      UserError: a field is missing, of a wrong type, or says what we do not have.
     """
     fields = _Fields(raw, str(where))
     model_type = raw.get("model_type")
@@ -265,11 +262,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
 
 
 def read_decoder_config(folder: str | os.PathLike) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Hyper-parameters of a model folder or ``.gguf`` file, and its ``config.json`` parsed.
-
-    Raises:
-      UserError: see `parse_decoder_config`.
-    """
+    """Hyper-parameters of a model folder or ``.gguf`` file, and its ``config.json`` parsed."""
     folder = Path(folder)
     is_gguf = folder.suffix == ".gguf" and folder.is_file()
     return _read_config(folder, gguf_weights.open_gguf(folder) if is_gguf else None)
@@ -294,9 +287,6 @@ def resolve_decoder(spec: str) -> Path:
 
     That is a ``.gguf`` file, a folder (with ``config.json``, or holding one ``.gguf`` file),
     ``package:NAME`` (an installed distribution that ships either) or a hub id.
-
-    Raises:
-      UserError: nothing usable is there, or the hub cannot be reached.
     """
     path = Path(spec).expanduser()
     if spec.endswith(".gguf"):
@@ -341,9 +331,6 @@ def load_decoder(
       param_dtype: of the weights; None: ``dtype``.
       mesh: parameters are placed on it by their logical axes; None: the first device.
       remat: what the backward pass recomputes.
-
-    Raises:
-      UserError: the model cannot be found, read or mapped.
     """
     dtype = dtype or default_dtype()
     for value in (dtype, param_dtype or dtype):
@@ -373,9 +360,6 @@ def save_decoder(
     """Writes ``params`` as a model folder that plain transformers loads, tokenizer included.
 
     They came from ``text_decoder``, layers stacked or not; see `decoder_weights.write_checkpoint`.
-
-    Raises:
-      UserError: the folder holds something already.
     """
 
     def companions(target: Path) -> None:

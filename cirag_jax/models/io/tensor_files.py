@@ -26,11 +26,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "t
 
 
 def weight_files(folder: str | os.PathLike) -> list[Path]:
-    """The safetensors files of a checkpoint folder, one or the shards of its index.
-
-    Raises:
-      UserError: none is there, a shard is missing, or there are only pickle files.
-    """
+    """The safetensors files of a checkpoint folder, one or the shards of its index."""
     folder = Path(folder)
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -76,23 +72,14 @@ def _check_real(file: Path, tensors: Any) -> None:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A safetensors file, as ``safetensors.safe_open`` gives it, with tensors for NumPy.
-
-    Raises:
-      UserError: it is no such file, ends early, or a tensor is of complex numbers or, where it is
-        read, of 4 or 8 bits.
-    """
+    """A safetensors file, as ``safetensors.safe_open`` gives it, with tensors for NumPy."""
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
         _check_real(file, tensors)
         yield tensors
 
 
 def check_finite(values: np.ndarray, source: str) -> np.ndarray:
-    """``values``: scores, vectors or weights of a model or a file.
-
-    Raises:
-      UserError: a number is not finite.
-    """
+    """``values``: scores, vectors or weights of a model or a file."""
     # A sum needs no array beside them, and one NaN or infinity spoils it.
     with np.errstate(invalid="ignore"):
         total = np.sum(values, dtype=np.float64)
@@ -104,11 +91,7 @@ def check_finite(values: np.ndarray, source: str) -> np.ndarray:
 
 
 def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
-    """Yields (name, file, array) of every tensor, each in its own dtype.
-
-    Raises:
-      UserError: a file is missing, truncated or not safetensors.
-    """
+    """Yields (name, file, array) of every tensor, each in its own dtype."""
     for file in weight_files(folder):
         with opened(file) as tensors:
             for name in list(tensors.keys()):
@@ -124,11 +107,7 @@ class TensorFiles(contextlib.ExitStack):
     """
 
     def __init__(self, folder: str | os.PathLike):
-        """Opens every file and reads its header.
-
-        Raises:
-          UserError: a file is missing, truncated or not safetensors.
-        """
+        """Opens every file and reads its header."""
         super().__init__()
         self.folder = Path(folder)
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
@@ -144,11 +123,7 @@ class TensorFiles(contextlib.ExitStack):
                     self._homes[name] = (file, tensors)
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The slice ``index`` of a tensor, in its own dtype; nothing else is read.
-
-        Raises:
-          UserError: the file ends early.
-        """
+        """The slice ``index`` of a tensor, in its own dtype; nothing else is read."""
         file, tensors = self._homes[name]
         with _readable(file):
             return tensors.get_slice(name)[index]
@@ -180,11 +155,7 @@ def save_tensors(
     file: str | os.PathLike,
     metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
 ) -> None:
-    """Writes a safetensors file aside, then renames it.
-
-    Raises:
-      UserError: there is no room.
-    """
+    """Writes a safetensors file aside, then renames it."""
     with replacing(Path(file)) as aside:
         try:
             safetensors.numpy.save_file(dict(tensors), str(aside), metadata=dict(metadata))

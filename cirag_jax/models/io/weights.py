@@ -181,10 +181,6 @@ def load_state(
     """Split `Encoder` with the weights of ``folder``, in fp32, placed on ``mesh`` if given.
 
     ``ignored`` are patterns of tensors that the encoder does not use.
-
-    Raises:
-      UserError: tensors are unmapped, doubly mapped or unfilled (with their list), a shape differs,
-        or a file cannot be read.
     """
     folder = Path(folder)
     places = _places(config, family)

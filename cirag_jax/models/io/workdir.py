@@ -39,9 +39,6 @@ def open_encoder(
     """The encoder and, for a workdir, what its checkpoint says of its training (else empty).
 
     A workdir gives its best checkpoint by dev metric, or the latest where none was evaluated.
-
-    Raises:
-      UserError: the folder holds neither a checkpoint nor a model, or they do not fit.
     """
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
@@ -72,9 +69,6 @@ def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
     """The cross-encoder and, for a workdir, what its checkpoint says of its training (else empty).
 
     A workdir gives its best checkpoint, see `open_encoder`. Its revision is a hash of its weights.
-
-    Raises:
-      UserError: the folder holds neither a checkpoint nor a cross-encoder, or they do not fit.
     """
     if not is_training_workdir(spec):
         return load_cross_encoder(spec), {}
@@ -89,11 +83,7 @@ def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
 
 
 def ranker_meta(spec: str) -> dict[str, Any]:
-    """What the best checkpoint of an aligner or a cross-encoder says of its training.
-
-    Raises:
-      UserError: the workdir trained something else.
-    """
+    """What the best checkpoint of an aligner or a cross-encoder says of its training."""
     with _best(spec, "aligner", "cross_encoder") as (_, _, meta):
         return {**meta, "component": _component(meta)}
 
@@ -115,9 +105,6 @@ def trained_on(spec: str) -> frozenset[str] | None:
     """Ids of what a model was trained on, questions or an extractor's passages; None: it does not
     say. ``spec`` is as that of `trained_units`, or a language model's adapter. An aligner's head
     counts as a part of it.
-
-    Raises:
-      UserError: what it says are no ids.
     """
     ids = training_of(spec).get("trained_on")
     if ids is None:
@@ -147,9 +134,6 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     Returns the state of `lora.Lora` on the first device, its hyper-parameters, and what the
     checkpoint says of its training: ``model`` is the base, ``step`` the step, ``revision`` a hash
     of the adapter.
-
-    Raises:
-      UserError: the workdir trained something else, or the base cannot be found or does not fit.
     """
     with _best(spec, *ADAPTED) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
@@ -166,9 +150,6 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
     or ``reader`` must have been trained as one, any other role may have any adapter. Returns the
     fields of the checkpoint's description, or of the exported folder's; none for a folder that
     another program made.
-
-    Raises:
-      UserError: the adapter was trained for something else, or the description cannot be read.
     """
     roles = [role] if role in ADAPTED else ADAPTED
     if is_training_workdir(spec):
@@ -215,11 +196,7 @@ def load_like(
     config: LoraConfig,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The adapter ``spec``, which ``field`` names, of a base; it must have these hyper-parameters.
-
-    Raises:
-      UserError: it cannot be read, or has another rank, scale or other targets.
-    """
+    """Loads the adapter ``spec``, named by ``field``; refuses other hyper-parameters."""
     with adapter_folder(spec) as folder:
         state, had = load_adapter(str(folder), model, mesh)
     if (had.scale, had.rank, had.names) != (config.scale, config.rank, config.names):
@@ -257,10 +234,6 @@ def export_adapter(
 
     Returns:
       What the checkpoint says, see `open_adapter`.
-
-    Raises:
-      UserError: an argument cannot be, the workdir or the folder cannot be used, or the two
-        adapters do not fit.
     """
     check_choice("config.dtype", dtype, (None, "float32", "bfloat16"))
     if average_with is None and share is not None:
@@ -312,9 +285,6 @@ def export_encoder_adapter(
 
     ``meta`` is what its checkpoint says, see `open_encoder`. Returns the share of the squared
     change that the adapter keeps.
-
-    Raises:
-      UserError: see `encoder_adapter.save_encoder_adapter`.
     """
     base = load_encoder(meta["model"])
     told = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_TOLD}
@@ -348,9 +318,6 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
 
     The best is that of the metric which the trainer ranked by; the latest, where none was
     evaluated.
-
-    Raises:
-      UserError: there is none, or the workdir trained none of ``components``.
     """
     folder = pathlib.Path(spec).expanduser()
     with Checkpoints(folder, read_only=True) as checkpoints:

@@ -14,9 +14,9 @@ from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.methods.cirag_config import PROMPT_FIELDS, CiragConfig
-from cirag_jax.prompts import digests
-from cirag_jax.prompts.compact import Units
+from cirag_jax.methods import prompt_digests
+from cirag_jax.methods.cirag.compact import Units
+from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import comparisons
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
@@ -64,7 +64,7 @@ class Data(NamedTuple):
     @property
     def prompt_digest(self) -> str:
         """A hash of how the prompts read; another version of this program may word them anew."""
-        return digests.prompt_digest(self.described)
+        return prompt_digests.prompt_digest(self.described)
 
     def digest(self) -> str:
         """SHA-256 of all examples: a run goes on with what it began with."""
@@ -88,9 +88,6 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
       config: of configs/integrator.py, configs/extractor.py or configs/reader.py.
       tokenizer: of the student.
       max_length: most tokens of an example.
-
-    Raises:
-      UserError: the data cannot be used, or hold no supervised token.
     """
     loaders: dict[str, Callable[[Config, ChatTokenizer, int], Data]] = {
         "integrator": _decisions,
@@ -111,11 +108,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
 
 
 def hold_out(names: Iterable[str], fraction: float, limit: int, seed: int) -> set[str]:
-    """The last ``fraction`` of the distinct names by a seeded permutation, at most ``limit``.
-
-    Raises:
-      UserError: nothing would be left to train on.
-    """
+    """The last ``fraction`` of the distinct names by a seeded permutation, at most ``limit``."""
     distinct = list(dict.fromkeys(names))
     if not 0.0 <= fraction < 1.0:
         raise UserError(f"config.dev_fraction={fraction} must be in [0, 1)")
@@ -338,9 +331,6 @@ def read_folders(
 
     Returns:
       The readings, and how many questions have no gold passages.
-
-    Raises:
-      UserError: a folder cannot be read, or has no such question.
     """
     found, without = [], 0
     for folder in _paths(config.folders) or [None]:

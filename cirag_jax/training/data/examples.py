@@ -1,9 +1,9 @@
 """Supervised examples: conversations as tokens, and which of them the student is to predict.
 
-Rendered by the code that inference uses (`prompts.cirag.integration_messages`, the model's own chat
-template), so that what the student sees in training is what it sees when it answers. The loss is on
-the teacher's decisions y_t alone (paper, equation 8): instruction, question and observations are
-context. The token that ends a decision's turn is supervised too, or the student would not stop.
+Rendered by the code that inference uses (`integration_messages`, the model's chat template), so
+that what the student sees in training is what it sees when it answers. The loss is on the teacher's
+decisions y_t alone (paper, equation 8): instruction, question and observations are context. The
+token that ends a decision's turn is supervised too, or the student would not stop.
 """
 
 import collections
@@ -18,8 +18,7 @@ from cirag_jax.distill.trajectories import UNCLEAR
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError
 from cirag_jax.llm.types import Message
-from cirag_jax.prompts import cirag as prompts
-from cirag_jax.prompts import compact
+from cirag_jax.methods.cirag import compact, prompts
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Trajectory
 
@@ -83,7 +82,6 @@ def chat_examples(
       UnstableTemplateError: several turns are supervised, and they do not extend one another; with
         one supervised turn this does not happen.
       PromptError: the template refuses the conversation.
-      UserError: the tokenizer has no token that ends a turn.
     """
     places = sorted(supervised)
     if not places or any(turns[place].role != "assistant" for place in places):
@@ -124,7 +122,7 @@ def trajectory_examples(
       tokenizer: of the student.
       trajectory: the teacher's.
       normalization: normalisation of the triples' surface.
-      prompt_format: as in `prompts.cirag.integration_messages`.
+      prompt_format: as in `methods.cirag.prompts.integration_messages`.
       few_shot: whether the worked example stands in front.
       max_length: most tokens of an example.
       units: what the candidates are.

@@ -1,7 +1,7 @@
 """Supervised examples of the extractor: reference extractions as the answers to its two calls.
 
-A passage gives two conversations, as `methods.extraction.extract` holds them: one asks for the
-named entities, one for the triples, given the entities. Messages, worked example and chat template
+A passage gives two conversations, as `extraction.extract` holds them: one asks for the named
+ entities, one for the triples, given the entities. Messages, worked example and chat template
 are those of inference; the loss is on the answer and the token that ends it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from cirag_jax.datasets.references import Reference
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
-from cirag_jax.prompts import extraction as prompts
+from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.training.data.examples import Example, chat_examples
 from cirag_jax.types import Passage
 

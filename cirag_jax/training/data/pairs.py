@@ -63,11 +63,7 @@ def reserved(question: Question) -> bool:
 
 
 def training_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
-    """Questions of ``data``'s split with gold passages, except those of the reserved folds.
-
-    Raises:
-      UserError: nothing is left.
-    """
+    """Questions of ``data``'s split with gold passages, except those of the reserved folds."""
     selected = load.select_questions(dataset, data)
     kept = tuple(q for q in selected if q.supporting and not reserved(q))
     if not kept:

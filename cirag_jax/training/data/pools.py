@@ -117,9 +117,6 @@ def chains_and_pools(
     A chain of triples is left out where an annotated triple replaces one that was not extracted:
     among extracted negatives, its style gives it away. With ``negatives="own"``, so is a chain
     whose passages have no other unit: its loss is 0. How many were left out is said.
-
-    Raises:
-      UserError: nothing is left.
     """
     chains = silver_chains(dataset, questions, kind)
     by_id = {question.id: question for question in questions}

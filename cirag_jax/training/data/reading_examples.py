@@ -24,8 +24,8 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.evidence import passage_line, sentence_line, triple_line
-from cirag_jax.prompts import reading
+from cirag_jax.methods.common import reading_prompts
+from cirag_jax.methods.common.evidence import passage_line, sentence_line, triple_line
 from cirag_jax.training.data.comparisons import BEFORE, OTHER, SAME, conclusion
 from cirag_jax.training.data.examples import Example, Part, chat_examples, weighted
 from cirag_jax.types import Dataset, Question, Triple
@@ -46,7 +46,7 @@ class ReadingSettings:
       missing: share of the examples without one gold passage's evidence.
       forced: share of the examples whose evidence has the answer, be it whole or not, that are
         asked without the permission to refuse, and answered.
-      reader_format: as in `prompts.reading.answer_messages`.
+      reader_format: as in `methods.common.reading_prompts.answer_messages`.
       seed: of everything that is drawn.
     """
 
@@ -58,7 +58,7 @@ class ReadingSettings:
     seed: int = 0
 
     def __post_init__(self):
-        reading.check_reader_format(self.reader_format)
+        reading_prompts.check_reader_format(self.reader_format)
         unknown = set(self.granularities) - set(GRANULARITIES)
         if unknown or not self.granularities:
             raise UserError(
@@ -129,7 +129,7 @@ def reading_examples(
     Args:
       tokenizer: of the student.
       readings: what is asked.
-      reader_format: as in `prompts.reading.answer_messages`.
+      reader_format: as in `methods.common.reading_prompts.answer_messages`.
       max_length: most tokens of an example; longer ones are dropped whole.
       answer_weight: of each token of the answer and of the comparison before it; one of the facts
         weighs 1.
@@ -145,7 +145,9 @@ def reading_examples(
             *messages_of(made, reader_format),
             Message(
                 "assistant",
-                reading.render_answer(answer, made.chain if reader_format == "chain" else ()),
+                reading_prompts.render_answer(
+                    answer, made.chain if reader_format == "chain" else ()
+                ),
             ),
         ]
         example = chat_examples(
@@ -167,7 +169,7 @@ def _parts(text: str) -> list[tuple[int, Part]]:
 
 def messages_of(made: Reading, reader_format: str) -> tuple[Message, ...]:
     """What the reader is asked."""
-    return reading.answer_messages(
+    return reading_prompts.answer_messages(
         made.question.question,
         made.granularity,
         made.evidence,

@@ -130,27 +130,28 @@ def test_the_base_of_an_encoders_adapter_counts(tmp_path):
 
 
 def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):
-    methods, prompts = tmp_path / "cirag_jax" / "methods", tmp_path / "cirag_jax" / "prompts"
+    methods = tmp_path / "cirag_jax" / "methods" / "m"
     methods.mkdir(parents=True)
-    prompts.mkdir()
     monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path / "cirag_jax")
-    method = '"""A method."""\nfrom cirag_jax.prompts import m as prompts\nX = 1  # one\n'
-    (methods / "m.py").write_text(method)
-    (prompts / "m.py").write_text('"""Prompts."""\nTEXT = "Answer."\n')
-    (prompts / "other.py").write_text('TEXT = "Think."\n')
+    method = '"""A method."""\nfrom cirag_jax.methods.m import prompts\nX = 1  # one\n'
+    (methods / "method.py").write_text(method)
+    (methods / "prompts.py").write_text('"""Prompts."""\nTEXT = "Answer."\n')
+    (methods / "other.py").write_text('TEXT = "Think."\n')
 
     def code():
-        return fingerprint.of_code("cirag_jax.methods.m")
+        return fingerprint.of_code("cirag_jax.methods.m.method")
 
     old = code()
-    (methods / "m.py").write_text(method.replace("# one", "# 1").replace("A method", "The method"))
-    (prompts / "other.py").write_text('TEXT = "Do not think."\n')
+    (methods / "method.py").write_text(
+        method.replace("# one", "# 1").replace("A method", "The method")
+    )
+    (methods / "other.py").write_text('TEXT = "Do not think."\n')
     assert code() == old
-    (prompts / "m.py").write_text('"""Prompts."""\nTEXT = "Answer!"\n')
+    (methods / "prompts.py").write_text('"""Prompts."""\nTEXT = "Answer!"\n')
     assert code() != old
-    (prompts / "m.py").write_text('TEXT = "Answer."\n')
+    (methods / "prompts.py").write_text('TEXT = "Answer."\n')
     assert code() == old
-    (methods / "m.py").write_text(method.replace("X = 1", "X = 2"))
+    (methods / "method.py").write_text(method.replace("X = 1", "X = 2"))
     assert code() != old
 
 
@@ -199,11 +200,11 @@ def test_garbage_that_parses_does_not_disturb():
     def parses(phase: str, info: dict) -> None:
         ast.parse("a = f(1)")
 
-    wanted, thresholds = fingerprint.of_code("cirag_jax.methods.cirag"), gc.get_threshold()
+    wanted, thresholds = fingerprint.of_code("cirag_jax.methods.cirag.method"), gc.get_threshold()
     gc.callbacks.append(parses)
     gc.set_threshold(10)
     try:
-        assert fingerprint.of_code("cirag_jax.methods.cirag") == wanted
+        assert fingerprint.of_code("cirag_jax.methods.cirag.method") == wanted
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(parses)

@@ -9,8 +9,8 @@ import pytest
 from cirag_jax.distill import trajectories
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.cirag import prompts
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
-from cirag_jax.prompts import cirag as prompts
 from cirag_jax.training.data.examples import (
     Part,
     UnstableTemplateError,

@@ -8,9 +8,9 @@ import pytest
 
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.methods.extraction import ExtractionSettings, extract
+from cirag_jax.methods.common import extraction_prompts as prompts
+from cirag_jax.methods.common.extraction import ExtractionSettings, extract
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
-from cirag_jax.prompts import extraction as prompts
 from cirag_jax.runtime.requests import Generated
 from cirag_jax.training.data.extraction_examples import (
     extraction_examples,

@@ -7,7 +7,7 @@ import pytest
 
 from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.prompts import compact
+from cirag_jax.methods.cirag import compact
 from cirag_jax.training.data import conversations
 from cirag_jax.training.data.query_examples import written_queries
 from cirag_jax.types import Passage, Question, SubQuestion

@@ -8,9 +8,9 @@ import pytest
 
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
-from cirag_jax.methods.cascade import cascade
-from cirag_jax.methods.cirag_config import CiragConfig
-from cirag_jax.methods.evidence import Evidence
+from cirag_jax.methods.cirag.cascade import cascade
+from cirag_jax.methods.cirag.settings import CiragConfig
+from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.runtime.requests import Generated
 from cirag_jax.training.data.reading_examples import (
     ReadingSettings,

@@ -1,0 +1,105 @@
+"""Beam retrieval over chains of passages, after BeamDR (Zhao et al., NAACL 2021).
+
+BeamDR trains its own encoder; here the configured one embeds question and chain.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cirag_jax.datasets.chains import passage_text, query_text
+from cirag_jax.errors import check_at_least
+from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.methods.registry import Method
+from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
+from cirag_jax.types import Passage, Prediction, Question, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamRetrievalConfig:
+    """The settings of beam retrieval.
+
+    Attributes:
+      max_hops: passages of a chain.
+      num_chains: chains that are kept at every hop.
+      num_passages: passages retrieved to extend a chain.
+      num_read: passages of the best chains that the reader gets.
+      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
+    """
+
+    needs = Needs(roles=("reader",))
+
+    max_hops: int = 2
+    num_chains: int = 5
+    num_passages: int = 10
+    num_read: int = 5
+    reader_format: str = "documents"
+
+    def __post_init__(self):
+        check_at_least(1, self, "max_hops", "num_chains", "num_passages", "num_read", prefix="")
+        check_reader_format(self.reader_format)
+
+
+class Chain(NamedTuple):
+    """Passages in the order in which they were found, and the sum of their scores."""
+
+    passages: tuple[Passage, ...] = ()
+    score: float = 0.0
+
+
+def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Prediction]:
+    """Extends the best chains hop by hop; reads the passages of those that are left."""
+    question, steps = asked.question, []
+    beam, errors = [Chain()], collections.Counter[str]()
+    for _ in range(config.max_hops):
+        # An aligner is asked in the words it was trained in.
+        queries = [
+            query_text(question, [passage_text(p) for p in chain.passages], "passage")
+            for chain in beam
+        ]
+        found: Sequence[Retrieved] = yield [
+            Retrieve(query, config.num_passages + len(chain.passages))
+            for query, chain in zip(queries, beam, strict=True)
+        ]
+        longer = [
+            Chain((*chain.passages, passage), chain.score + score)
+            for chain, hits in zip(beam, found, strict=True)
+            for passage, score in zip(hits.passages, hits.scores, strict=True)
+            if passage not in chain.passages
+        ]
+        if not longer:
+            break
+        beam = sorted(longer, key=lambda chain: -chain.score)[: config.num_chains]
+        steps.append(_step(queries, found, beam))
+    ranked = list(dict.fromkeys(passage for chain in beam for passage in chain.passages))
+    passages = ranked[: config.num_read]
+    attempt = yield from read(question, "passage", passages, config.reader_format, errors)
+    others = (passage_id for step in steps for passage_id in step.passages)
+    return Prediction(
+        attempt.answer,
+        "passage",
+        tuple(dict.fromkeys([*(passage.id for passage in ranked), *others])),
+        steps=tuple(steps),
+        attempts=(attempt,),
+        parse_errors=dict(errors),
+    )
+
+
+METHOD = Method(beam_retrieval, BeamRetrievalConfig)
+
+
+def _step(queries: Sequence[str], found: Sequence[Retrieved], beam: Sequence[Chain]) -> Step[str]:
+    best: dict[str, float] = {}
+    for hits in found:
+        for passage, score in zip(hits.passages, hits.scores, strict=True):
+            best[passage.id] = max(score, best.get(passage.id, score))
+    first, *more = queries
+    chains = [{"passages": [p.id for p in c.passages], "score": c.score} for c in beam]
+    return Step(
+        first,
+        tuple(sorted(best, key=lambda passage_id: -best[passage_id])),
+        more_queries=tuple(more),
+        kept=tuple(dict.fromkeys(c.passages[-1].id for c in beam)),
+        notes={"chains": chains},
+    )

@@ -1,0 +1,30 @@
+"""Direct: the reader alone answers, from what it knows. What retrieval must beat."""
+
+import dataclasses
+
+from cirag_jax.methods.common import short_answers as prompts
+from cirag_jax.methods.registry import Method
+from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
+from cirag_jax.types import Attempt, Prediction, Question
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectConfig:
+    """It has no settings."""
+
+    needs = Needs(roles=("reader",), corpus=False)
+
+
+def direct(question: Question, config: DirectConfig) -> Program[Prediction]:
+    """Asks the reader the question."""
+    response: Generated = yield Generate(prompts.reading_messages(question.question, ()), "reader")
+    answer = prompts.parse_short_answer(response.text)
+    return Prediction(
+        answer,
+        "default",
+        attempts=(Attempt("default", (), response.text, answer, bool(answer)),),
+        parse_errors={} if answer else {"answer_empty": 1},
+    )
+
+
+METHOD = Method(direct, DirectConfig)

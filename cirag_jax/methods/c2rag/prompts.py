@@ -1,0 +1,396 @@
+"""C2RAG's messages and parsers: the plan of constraints, an unknown read from text, the answer.
+
+The paper publishes no prompt: purposes and fields are the paper's (sections 3.2 and 3.4), words and
+examples ours. What a model writes is hostile input: it is searched and parsed, never evaluated, and
+whatever is wrong with it is named, so that it can be counted.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
+from cirag_jax.methods.common.refusals import refuses
+from cirag_jax.methods.common.short_answers import parse_short_answer
+from cirag_jax.methods.common.tolerant_json import find_json
+from cirag_jax.triples.normalization import name_key
+
+# A word of a name, and what may stand between two of them. Possessives end a name.
+_WORD = r"(?:[A-Z0-9][\w.&/-]*(?:'(?!s\b)\w+)?)"
+_NAME = re.compile(rf"\b{_WORD}(?:,? (?:(?:of|the|and|for|de|la|van|von) ){{0,2}}{_WORD})*")
+# Questions begin with these; none of them is a name for that.
+_FIRST_WORDS = frozenset(
+    {
+        "who", "whom", "whose", "what", "which", "where", "when", "why", "how", "in", "on", "at",
+        "of", "to", "by", "from", "for", "until", "since", "after", "before", "during", "the", "a",
+        "an", "is", "are", "was", "were", "did", "does", "do", "has", "have", "had", "can", "name"
+    }
+)  # fmt: skip
+
+MAX_ITEMS = 100  # of one response that are looked at
+MAX_CHARS = 200  # of a name or a relation
+_KEYS = ("constraints", "triples")  # ours, and the released code's
+_VARIANTS = ("variants", "relation_variants")
+
+PARSE_ERRORS = frozenset(
+    {
+        *("plan_no_json", "plan_broken_json", "plan_loose_json", "plan_truncated"),
+        *("plan_wrong_shape", "plan_not_a_constraint", "plan_no_variable", "plan_cycle"),
+        *("plan_unbound_variable", "plan_unnamed_entity", "plan_too_long"),
+    }
+)
+
+
+class Constraint(NamedTuple):
+    """A triple pattern tau = (h, r, t), whose unknowns begin with "?" and are named for their type.
+
+    ``variants`` are other wordings of the relation. A question that stands for itself (`textual`)
+    has a relation alone.
+    """
+
+    head: str
+    relation: str
+    tail: str
+    variants: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The unknowns, each once."""
+        return tuple(dict.fromkeys(end for end in (self.head, self.tail) if is_variable(end)))
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The ends that are named."""
+        return tuple(end for end in (self.head, self.tail) if end and not is_variable(end))
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The relation and its variants, each once."""
+        return tuple(dict.fromkeys((self.relation, *self.variants)))
+
+
+class Plan(NamedTuple):
+    """What a planner's response says.
+
+    Attributes:
+      constraints: in its order.
+      problem: why the plan cannot be used, as a sentence for the planner; empty: it can.
+      parse_errors: kinds of malformed output met, one entry each time, all in `PARSE_ERRORS`.
+    """
+
+    constraints: tuple[Constraint, ...]
+    problem: str
+    parse_errors: tuple[str, ...]
+
+
+def is_variable(end: str) -> bool:
+    """Whether an end of a constraint is an unknown."""
+    return end.startswith("?")
+
+
+def textual(question: str) -> Constraint:
+    """The constraint of a question without a plan: it is looked up in text alone."""
+    return Constraint("", question, "")
+
+
+def linearise(constraint: Constraint, relation: str | None = None) -> str:
+    """Lin(tau): the parts that there are, as one line; ``relation`` in place of its own."""
+    parts = (constraint.head, constraint.relation if relation is None else relation)
+    return " — ".join(part for part in (*parts, constraint.tail) if part)
+
+
+# --------------------------------------------------------------------------------------- planning
+
+_TASK = """\
+Turn a question into a plan: the facts that one must look up, one after the other, to answer it. \
+Every fact is a constraint with a head, a relation and a tail.
+- Heads and tails are names from the question, or unknowns. An unknown begins with ? and is named \
+for what it is: ?person, ?city, ?year. The same unknown keeps its name in all constraints, two \
+different ones never share a name.
+- Begin with a constraint that has a name from the question; let each further one lead from an \
+unknown that an earlier one finds. The last ones lead to what is asked.
+- Take as few constraints as the question needs, at most {most}, and put at least one unknown into \
+each.
+- A relation is a short phrase that can be understood by itself.{variants}
+Write one JSON object and nothing else: {shape}"""
+_VARIANTS_TASK = " Add {count} other wordings of it as variants."
+
+_EXAMPLES: tuple[tuple[str, tuple[Constraint, ...]], ...] = (
+    (
+        EXAMPLE_QUERY,
+        (
+            Constraint("Mira Solheim", "born in", "?town", ("birthplace", "native of")),
+            Constraint("?town", "located in country", "?country", ("town in", "country")),
+        ),
+    ),
+    (
+        "Which river flows through both Halvik and the capital of Ostria?",
+        (
+            Constraint("?capital", "capital of", "Ostria", ("seat of government of", "capital")),
+            Constraint("?river", "flows through", "Halvik", ("runs through", "river in")),
+            Constraint("?river", "flows through", "?capital", ("runs through", "river in")),
+        ),
+    ),
+    (
+        "When was the founder of the publisher of The Salt Garden married?",
+        (
+            Constraint("The Salt Garden", "published by", "?publisher", ("publisher", "issued by")),
+            Constraint("?publisher", "founded by", "?founder", ("founder", "established by")),
+            Constraint("?founder", "married in", "?year", ("date of marriage", "wedding")),
+        ),
+    ),
+)
+NUM_EXAMPLES = len(_EXAMPLES)
+
+
+def plan_messages(
+    question: str, *, num_variants: int, max_constraints: int, num_examples: int
+) -> tuple[Message, ...]:
+    """The planner's conversation.
+
+    Args:
+      question: q.
+      num_variants: m, wordings of a relation, its first one included.
+      max_constraints: k at most.
+      num_examples: worked examples shown, up to `NUM_EXAMPLES`.
+    """
+    shape = render_plan([Constraint("...", "...", "...", ("...",))], num_variants)
+    variants = _VARIANTS_TASK.format(count=num_variants - 1) if num_variants > 1 else ""
+    task = _TASK.format(most=max_constraints, variants=variants, shape=shape)
+    shown = [
+        message
+        for asked, constraints in _EXAMPLES[:num_examples]
+        for message in (
+            Message("user", f"Question: {asked}"),
+            Message("assistant", render_plan(constraints, num_variants)),
+        )
+    ]
+    return (Message("system", task), *shown, Message("user", f"Question: {question}"))
+
+
+def ask_again(messages: Sequence[Message], response: str, problem: str) -> tuple[Message, ...]:
+    """The conversation that asks for a plan once more."""
+    reminder = f"This plan cannot be used: {problem} Write the whole plan again."
+    return (*messages, Message("assistant", response), Message("user", reminder))
+
+
+def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
+    """A plan in the format asked for."""
+    rows = []
+    for constraint in constraints:
+        row: dict[str, Any] = dict(zip(("head", "relation", "tail"), constraint, strict=False))
+        if num_variants > 1:
+            row["variants"] = list(constraint.variants[: num_variants - 1])
+        rows.append(row)
+    return json.dumps({"constraints": rows}, ensure_ascii=False)
+
+
+def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Mapping[str, Any]:
+    """The JSON schema of a plan, for a model that does not keep the format by itself.
+
+    Every constraint has an unknown, and its names are the question's (`names_in`; where nothing in
+    it looks like one, any text).
+    """
+    text = {"type": "string", "minLength": 1, "maxLength": 60}
+    unknown = {"type": "string", "pattern": r"^\?[a-z]{2,14}$"}
+    names = names_in(question)
+    name = {"type": "string", "enum": list(names)} if names else text
+    more: dict[str, Any] = {}
+    if num_variants > 1:
+        more["variants"] = {"type": "array", "items": text, "maxItems": num_variants - 1}
+    ends = ((name, unknown), (unknown, name), (unknown, unknown))
+    rows = [_object({"head": head, "relation": text, "tail": tail, **more}) for head, tail in ends]
+    listed = {"type": "array", "items": {"anyOf": rows}, "minItems": 1, "maxItems": max_constraints}
+    return _object({"constraints": listed})
+
+
+def names_in(question: str) -> tuple[str, ...]:
+    """What looks like a name: runs of capitalised words and numbers, small words within them.
+
+    The first word counts where it is none of those that questions begin with.
+    """
+    found = (match.group().removesuffix("'s").strip() for match in _NAME.finditer(question))
+    first = (question.split(maxsplit=1) or [""])[0].rstrip(",.?")
+    names = (
+        name.removeprefix(first).strip()
+        if first.lower() in _FIRST_WORDS and question.lstrip().startswith(name)
+        else name
+        for name in found
+    )
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def parse_plan(
+    text: str,
+    question: str,
+    *,
+    num_variants: int,
+    max_constraints: int,
+    truncated: bool = False,
+) -> Plan:
+    """Reads a plan; never fails.
+
+    Also takes the released code's field names, rows that are lists of three, and one row alone. A
+    row that is no constraint is dropped, as is one from an unknown to itself; a constraint without
+    an unknown and an unknown that no propagation reaches are counted and stay (our specification).
+
+    Args:
+      text: the response.
+      question: q; a plan that names nothing from it cannot be used.
+      num_variants: m; further wordings are dropped.
+      max_constraints: k; a longer plan cannot be used.
+      truncated: whether generation ended at its token limit.
+    """
+    rows, errors = _rows(text, truncated)
+    constraints: dict[Constraint, None] = {}
+    for row in rows[:MAX_ITEMS]:
+        constraint = _constraint(row, num_variants)
+        if constraint is None:
+            errors.append("plan_not_a_constraint")
+        elif constraint.head == constraint.tail:
+            errors.append("plan_cycle")
+        else:
+            constraints[constraint] = None
+    plan = tuple(constraints)
+    asked = set(name_key(question, "unicode").split())
+    strangers = [e for c in plan for e in c.entities if asked.isdisjoint(_words(e))]
+    errors += ["plan_unnamed_entity"] * len(strangers)
+    errors += ["plan_no_variable" for constraint in plan if not constraint.variables]
+    errors += ["plan_unbound_variable"] * len(unreachable(plan))
+    problem = ""
+    if not plan:
+        problem = "it holds no constraint in the format asked for."
+    elif len(plan) > max_constraints:
+        problem = f"it has more than {max_constraints} constraints."
+        errors.append("plan_too_long")
+    elif not any(c.variables and set(c.entities) - set(strangers) for c in plan):
+        problem = "no constraint has both a name from the question and an unknown."
+    return Plan(plan, problem, tuple(errors))
+
+
+def unreachable(plan: Sequence[Constraint]) -> tuple[str, ...]:
+    """Variables that no chain of constraints connects with a name."""
+    known: set[str] = set()
+    while True:
+        found = {v for c in plan if c.entities or known & set(c.variables) for v in c.variables}
+        if found <= known:
+            break
+        known |= found
+    return tuple(dict.fromkeys(v for c in plan for v in c.variables if v not in known))
+
+
+def _rows(text: str, truncated: bool) -> tuple[list[Any], list[str]]:
+    for key in _KEYS:
+        value, problem = find_json(text, key, truncated=truncated)
+        if isinstance(value, dict):
+            rows = value[key]
+            break
+    else:  # the list alone, or one constraint, without the object around it
+        rows, problem = find_json(text, truncated=truncated)
+    errors = [f"plan_{problem}"] if problem is not None else []
+    if isinstance(rows, dict):
+        rows = [rows]
+    if not isinstance(rows, list):
+        return [], errors or ["plan_wrong_shape"]
+    if len(rows) == 3 and all(isinstance(part, str) for part in rows):
+        rows = [rows]
+    return rows, errors
+
+
+def _constraint(row: Any, num_variants: int) -> Constraint | None:
+    if isinstance(row, dict):
+        parts = [row.get(name) for name in ("head", "relation", "tail")]
+        variants = next((row[name] for name in _VARIANTS if name in row), ())
+    else:
+        parts, variants = row if isinstance(row, list) else [], ()
+    if len(parts) != 3:
+        return None
+    head, relation, tail = map(_plain, parts)
+    if not (_is_end(head) and relation and _is_end(tail)):
+        return None
+    others = map(_plain, variants if isinstance(variants, list) else ())
+    wordings = tuple(dict.fromkeys(o for o in others if o and o != relation))
+    return Constraint(_end(head), relation, _end(tail), wordings[: num_variants - 1])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return " ".join(str(value).split())[:MAX_CHARS]
+
+
+def _is_end(text: str) -> bool:
+    return bool(_words(text))
+
+
+def _end(text: str) -> str:
+    """A variable in one spelling, a name as it is."""
+    return "?" + "_".join(_words(text)) if is_variable(text) else text
+
+
+def _words(text: str) -> list[str]:
+    return name_key(text.lstrip("?"), "unicode").split()
+
+
+# ---------------------------------------------------------------------- an unknown read from text
+
+
+def fill_messages(
+    constraint: Constraint, variable: str, texts: Sequence[str]
+) -> tuple[Message, ...]:
+    """The conversation that asks a text for the value of one unknown (``bind_from_text``)."""
+    task = (
+        f"Read the passages and say what {variable} is in the fact below. Write its name, date or "
+        "number alone, as the passages write it; write none if they do not say."
+    )
+    return (
+        Message("system", task),
+        Message("user", "Passages:\n", "\n\n".join(texts), f"\n\nFact: {linearise(constraint)}"),
+    )
+
+
+def parse_fill(text: str) -> str | None:
+    """The value of an unknown; None where the text does not say. Never fails."""
+    value = parse_short_answer(text)[:MAX_CHARS].strip(" .")
+    return None if not _words(value) or is_variable(value) or refuses(value) else value
+
+
+# ----------------------------------------------------------------------------------------- answer
+
+Block = tuple[str, Sequence[str]]
+
+_ANSWER = """\
+Answer the question from the evidence alone. The question was split into facts to look up, written \
+as head — relation — tail: what begins with ? is unknown, and the wording of a relation is \
+approximate. Under each fact stand the texts found for it. Find the unknowns one after the other, \
+then give the answer alone: a name, a date, a number or a short phrase, without any other words."""
+
+
+def answer_messages(question: str, blocks: Sequence[Block]) -> tuple[Message, ...]:
+    """The reader's conversation (Eq. 16).
+
+    Args:
+      question: q.
+      blocks: Lin(tau_i) and its texts, in the order of the plan; one without texts shows its line.
+    """
+    shown = []
+    for number, (line, texts) in enumerate(blocks, 1):
+        numbered = (f"[{place}] {' '.join(text.split())}" for place, text in enumerate(texts, 1))
+        shown.append("\n".join([f"Fact {number}: {line}", *numbered]))
+    return (
+        Message("system", _ANSWER),
+        Message(
+            "user", f"Question: {question}\n\n", "\n\n".join(shown), f"\n\nQuestion: {question}"
+        ),
+    )

@@ -1,0 +1,1 @@
+"""CIRAG: iterative construction and integration, then cascaded answering."""

@@ -1,0 +1,1 @@
+"""Reading, evidence, extraction and parsing, shared by the methods."""

@@ -1,0 +1,1 @@
+"""DualRAG: reasoning-augmented querying and progressive knowledge aggregation."""

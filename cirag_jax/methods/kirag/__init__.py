@@ -1,0 +1,1 @@
+"""KiRAG: retrieval along a reasoning chain of knowledge triples."""

@@ -1,1 +1,0 @@
-"""Messages and parsers of every method: pure Python, no model."""

@@ -1,0 +1,95 @@
+"""C2RAG's sufficiency check: N_eff's lemmas, its boundary, the released code's rule."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cirag_jax.methods.c2rag.constraints import check, effective_number, shares
+from cirag_jax.methods.c2rag.settings import RULES, C2ragConfig
+
+SCORES = st.lists(st.floats(-50, 50), min_size=1, max_size=9)
+
+
+@given(SCORES, st.sampled_from(RULES))
+def test_there_are_between_one_and_n_candidates_and_one_dominates(scores, rule):
+    """Lemmas A.1 and A.2."""
+    p_N = shares(scores, rule)
+    assert p_N.shape == (len(scores),) and np.all(p_N >= 0) and p_N.sum() == pytest.approx(1)
+    n_eff = effective_number(p_N)
+    assert 1 - 1e-9 <= n_eff <= len(scores) + 1e-9
+    assert p_N.max() >= 1 / n_eff - 1e-9
+
+
+@given(SCORES, st.sampled_from(RULES), st.floats(1, 9))
+def test_what_is_accepted_has_a_dominant_candidate(scores, rule, gamma):
+    """Proposition A.3."""
+    config = C2ragConfig(neff_rule=rule, gamma=gamma, num_structural=99)
+    if check(scores, config).suffices:
+        assert shares(scores, rule).max() >= 1 / gamma - 1e-9
+
+
+@given(st.integers(1, 9), st.floats(-9, 9), st.sampled_from(RULES))
+def test_equal_candidates_all_count(n, score, rule):
+    assert effective_number(shares([score] * n, rule)) == pytest.approx(n)
+
+
+def test_a_point_mass_is_one_candidate_and_nothing_is_none():
+    assert effective_number([0.0, 1.0, 0.0]) == 1.0 and effective_number([]) == math.inf
+    assert check([], C2ragConfig()) == (False, None)
+    assert not check([], C2ragConfig(sufficiency="none")).suffices
+    assert check([-3.0], C2ragConfig()) == (True, 1.0)
+
+
+def test_the_weights_of_the_case_study():
+    """Figure 5 prints the sum of squares of the first, 0.65, which no N_eff can be."""
+    assert effective_number([0.79, 0.12, 0.09]) == pytest.approx(1.547, abs=1e-3)
+    assert effective_number([0.35, 0.33, 0.32]) == pytest.approx(2.996, abs=1e-3)
+
+
+@given(st.floats(-9, 9), st.floats(0.01, 20), st.floats(0.0, 1.0))
+def test_three_candidates_suffice_up_to_a_runner_up_of_0_268(low, spread, place):
+    """Erratum 16: (z2 - z3) / (z1 - z3) <= 2 - sqrt 3, at K_s = 3 and gamma = 1.5."""
+    boundary = 2 - math.sqrt(3)
+    assume(abs(place - boundary) > 1e-4)
+    scores = [low + spread, low + place * spread, low]
+    assert check(scores, C2ragConfig()).suffices == (place < boundary)
+
+
+@given(st.lists(st.integers(-9, 9), min_size=2, max_size=2, unique=True))
+def test_two_candidates_always_suffice_where_the_lower_has_no_weight(scores):
+    assert check(scores, C2ragConfig(num_structural=2)).suffices
+    assume(0 not in scores)  # beside a positive score it counts as nothing
+    released = C2ragConfig(neff_rule="shift_if_nonpositive", gamma=1.0)
+    assert not check(scores, released).suffices  # its gamma takes one candidate alone
+    assert check(scores[:1], released).suffices
+
+
+@pytest.mark.parametrize(
+    ("scores", "released", "paper"),
+    [
+        ([5, 4], 1.97561, 1.000002),
+        ([5, 1.34], 1.50008, 1.0),
+        ([5, 1.33], 1.49685, 1.0),
+        ([8, 6, 5], 2.888, 1.60001),
+        ([8, 1, 0.5], 1.38314, 1.13274),
+        ([3, -2, -4], 1.52830, 1.52830),
+        ([0, 0, 0], 3, 3),
+        ([0.79, 0.12, 0.09], 1.54655, 1.08556),
+    ],
+)
+def test_the_released_rule_shifts_only_where_it_must(scores, released, paper):
+    found = effective_number(shares(scores, "shift_if_nonpositive"))
+    assert found == pytest.approx(released, abs=2e-5)
+    assert effective_number(shares(scores, "always_shift")) == pytest.approx(paper, abs=2e-5)
+
+
+def test_negative_scores_may_count_as_nothing():
+    settings = {"neff_rule": "shift_if_nonpositive", "gamma": 1.5}
+    found = check([4.0, -9.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff
+    assert found == pytest.approx(1.0, abs=1e-3)
+    assert check([-4.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff == 2.0
+    found = check([-4.0, -9.0], C2ragConfig(**settings)).n_eff
+    assert found == pytest.approx(1.0, abs=1e-3)

@@ -1,0 +1,40 @@
+"""CIRAG's settings."""
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.methods.cirag.settings import CiragConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"granularities": ()}, "granularities"),
+        ({"granularities": ("passage", "triple")}, "in this order"),
+        ({"granularities": ("triple", "page")}, "granularities"),
+        ({"prompt_format": "xml"}, "multi_turn, paper, compact"),
+        ({"normalization": "latin"}, "one of ascii, unicode"),
+        ({"integrator": "top"}, "one of model, aligner, top_k"),
+        ({"units": "page"}, "units='page' must be one of triple, sentence"),
+        ({"units": "sentence"}, "units=sentence needs prompt_format=compact, not multi_turn, or"),
+        ({"units": "sentence", "prompt_format": "paper"}, "compact, not paper, or integrator="),
+        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
+        ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
+        (
+            {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
+            "no triples to read",
+        ),
+        ({"on_repeat": "ponder"}, "on_repeat='ponder' must be one of ask, stop, chain"),
+        ({"next_query": "none"}, "next_query='none' must be one of written, chain"),
+        ({"keep_above": 1.5}, "keep_above=1.5 must lie in"),
+        ({"keep_above": 0.5}, "keep_above needs prompt_format=compact"),
+        ({"max_steps": -1}, "max_steps"),
+        ({"num_passages": 0}, "num_passages"),
+        ({"num_candidates": 0}, "num_candidates"),
+        ({"keep": 0}, "keep=0 must be at least 1"),
+        ({"link_bonus": -0.1}, "link_bonus=-0.1 must not be negative"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        CiragConfig(**settings)

@@ -1,0 +1,125 @@
+"""KiRAG's and TRACE's extraction formats: spans in angle brackets."""
+
+import importlib.metadata
+import random
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.methods.common import dialects, extraction_prompts
+from cirag_jax.methods.common.extraction import ExtractionSettings, extract, version
+from cirag_jax.runtime.requests import Generate
+from cirag_jax.types import Passage, Triple
+from tests.methods.by_hand import Hand, prompt
+
+ULE = Passage("p", "Ule", "The Ule flows to Tarn. Its mouth is Osk Bay.")
+FLOWS = ("Ule", "flows to", "Tarn")
+
+
+def parse(text, dialect="kirag", reason="stop"):
+    return dialects.parse(text, reason, dialect, ULE)
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "problem"),
+    [
+        ("<Ule; flows to; Tarn>", (FLOWS,), None),
+        ("1. <Ule;flows to;Tarn>\n<ule; Flows to; tarn>", (FLOWS,), None),
+        ("<Ule; has; a mouth, a source>", (("Ule", "has", "a mouth, a source"),), None),
+        ("<Ule; in; a; b>", (("Ule", "in", "a; b"),), None),
+        ("<head entity; relation; tail entity>\n<Ule; flows to; Tarn>", (FLOWS,), "wrong_shape"),
+        ("<head; relation; tail>", (), "wrong_shape"),
+        ("<Ule; flows> <Ule; flows to; Tarn>", (FLOWS,), "wrong_shape"),
+        ("<Ule; ; Tarn>", (), "wrong_shape"),
+        ("Ule flows to Tarn", (), "no_triples"),
+        ("", (), "no_triples"),
+    ],
+)
+def test_kirag(text, found, problem):
+    assert parse(text) == (found, problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<Osk Bay; is mouth of; Ule>", ("Osk Bay", "is mouth of", "Ule")),
+        ("<The river; flows to; Tarn>", FLOWS),  # a head that nobody names is the title
+        ("<Tarn; Ule; flows to; Tarn>", FLOWS),  # split at the right, so such a head is none
+    ],
+)
+def test_trace(text, found):
+    assert parse(text, "trace") == ((found,), None)
+
+
+def test_a_cut_keeps_whole_triples():
+    assert parse("<Ule; flows to; Tarn>\n<Ule; mo", reason="length") == ((FLOWS,), "truncated")
+    assert parse("<Ule; flows to; Tarn>", reason="length") == ((FLOWS,), None)
+    assert parse("Sure", reason="length") == ((), "truncated")
+
+
+@pytest.mark.parametrize("dialect", dialects.DIALECTS[1:])
+def test_the_worked_example_is_an_answer_and_no_fact_of_another_passage(dialect):
+    example = dialects.messages(ULE, dialect)[2].text
+    found, problem = dialects.parse(example, "stop", dialect, extraction_prompts.EXAMPLE)
+    assert len(found) >= 6 and problem is None
+    if dialect == "trace":
+        assert {head for head, _, _ in found} == {extraction_prompts.EXAMPLE.title}
+    assert all(extraction_prompts.is_example(triple, ULE) for triple in found)
+    assert dialects.messages(ULE, dialect)[3].text == extraction_prompts.passage_turn(ULE)
+
+
+@pytest.mark.parametrize("dialect", dialects.DIALECTS[1:])
+def test_a_passage_is_extracted_in_one_call(dialect):
+    said = "<Ule; flows to; Tarn>\n<Ule; mouth; Osk Bay>\n<Agnes Thorley; built; Ule>"
+    hands = Hand({}, {}, {"extractor": [said]})
+    found = hands.drive(extract(ULE, ExtractionSettings(dialect=dialect)))
+    (asked,) = hands.asked(Generate)
+    assert asked.max_tokens == 512 and "<head; relation; tail>" in prompt(asked)
+    kept = (Triple(*FLOWS, "p", 0), Triple("Ule", "mouth", "Osk Bay", "p", 1))
+    if dialect == "trace":  # Agnes is not in the text: the title takes her place
+        kept += (Triple("Ule", "built", "Ule", "p", 0),)
+    else:
+        assert found.parse_errors == {"triples: example": 1}
+    assert found.triples == kept
+
+
+def test_an_answer_that_cannot_be_read_is_a_failure():
+    found = Hand({}, {}, {"extractor": ["No facts."]}).drive(
+        extract(ULE, ExtractionSettings(dialect="kirag"))
+    )
+    assert (found.status, found.cause) == ("failed", "answer: no_triples")
+    assert found.parse_errors == {"triples: no_triples": 1}
+
+
+def test_a_dialect_is_another_extraction_and_the_default_the_old_one():
+    assert len({version(d)["prompt"] for d in dialects.DIALECTS}) == 3
+    cut = importlib.metadata.version("sentencex")  # sentences decide which one a triple is of
+    assert version() == {"prompt": extraction_prompts.prompt_hash(), "parser": 1, "sentencex": cut}
+    assert "dialect" not in ExtractionSettings().identity
+    assert ExtractionSettings(dialect="trace").identity["dialect"] == "trace"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dialect": "rdf"}, "openie, kirag, trace"),
+        ({"dialect": "kirag", "constrained": True}, "no JSON"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        ExtractionSettings(**settings)
+
+
+def test_mutated_outputs_never_raise():
+    rng = random.Random(5)
+    pieces = ("<", ">", ";", "; ;", "\n", "head entity", "\x00", "\ud800", "<" * 40, ";" * 9)
+    for number in range(2000):
+        text = dialects.messages(ULE, dialects.DIALECTS[1 + number % 2])[2].text
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
+        for dialect in dialects.DIALECTS[1:]:
+            found, problem = parse(text, dialect, rng.choice(("stop", "length")))
+            assert found or problem
+            assert all(len(t) == 3 and all(p.strip() and "\n" not in p for p in t) for t in found)

@@ -1,0 +1,47 @@
+"""The messages of retrieve-then-read and the short answer in a response."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cirag_jax.methods.common.short_answers import parse_short_answer, reading_messages
+from cirag_jax.types import Passage
+
+
+def test_documents_are_numbered_and_may_be_dropped():
+    passages = [Passage("a", "Lund", "A town."), Passage("b", "Ada", "A painter.")]
+    system, user = reading_messages("Who?", passages)
+    assert (system.role, user.role) == ("system", "user")
+    assert system.observation == "Doc 1 (Title: Lund) A town.\nDoc 2 (Title: Ada) A painter."
+    assert "Who?" in user.content and "Who?" not in system.text
+
+
+def test_without_documents_the_reader_is_told_of_none():
+    system, user = reading_messages("Who?", [])
+    assert "document" not in system.text and "Who?" in user.text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Lund", "Lund"),
+        ("**Lund**", "Lund"),
+        ("\n  Lund.\nbecause", "Lund."),
+        ("Answer: Lund", "Lund"),
+        ("**Answer:** Lund", "Lund"),
+        ("The answer is: Lund", "Lund"),
+        ("Final Answer:\n\nLund", "Lund"),
+        ("Star Wars: A New Hope", "Star Wars: A New Hope"),
+        ("", ""),
+        (" \n\t", ""),
+        ("Answer:", ""),
+    ],
+)
+def test_the_first_line_that_says_something(text, answer):
+    assert parse_short_answer(text) == answer
+
+
+@given(st.text(st.characters()))
+def test_any_text_gives_one_line_of_it(text):
+    found = parse_short_answer(text)
+    assert found in text and len(found.splitlines()) <= 1

@@ -1,0 +1,121 @@
+"""DualRAG's parsers: what models write is hostile."""
+
+import json
+import random
+
+import pytest
+
+from cirag_jax.methods.dualrag import prompts as dualrag
+from cirag_jax.methods.dualrag.prompts import (
+    Demand,
+    Thought,
+    parse_entities,
+    parse_summary,
+    parse_thought,
+)
+
+A_THOUGHT = '{"thought": "Lund is  a town.", "need_retrieve": true}'
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (A_THOUGHT, Thought("Lund is a town.", True, None)),
+        ("{'Thought': 'x', 'need_retrieve': False}", Thought("x", False, None)),
+        ('{"thought": "x"}', Thought("x", None, "wrong_shape")),
+        ('{"thought": "x", "need_retrieve": "yes"}', Thought("x", None, "wrong_shape")),
+        ('{"thought": ["x"], "need_retrieve": true}', Thought("", True, "wrong_shape")),
+        ("Lund is\na town.", Thought("Lund is a town.", None, "no_json")),
+        ("{Lund", Thought("", None, "broken_json")),
+        ("", Thought("", None, "no_json")),
+    ],
+)
+def test_thoughts(text, found):
+    assert parse_thought(text) == found
+
+
+def entities(*items):
+    return json.dumps({"entities": list(items)})
+
+
+LUND = {"entity": "Lund", "keywords": ["Lund", "where is Lund"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "demands", "problems"),
+    [
+        (entities(LUND), (Demand("Lund", ("Lund", "where is Lund")),), ()),
+        (entities(LUND, {"entity": "lund", "keywords": "x"}),
+         (Demand("Lund", ("Lund", "where is Lund")),), ()),
+        (entities({"entity": "Lund", "keywords": []}), (Demand("Lund", ("Lund",)),),
+         ("without_keywords",)),
+        (entities({"entity": " ", "keywords": ["x"]}), (Demand("else", ("x",)),), ("unnamed",)),
+        (entities({"keywords": []}), (), ("unnamed",)),
+        (entities("Lund", LUND), (Demand("Lund", ("Lund", "where is Lund")),), ("wrong_shape",)),
+        (entities({"entity": "x" * 201, "keywords": ["y"]}), (Demand("else", ("y",)),),
+         ("unnamed",)),
+        ('{"entities": {"Lund": 1}}', (), ("wrong_shape",)),
+        (entities(), (), ("wrong_shape",)),
+        ("Lund", (), ("no_json",)),
+    ],
+)  # fmt: skip
+def test_entities(text, demands, problems):
+    assert parse_entities(text, 3, 2) == (demands, problems)
+
+
+def test_entities_are_capped():
+    many = entities(*({"entity": f"e{i}", "keywords": ["a", "b", "c"]} for i in range(9)))
+    demands, _ = parse_entities(many, 3, 2)
+    assert [d.entity for d in demands] == ["e0", "e1", "e2"]
+    assert all(d.queries == ("a", "b") for d in demands)
+
+
+@pytest.mark.parametrize("text", ["None", " none. ", '"None"', "", "\n"])
+def test_a_summary_of_nothing(text):
+    assert parse_summary(text) == ""
+
+
+def test_a_summary_that_has_the_word_none_is_kept():
+    assert parse_summary("None of them was\n\nborn there.") == "None of them was\nborn there."
+
+
+def test_a_summary_begins_no_heading_of_the_outline():
+    assert "####" not in parse_summary("x\n#### Osk\ny")
+
+
+def test_worked_examples_are_answers_in_the_right_shape():
+    turns = dualrag.reasoning_messages("", "x?", ())
+    thoughts = [parse_thought(m.text) for m in turns if m.role == "assistant"]
+    assert [t.need_retrieve for t in thoughts] == [True, True, False]
+    assert all(t.problem is None for t in thoughts)
+    for turn in dualrag.entity_messages("", "x?", (), ()):
+        if turn.role == "assistant":
+            demands, problems = parse_entities(turn.text, 3, 2)
+            assert demands and not problems
+    assert len(dualrag.reasoning_messages("", "x?", (), few_shot=False)) == 2
+
+
+def test_names_are_runs_of_capitals():
+    text = "Which film is later, El Extraño Viaje or Ada's Sky? The Isle of Osk. It is"
+    assert dualrag.names_in(text) == ("El Extraño Viaje", "Ada's Sky", "Isle of Osk")
+    assert dualrag.names_in("Queen Ada (Osk) reigned\nLund") == ("Queen Ada", "Osk", "Lund")
+    assert dualrag.names_in("who was it?") == ()
+
+
+def test_mutated_outputs_never_raise():
+    rng = random.Random(7)
+    outputs = (A_THOUGHT, entities(LUND, LUND), "None", "#### Lund\nA town of Skane.")
+    pieces = ("{", "}", "[", "]", '"', ",", ":", "\\", "\n", "null", "\x00", "\ud800", "[" * 40)
+    for number in range(2000):
+        text = outputs[number % len(outputs)]
+        for _ in range(rng.randint(1, 5)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
+        cut = rng.random() < 0.5
+        thought = parse_thought(text, truncated=cut)
+        assert thought.problem or (thought.text and thought.need_retrieve is not None)
+        demands, problems = parse_entities(text, 3, 2, truncated=cut)
+        assert demands or problems
+        assert all(d.entity and d.queries and "\n" not in d.entity for d in demands)
+        assert isinstance(parse_summary(text), str)
+        dualrag.names_in(text)

@@ -1,0 +1,201 @@
+"""KiRAG's prompts, and what a constructor may write."""
+
+import random
+
+import pytest
+
+from cirag_jax.methods.kirag import prompts
+from cirag_jax.types import Passage, Question, SubQuestion
+
+BORN = "<Ada Moen; born in; Lund>"
+TOWN = "<Lund; province; Skane>"
+TALL = "<Ada Moen; height; 172 cm>"
+CANDIDATES = [TALL, TOWN, BORN]
+QUESTION = "In which province was Ada Moen born?"
+
+
+def parse(text, chain=(), kind="triple", candidates=CANDIDATES, **settings):
+    return prompts.parse_completion(text, candidates, chain, kind, **settings)
+
+
+# ------------------------------------------------------------------------------------- the prompt
+
+
+def test_the_constructor_goes_on_with_its_own_thought():
+    messages = prompts.constructor_messages(QUESTION, CANDIDATES, [BORN], "triple")
+    assert [m.role for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert "knowledge triples" in messages[0].text and prompts.FINAL in messages[0].text
+    assert messages[2].text.endswith(f"{prompts.FINAL}: Norway.")  # the example is a whole chain
+    asked = messages[3]
+    assert asked.observation == "\n".join(CANDIDATES)  # which truncation may drop
+    assert asked.ending.endswith(f"Question: {QUESTION}")
+    assert messages[4].text == f"Thought: {BORN}"
+
+
+def test_the_chain_is_shown_for_servers_that_cannot_continue_and_the_next_triple_may_be_begun():
+    last = prompts.constructor_messages(QUESTION, CANDIDATES, [BORN], "triple", continues=False)[-1]
+    assert last.role == "user" and last.text.endswith(f"Question: {QUESTION}\nThought: {BORN}")
+    for chain, begun in (([], "Thought: <"), ([BORN], f"Thought: {BORN}, <")):
+        made = prompts.constructor_messages(QUESTION, CANDIDATES, chain, "triple", opening=True)
+        assert made[-1].text == begun
+
+
+@pytest.mark.parametrize("kind", ["sentence", "passage"])
+def test_sentences_and_passages_stand_on_lines(kind):
+    made = prompts.constructor_messages(QUESTION, ["A:  one\ntwo."], ["B: three."], kind)
+    assert made[3].observation == "A: one two." and made[-1].text == "Thought:\nB: three.\n"
+    assert f"\n{prompts.FINAL}: Norway." in made[2].text
+
+
+def test_brackets_inside_of_a_triple_do_not_end_it():
+    assert prompts.shown("<a <b>; is; c>", "triple") == "<a (b); is; c>"
+    text = prompts.shown("<a <b>; is; c>", "triple")
+    assert parse(text, candidates=["<a <b>; is; c>"]).candidate == 0
+
+
+def test_training_questions_become_demonstrations():
+    evidences = (("Ada Moen", "born in", "Lund"), ("Lund", "province", "Skane"))
+    annotated = Question("q", QUESTION, ("Skane",), supporting=("p",), evidences=evidences)
+    shown = prompts.demonstration(annotated)
+    assert shown is not None and shown[0].text == f"Question: {QUESTION}"
+    assert shown[1].text == f"Thought: {BORN}, {TOWN}. {prompts.FINAL}: Skane."
+    messages = prompts.constructor_messages(
+        QUESTION, CANDIDATES, [], "triple", demonstrations=[shown]
+    )
+    assert messages[1:3] == shown and "Norway" not in "".join(m.text for m in messages)
+    steps = (
+        SubQuestion("Ada Moen >> birthplace", "Lund"),
+        SubQuestion("What is the province of #1 ?", "Skane"),
+    )
+    decomposed = Question("q", QUESTION, ("Skane",), decomposition=steps)
+    turns = prompts.demonstration(decomposed)
+    assert turns is not None
+    assert "<Ada Moen; birthplace; Lund>, <province Lund; is; Skane>" in turns[1].text
+    assert prompts.demonstration(Question("q", "Who?", ("x",), supporting=("p",))) is None
+
+
+# ------------------------------------------------------------------------------------- the parser
+
+
+@pytest.mark.parametrize(
+    ("text", "chain", "candidate", "answer", "errors"),
+    [
+        (f" {BORN}, {TOWN}. So the answer is: Skane.", [], 2, "Skane", ()),
+        (f"{BORN}, {TOWN}. So the answer is Skane", [BORN], 1, "Skane", ()),  # the first new one
+        (". So the answer is: Skane.\nQuestion: and", [BORN, TOWN], None, "Skane", ()),
+        ("<ada moen; Born in; Lund.>", [], 2, None, ()),  # equal in normal form
+        (f"<Ada; was; here>, {TOWN}", [], 1, None, ("not_a_candidate",)),
+        ("<Lund; province; Skane. So the answer is Skane", [], 1, "Skane", ()),  # no bracket
+        ("", [], None, None, ("empty",)),
+        ("I cannot say.", [], None, None, ("no_unit",)),
+        (BORN, [BORN], None, None, ("no_unit",)),
+        (f"So the answer is: Skane, by {BORN}", [], None, f"Skane, by {BORN}", ()),
+        ("<;;>", [], None, None, ("no_unit",)),
+        ("< >" * 9 + "<x>" * 99, [], None, None, ("too_many_units", *["not_a_candidate"] * 20)),
+    ],
+)
+def test_the_first_new_triple_before_the_answer_counts(text, chain, candidate, answer, errors):
+    found = parse(text, chain)
+    assert (found.candidate, found.answer, found.parse_errors) == (candidate, answer, errors)
+
+
+def test_what_is_no_candidate_may_be_taken_for_the_closest_one():
+    near = "<Ada Moen; was born in; Lund>"
+    assert parse(near).candidate is None and parse(near).written == near
+    assert parse(near, cutoff=0.8).candidate == 2
+    assert parse("<Bo Ek; lives in; Rome>", cutoff=0.8).candidate is None
+    # What is in the chain already is not the closest new one.
+    assert parse(near, [BORN], cutoff=0.8).candidate is None
+
+
+def test_a_triple_that_was_cut_off_stands_for_the_one_that_begins_so():
+    assert parse("<Ada Moen; born", truncated=True).candidate == 2
+    assert parse("<Ada Moen; born").candidate is None
+    lost = parse("<Ada Moen; died", truncated=True)
+    assert lost.candidate is None and lost.parse_errors == ("truncated",)
+    # One that another follows is whole.
+    assert parse("<Ada Moen; died>, <Lund; pro", truncated=True).candidate == 1
+
+
+def test_an_opening_that_was_written_for_it_belongs_to_the_text():
+    assert parse("Ada Moen; born in; Lund>, <x", opening=True).candidate == 2
+    assert parse("Ada Moen; born in; Lund>").candidate is None
+
+
+def test_without_a_unit_the_first_sentence_is_what_was_written():
+    assert parse("Ada Moen is tall. She is a judge.").written == "Ada Moen is tall."
+    assert parse(" So the answer is: Skane.").written == "So the answer is: Skane."
+
+
+LINES = ["Ada: The answer is 42, she said.", "Lund: A town in Skane."]
+
+
+@pytest.mark.parametrize(
+    ("text", "candidate", "answer"),
+    [
+        ("- Lund: A town in Skane.\nSo the answer is: Skane.", 1, "Skane"),
+        ("Lund: A town in Skane. So the answer is Skane.", 1, "Skane"),
+        ("Ada: The answer is 42, she said.\n", 0, None),  # a candidate that speaks of answers
+        ("So the answer is:\nSkane", None, "Skane"),
+        ("The final answer is Skane.", None, "Skane"),
+        ("Lund: A town", None, None),
+    ],
+)
+def test_lines_are_read_like_triples(text, candidate, answer):
+    found = parse(text, kind="sentence", candidates=LINES)
+    assert (found.candidate, found.answer) == (candidate, answer)
+
+
+def test_a_line_that_was_cut_off_stands_for_the_one_that_begins_so():
+    assert parse("Lund: A to", kind="sentence", candidates=LINES, truncated=True).candidate == 1
+
+
+def test_no_output_makes_the_parsers_fail():
+    draw = random.Random(0)
+    good = f"Thought: {BORN}, {TOWN}. So the answer is: Skane.\n- Lund: A town in Skane.\n"
+    pieces = [*good.split(" "), "<", ">", ";", "\n", "\x00", "the answer is", "Answer:", "\ud800"]
+    for _ in range(2_000):
+        text = " ".join(draw.choices(pieces, k=draw.randrange(12)))
+        cut = text[: draw.randrange(len(text) + 1)]
+        for kind, candidates in (("triple", CANDIDATES), ("sentence", LINES)):
+            found = parse(
+                cut,
+                draw.sample(candidates, 1),
+                kind,
+                candidates,
+                cutoff=draw.choice([0.0, 0.8, 1.0]),
+                opening=draw.random() < 0.5,
+                truncated=draw.random() < 0.5,
+            )
+            assert found.candidate is None or 0 <= found.candidate < len(candidates)
+        assert "\n" not in prompts.parse_answer(cut)
+
+
+# ------------------------------------------------------------------------------------- the reader
+
+
+def test_the_reader_gets_numbered_documents():
+    passages = [Passage("p", "Lund", "A town."), Passage("q", "Skane", "A province.")]
+    _, asked = prompts.reading_messages(QUESTION, passages)
+    assert asked.observation == (
+        "1. title: Lund, text: A town.\n2. title: Skane, text: A province."
+    )
+    assert asked.ending == f"\n\nQuestion: {QUESTION}\nThe answer is:"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Skane", "Skane"),
+        ("\n  \nSkane.\nBecause", "Skane"),
+        ("The answer is: Skane", "Skane"),
+        ("So the final answer is Skane", "Skane"),
+        ("Answer: **Skane**", "Skane"),
+        ("Answering Machine", "Answering Machine"),
+        ("The answer is:\nSkane", "Skane"),
+        ("", ""),
+        ("***", ""),
+    ],
+)
+def test_the_readers_first_line_is_the_answer(text, answer):
+    assert prompts.parse_answer(text) == answer

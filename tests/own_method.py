@@ -1,0 +1,15 @@
+"""A method that lives outside of the package, as a user's own would."""
+
+import sys
+import types
+
+from cirag_jax.methods.registry import Method
+
+
+def own_method(monkeypatch, name, program, settings) -> str:
+    """Puts a method into an importable module; returns the name for ``config.method``."""
+    package, module = types.ModuleType("own_methods"), types.ModuleType(f"own_methods.{name}")
+    module.METHOD = Method(program, settings)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
