@@ -72,7 +72,7 @@ def base() -> Any:
     """What both presets share."""
     config = integrator.trainer("reader")
     # A dataset folder, or a tuple of them; "demo" or null: the built-in dataset; "lives": made-up
-    # people and works (datasets/lives.py), to train on.
+    # people and works (training/data/lives.py), to train on.
     config.folders = placeholder(object)
     # Of a token of the answer in the loss; one of the facts before it weighs 1. Facts are copied
     # and soon right, the comparison at the end is a single token.

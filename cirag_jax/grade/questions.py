@@ -13,9 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from cirag_jax.datasets import demo, relations
-from cirag_jax.datasets.demo import questions as demo_questions
-from cirag_jax.datasets.demo.graph import WORDS
-from cirag_jax.datasets.demo.templates import ASKS, HARMLESS, STEPS
+from cirag_jax.datasets.demo import wording
 from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.grade import prompts
 from cirag_jax.grade.claims import window
@@ -179,40 +177,38 @@ class TypedTemplates:
     """The built-in dataset's own templates, by the types of its relations."""
 
     def __init__(self):
-        self._world, rendered = demo.graph()
-        self._asker = demo_questions.Asker(self._world, rendered)
+        self._entities = demo.entities()
 
     def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
-        """See `Templates`."""
+        """See `Templates`; ``ambiguous_step`` if a relation has several tails."""
         types = [facts[edge.fact].type for edge in path]
         if (
-            types[-1] not in ASKS
+            types[-1] not in wording.ASKS
             or types[-1] in _SELDOM
-            or any(step not in STEPS for step in types[:-1])
+            or any(step not in wording.STEPS for step in types[:-1])
         ):
             return "", "no_template"
-        entities = [self._world.entities[edge.head] for edge in path]
-        if not demo_questions.startable(self._asker, entities[0]):
+        first, *_ = entities = [self._entities[edge.head] for edge in path]
+        if not first.starts_questions:
             return "", "ambiguous_start"
-        hops = []
-        for entity, relation in zip(entities, types, strict=True):
-            fact = entity.one(relation)
-            if fact is None:
+        for entity, step in zip(entities, types, strict=True):
+            if sum(stated.type == step for stated in entity.triples) != 1:
                 return "", "ambiguous_step"
-            hops.append(demo_questions.Hop(entity, fact))
-        salt = demo_questions.steps(tuple(hops))
-        texts = [demo_questions.phrase(tuple(hops), (salt, n)) for n in range(_WORDINGS)]
-        text = next((text for text in texts if not _repeats(text)), None)
-        return (text[0].upper() + text[1:], None) if text else ("", "clumsy")
+        steps = tuple((entity.key, step) for entity, step in zip(entities, types, strict=True))
+        for number in range(_WORDINGS):
+            salt = (steps, number)
+            text = wording.phrase(first.kind, first.name, first.spoken_name, types, salt)
+            if not _repeats(text):
+                return text[0].upper() + text[1:], None
+        return "", "clumsy"
 
     def answers(self, path: Path, names: Sequence[str]) -> tuple[str, ...]:
         """See `Templates`."""
-        entity = self._world.entities.get(path[-1].tail)
-        known = demo_questions.answers_of(entity, names[0])
-        known = tuple(form for form in known if form != f"the {names[0]}")  # every scorer drops it
+        forms = wording.answer_forms(names[0])
         first = names[0].partition(" ")[0]  # of "two films"
-        number = (first, str(WORDS.index(first))) if first in WORDS and first != names[0] else ()
-        return (*known, *number)
+        if first not in wording.NUMBER_WORDS or first == names[0]:
+            return forms
+        return (*forms, first, str(wording.NUMBER_WORDS.index(first)))
 
 
 def _repeats(text: str) -> bool:
@@ -284,7 +280,7 @@ class Checks:
         return "shortcut" if self._skips(nodes, homes) else None
 
     def _told_twice(self, head: str, tail: str, home: str, relation: str) -> bool:
-        harmless = HARMLESS.get(relation, ())
+        harmless = wording.HARMLESS.get(relation, ())
         links = self._links[frozenset((head, tail))]
         return any(document != home and other not in harmless for document, other in links)
 

@@ -83,7 +83,7 @@ def of_dataset(path: str | None, claims: Sequence[Claim]) -> tuple[tuple[Fact, .
     if path is None:
         typed = list(demo.typed_triples())
         known = [
-            Fact(*t.triple[:3], places[at], t.head, t.tail or t.triple.tail, t.relation)
+            Fact(*t.triple[:3], places[at], t.head, t.target or t.triple.tail, t.type)
             for t in typed
             if (at := (t.triple.passage_id or "", t.triple.sentence or 0)) in places
         ]

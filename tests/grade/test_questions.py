@@ -1,17 +1,17 @@
 """Questions about paths: templates, checks and requests by hand."""
 
 import dataclasses
-import itertools
 
 import pytest
 
-from cirag_jax.datasets.demo import questions as demo_questions
+from cirag_jax.datasets import demo
 from cirag_jax.errors import UserError
 from cirag_jax.grade import equivalence, questions, triples
 from cirag_jax.grade.questions import Checks, QuestionSettings, RelationTemplates, TypedTemplates
 from cirag_jax.grade.records import Claim, Document, Edge, Fact
 from cirag_jax.llm.types import Generated
 from cirag_jax.types import Triple
+from experiments.demo_dataset.text import fold
 
 ROWS = (
     ("Low Tide", "director", "Ann Bell", "film", "Low Tide is a film by Ann Bell."),
@@ -292,30 +292,47 @@ def test_other_names_of_the_answer_are_accepted_and_shown_as_the_same():
     assert "The same thing: Osk = the town of Osk" in shown
 
 
-def test_the_built_in_dataset_is_asked_as_a_person_would():
-    templates = TypedTemplates()
-    world, asker = templates._world, templates._asker
-    starts = [world.entities[key] for key in sorted(asker.rendered) if key.startswith("film:")]
-    chains = [c for e in starts[:60] for c in asker.chains(e, 3)]
+def _typed_path(*typed):
+    """A path along typed triples, and its facts."""
+    facts = [
+        Fact(*t.triple[:3], 0, t.head, t.target or t.triple.tail, t.type) for t in typed
+    ]  # fmt: skip
+    return tuple(Edge(i, f.head_id, f.tail_id) for i, f in enumerate(facts)), facts
+
+
+def test_typed_templates_ask_as_a_person_would():
+    templates, by_triple = TypedTemplates(), {t.triple[:4]: t for t in demo.typed_triples()}
     reasons = set()
-    for chain in itertools.islice(chains, 200):
-        facts = [
-            Fact(h.entity.name, "", h.fact.value, 0, h.entity.key, h.fact.target or h.fact.value,
-                 h.fact.relation)
-            for h in chain
-        ]  # fmt: skip
-        path = tuple(Edge(i, f.head_id, f.tail_id) for i, f in enumerate(facts))
+    for question in demo.build().questions:
+        if question.type != "bridge" or question.hops != 3:
+            continue
+        stated = zip(question.evidences or (), question.supporting or (), strict=True)
+        chain = [by_triple[(*evidence, passage_id)] for evidence, passage_id in stated]
+        path, facts = _typed_path(*chain)
         text, reason = templates.ask(path, facts)
         reasons.add(reason)
         if not reason:
-            assert chain[0].entity.name in text and text.endswith("?")
+            assert facts[0].head.casefold() in text.casefold() and text.endswith("?")
             words = text.split()
             assert len(set(zip(words, words[1:], words[2:], strict=False))) == len(words) - 2
-            assert not demo_questions.names_something(text, chain)
-            assert templates.answers(path, (chain[-1].fact.value,))[0] == chain[-1].fact.value
-    assert None in reasons and reasons <= {None, "no_template", "ambiguous_start", "clumsy"}
+            assert not any(f" {fold(f.tail)} " in f" {fold(text)} " for f in facts)
+            assert templates.answers(path, (facts[-1].tail,))[0] == facts[-1].tail
+    assert None in reasons and reasons <= {None, "no_template", "clumsy"}
+
+
+def test_typed_templates_several_tails_or_namesakes_are_ambiguous():
+    templates, entities = TypedTemplates(), demo.entities()
+    switzerland = entities["country:CH"].triples
+    language = next(t for t in switzerland if t.type == "country.language")
+    assert templates.ask(*_typed_path(language)) == ("", "ambiguous_step")
+    assert not entities["country:GE"].starts_questions  # Georgia is also a state
+    capital = next(t for t in entities["country:GE"].triples if t.type == "country.capital")
+    assert templates.ask(*_typed_path(capital)) == ("", "ambiguous_start")
+
+
+def test_typed_templates_number_words_are_answers_too():
     film = Edge(0, "x", "two films")
-    assert templates.answers((film,), ("two films",)) == ("two films", "two", "2")
+    assert TypedTemplates().answers((film,), ("two films",)) == ("two films", "two", "2")
 
 
 @pytest.mark.parametrize("fields", [{"kind": "off"}, {"validation": "x"}, {"max_tokens": 0}])

@@ -1,75 +1,110 @@
-"""The built-in dataset: real facts of data packages, said in short passages and asked in chains.
+"""The built-in dataset: real facts in short passages, and questions about chains of them.
 
-`build` makes it from the installed packages, without a download. The steps: `facts` joins the
-packages' rows to a graph, `render` says the facts of each entity, `questions` asks for chains of
-them. docs/demo_dataset.md tells the sources, the counts and how hard the questions are.
+The data files in this folder are frozen, so that loading needs no other package. They are made by
+``experiments/demo_dataset``. NOTICE names the sources of the facts and their licences;
+docs/demo_dataset.md describes the dataset.
 """
 
 import functools
+import gzip
+import pathlib
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
-from cirag_jax.datasets.demo import facts, questions, render
-from cirag_jax.datasets.demo.graph import World
-from cirag_jax.datasets.demo.templates import RELATIONS
-from cirag_jax.types import Dataset, Triple
+import msgspec
+
+from cirag_jax.types import Dataset, Passage, Question, Triple
+
+FOLDER = pathlib.Path(__file__).parent
+QUESTIONS = "questions.jsonl.gz"
+CORPUS = "corpus.jsonl.gz"
+ENTITIES = "entities.jsonl.gz"
+
+T = TypeVar("T")
+
+
+class EntityRecord(msgspec.Struct):
+    """A line of `ENTITIES`: the entity of one passage and the facts that the passage states.
+
+    Attributes:
+        passage_id: The id of the passage.
+        key: ``<kind>:<identifier in the source>``.
+        spoken_name: The name as a sentence says it ("the Netherlands").
+        starts_questions: Whether the name identifies the entity, so that a question may start
+            from it.
+        triples: Head, relation and tail of each fact, in the order of the sentences.
+        triple_sentences: The index of each fact's sentence.
+        types: The type of each fact's relation, ``<kind>.<relation>``.
+        targets: The key of the entity that each fact's tail names; None if it has no passage.
+    """
+
+    passage_id: str
+    key: str
+    spoken_name: str
+    starts_questions: bool
+    triples: tuple[tuple[str, str, str], ...]
+    triple_sentences: tuple[int, ...]
+    types: tuple[str, ...]
+    targets: tuple[str | None, ...]
 
 
 class TypedTriple(NamedTuple):
-    """A triple with what it is in the graph.
+    """A triple with its place in the graph of entities.
 
     Attributes:
-        triple: As the dataset has it.
-        relation: ``<kind>.<what>``.
-        head: The key of the entity.
-        tail: That of the entity which the tail names; None where it names none.
+        triple: The triple as in `Dataset.triples`.
+        type: The type of its relation, ``<kind>.<relation>``.
+        head: The key of the head.
+        target: The key of the entity that the tail names; None if it has no passage.
     """
 
     triple: Triple
-    relation: str
+    type: str
     head: str
-    tail: str | None
+    target: str | None
 
 
-@functools.lru_cache(maxsize=1)
-def graph() -> tuple[World, questions.Rendered]:
-    """The entities with their facts, and the passage and the triples of each by its key."""
-    world = facts.build_world()
-    return world, render.render_world(world)
+class Entity(NamedTuple):
+    """An entity with a passage; see `EntityRecord` for ``key`` to ``starts_questions``."""
 
+    key: str
+    name: str
+    spoken_name: str
+    starts_questions: bool
+    triples: tuple[TypedTriple, ...]
 
-def typed_triples() -> Iterator[TypedTriple]:
-    """All triples of the passages, in their order."""
-    world, rendered = graph()
-    for key, (_, triples) in rendered.items():
-        stated = {
-            (name, fact.value): (relation, fact.target)
-            for relation, found in world.entities[key].facts.items()
-            for fact in found
-            for name in RELATIONS[relation]
-        }
-        for triple in triples:
-            relation, target = stated[triple.relation, triple.tail]
-            yield TypedTriple(triple, relation, key, target if target in rendered else None)
+    @property
+    def kind(self) -> str:
+        """The kind of thing, for example ``film``."""
+        return self.key.partition(":")[0]
 
 
 @functools.lru_cache(maxsize=1)
 def build() -> Dataset:
-    """The dataset of the quickstart: about 3,300 passages and as many questions, in seconds.
+    """Loads the dataset of the quickstart: about 3,300 passages and as many questions."""
+    corpus = {passage.id: passage for passage in _read(CORPUS, Passage)}
+    triples = {
+        entity.triples[0].triple.passage_id or "": tuple(typed.triple for typed in entity.triples)
+        for entity in entities().values()
+    }
+    return Dataset("demo", tuple(_read(QUESTIONS, Question)), corpus, triples)
 
-    Deterministic for the pinned versions of the data packages: it depends on no clock, network,
-    random number or hash seed.
-    """
-    world, rendered = graph()
-    asked = questions.build_questions(world, rendered)
-    corpus = {passage.id: passage for passage, _ in rendered.values()}
-    triples = {passage.id: found for passage, found in rendered.values()}
-    return Dataset("demo", asked, corpus, triples)
+
+@functools.lru_cache(maxsize=1)
+def entities() -> Mapping[str, Entity]:
+    """Returns the entities by key, in the order of their passages."""
+    return {record.key: _entity(record) for record in _read(ENTITIES, EntityRecord)}
+
+
+def typed_triples() -> Iterator[TypedTriple]:
+    """Yields the triples of all passages in order, with their types."""
+    for entity in entities().values():
+        yield from entity.triples
 
 
 def statistics(dataset: Dataset) -> dict[str, object]:
-    """Counts of passages, words, triples, and questions by split, type and number of hops."""
+    """Counts passages, words, triples, and questions by split, type and number of hops."""
     by_kind = Counter((q.split, q.type, q.hops) for q in dataset.questions)
     return {
         "passages": len(dataset.corpus),
@@ -81,3 +116,18 @@ def statistics(dataset: Dataset) -> dict[str, object]:
             for (split, kind, hops), number in sorted(by_kind.items(), key=str)
         },
     }
+
+
+def _read(name: str, kind: type[T]) -> list[T]:
+    return msgspec.json.Decoder(kind).decode_lines(gzip.decompress((FOLDER / name).read_bytes()))
+
+
+def _entity(record: EntityRecord) -> Entity:
+    triples = tuple(
+        TypedTriple(Triple(*parts, record.passage_id, sentence), kind, record.key, target)
+        for parts, sentence, kind, target in zip(
+            record.triples, record.triple_sentences, record.types, record.targets, strict=True
+        )
+    )
+    name = record.triples[0][0]
+    return Entity(record.key, name, record.spoken_name, record.starts_questions, triples)

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from cirag_jax.datasets.demo import build, sources, statistics
+from cirag_jax.datasets.demo import build, statistics
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line, say
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         say(f"demo: {one_line(str(error))}")
         return 2
-    print(json.dumps({"packages": sources.versions(), **statistics(dataset)}, indent=2))
+    print(json.dumps(statistics(dataset), indent=2))
     return 0
 
 

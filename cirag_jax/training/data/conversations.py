@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cirag_jax.datasets import lives, load
+from cirag_jax.datasets import load
 from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
@@ -18,7 +18,7 @@ from cirag_jax.methods import prompt_digests
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.training import state as state_lib
-from cirag_jax.training.data import comparisons
+from cirag_jax.training.data import comparisons, lives
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.training.data.query_examples import WEIGHTS, written_queries

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from cirag_jax.datasets import lives
-from cirag_jax.training.data import comparisons
+from cirag_jax.training.data import comparisons, lives
 from cirag_jax.types import Dataset, Passage, Question
 
 

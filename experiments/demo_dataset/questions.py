@@ -11,18 +11,13 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from cirag_jax.datasets.demo.graph import Entity, Fact, World
-from cirag_jax.datasets.demo.render import find_triple, said_name
-from cirag_jax.datasets.demo.sources import fold, pick, shuffled, stable
-from cirag_jax.datasets.demo.templates import (
-    ASKS,
-    BRIDGE_COMPARES,
-    COMPARES,
-    HARMLESS,
-    STARTS,
-    STEPS,
-)
+from cirag_jax.datasets.demo import wording
+from cirag_jax.datasets.demo.wording import ASKS, HARMLESS, STARTS, STEPS, pick, stable_hash
 from cirag_jax.types import Passage, Question, Triple
+from experiments.demo_dataset.graph import Entity, Fact, World
+from experiments.demo_dataset.render import find_triple, said_name
+from experiments.demo_dataset.templates import BRIDGE_COMPARES, COMPARES
+from experiments.demo_dataset.text import fold, shuffled
 
 Rendered = dict[str, tuple[Passage, tuple[Triple, ...]]]
 
@@ -113,7 +108,7 @@ class Asker:
         found: list[Chain] = []
         self._extend((), start, length, found)
         found = [chain for chain in found if self.is_only_way(chain)]
-        return sorted(found, key=lambda chain: stable("chain", *steps(chain)))
+        return sorted(found, key=lambda chain: stable_hash("chain", *steps(chain)))
 
     def _extend(self, done: Chain, entity: Entity, left: int, found: list[Chain]) -> None:
         for relation in entity.facts:
@@ -166,7 +161,7 @@ class Asker:
 
 def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[str]:
     """Up to ``number`` neighbouring keys, from a place in the list that ``salt`` decides."""
-    start = stable(*salt) % max(1, len(keys))
+    start = stable_hash(*salt) % max(1, len(keys))
     window = keys[start : start + number + len(but)]
     window += keys[: max(0, number + len(but) - len(window))]
     return [key for key in dict.fromkeys(window) if key not in but][:number]
@@ -175,17 +170,13 @@ def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[st
 def phrase(chain: Chain, salt: object) -> str:
     """The question of a bridge chain."""
     first = chain[0].entity
-    text = pick(STARTS[first.kind], "start", salt)
-    text = text.format(name=said_name(first), lower=first.name.lower())
-    for hop in chain[:-1]:
-        text = pick(STEPS[hop.fact.relation], "step", salt, hop.fact.relation).format(text)
-    text = pick(ASKS[chain[-1].fact.relation], "ask", salt).format(text)
-    return text.replace("??", "?")
+    types = [hop.fact.relation for hop in chain]
+    return wording.phrase(first.kind, first.name, said_name(first), types, salt)
 
 
 def split_of(entity: Entity) -> str:
     """The split whose questions may start from an entity."""
-    part = stable("split", entity.key) % 100
+    part = stable_hash("split", entity.key) % 100
     return "test" if part < 22 else "dev" if part < 35 else "train"
 
 
@@ -197,16 +188,11 @@ def names_something(question: str, chain: Chain) -> bool:
 
 
 def answers_of(entity: Entity | None, value: str) -> tuple[str, ...]:
-    """Accepted surface forms: the value, without its unit or commas, and the country's code."""
-    forms = [value]
-    first, _, unit = value.partition(" ")
-    digits = first.replace(",", "").replace(".", "").lstrip("$+")
-    if digits.isdigit():
-        forms += [first, value.replace(",", ""), first.replace(",", "")] if unit else []
-        forms.append(value.replace(",", "").lstrip("$"))
+    """Accepted surface forms: those of the value, and a country's name with an article."""
+    forms = wording.answer_forms(value)
     if entity is not None and entity.kind == "country":
-        forms.append(f"the {value}")
-    return tuple(dict.fromkeys(forms))
+        forms = (*forms, f"the {value}")
+    return forms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,7 +218,7 @@ class Draft:
 
 def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
     """The question of a chain, unless it would give a later entity away."""
-    text = phrase(chain, stable("phrase", *steps(chain)))
+    text = phrase(chain, stable_hash("phrase", *steps(chain)))
     if names_something(text, chain):
         return None
     last = chain[-1].fact
@@ -261,7 +247,7 @@ def compare(
         return None
     if x == y:
         return None
-    salt = stable(kind, a.key, b.key, chain[-1].fact.relation)
+    salt = stable_hash(kind, a.key, b.key, chain[-1].fact.relation)
     larger = salt % 2 == 0
     text = pick(phrasings[0 if larger else 1], salt)
     text = text.format(a=plain_start(a), b=plain_start(b)).replace("??", "?")
@@ -348,7 +334,9 @@ def mixed(items: list[Draft | Chain]) -> list[Draft | Chain]:
     """The items of one path in a stable order of their own, so that each path has other heads."""
     return sorted(
         items,
-        key=lambda item: stable("mix", *steps(item.chain if isinstance(item, Draft) else item)),
+        key=lambda item: stable_hash(
+            "mix", *steps(item.chain if isinstance(item, Draft) else item)
+        ),
     )
 
 

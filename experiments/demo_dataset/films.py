@@ -10,8 +10,9 @@ import pycountry
 from babel import Locale, localedata
 from babel.core import get_global
 
-from cirag_jax.datasets.demo import sources
-from cirag_jax.datasets.demo.graph import (
+from cirag_jax.datasets.demo.wording import stable_hash
+from experiments.demo_dataset import sources
+from experiments.demo_dataset.graph import (
     CORRECTIONS,
     COUNTRIES,
     LIMITS,
@@ -19,7 +20,7 @@ from cirag_jax.datasets.demo.graph import (
     counted,
     with_article,
 )
-from cirag_jax.datasets.demo.sources import fold
+from experiments.demo_dataset.text import fold
 
 
 def add_languages(world: World) -> None:
@@ -82,7 +83,7 @@ def add_films(world: World) -> None:
         rows,
         key=lambda r: (
             r["director"].strip() not in repeated,
-            sources.stable("film", r["imdb_url"]),
+            stable_hash("film", r["imdb_url"]),
         ),
     )
     keep = {row["imdb_url"] for row in order[: LIMITS["film"]]}
@@ -143,7 +144,7 @@ def add_director(world: World, name: str, made: list[dict[str, str]]) -> None:
         ("latest film", years[-1], years[-2]),
     ):
         # Half of the passages leave the latest film out, so that its own passage is needed.
-        if what == "latest film" and (len(made) < 3 or sources.stable("latest", name) % 2):
+        if what == "latest film" and (len(made) < 3 or stable_hash("latest", name) % 2):
             continue
         if row["year"] != next_row["year"]:
             world.fact(director, what, row["title"].strip(), target=film_key(row))

@@ -7,8 +7,8 @@ import math
 from collections import Counter, defaultdict
 from typing import Any
 
-from cirag_jax.datasets.demo import sources
-from cirag_jax.datasets.demo.graph import (
+from experiments.demo_dataset import sources
+from experiments.demo_dataset.graph import (
     CORRECTIONS,
     HOME_NATIONS,
     LIMITS,
@@ -19,7 +19,7 @@ from cirag_jax.datasets.demo.graph import (
     number_of,
     with_article,
 )
-from cirag_jax.datasets.demo.sources import shuffled
+from experiments.demo_dataset.text import shuffled
 
 # Rows of mendeleev 1.3.0 whose credit or year disagrees with the literature.
 DOUBTED_ELEMENTS = {"Neodymium", "Beryllium", "Protactinium", "Livermorium", "Terbium", "Platinum"}

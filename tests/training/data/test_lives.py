@@ -1,6 +1,6 @@
 """Made-up lives: every annotated fact is stated where the annotation says, and nothing else is."""
 
-from cirag_jax.datasets import lives
+from cirag_jax.training.data import lives
 
 
 def test_every_fact_stands_in_its_sentence():

@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from cirag_jax.datasets.demo.wording import NUMBER_WORDS
+
 # How many entities of the large kinds become passages; the small kinds are taken whole.
 LIMITS = {
     "film": 780,
@@ -99,15 +101,9 @@ def count(number: float) -> str:
     return f"{round(number):,}"
 
 
-WORDS = (
-    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve",
-)  # fmt: skip
-
-
 def counted(number: int, one: str, many: str) -> str:
     """A number of things in words up to twelve: ``one country``, ``13 countries``."""
-    said = WORDS[number] if number < len(WORDS) else count(number)
+    said = NUMBER_WORDS[number] if number < len(NUMBER_WORDS) else count(number)
     return f"{said} {one if number == 1 else many}"
 
 

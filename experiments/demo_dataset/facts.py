@@ -1,7 +1,7 @@
 """From the packages' rows to a graph: entities, and typed facts that may point to other entities.
 
-A fact's relation is named ``<kind>.<what>``; `cirag_jax.datasets.demo.render` knows how to say
-it and `cirag_jax.datasets.demo.questions` how to ask for it. Every fact is read from a package
+A fact's relation is named ``<kind>.<what>``; `experiments.demo_dataset.render` knows how to say
+it and `experiments.demo_dataset.questions` how to ask for it. Every fact is read from a package
 or counted over one; the few corrections of spelling, and the facts left out because a source is
 wrong or disputed, are the tables at the top of the modules of each domain.
 """
@@ -9,8 +9,8 @@ wrong or disputed, are the tables at the top of the modules of each domain.
 import dataclasses
 from collections import Counter
 
-from cirag_jax.datasets.demo import films, places, things
-from cirag_jax.datasets.demo.graph import World
+from experiments.demo_dataset import films, places, things
+from experiments.demo_dataset.graph import World
 
 
 def build_world() -> World:

@@ -16,8 +16,9 @@ from babel import Locale
 from babel.core import get_global
 from babel.numbers import get_currency_precision
 
-from cirag_jax.datasets.demo import sources
-from cirag_jax.datasets.demo.graph import (
+from cirag_jax.datasets.demo.wording import stable_hash
+from experiments.demo_dataset import sources
+from experiments.demo_dataset.graph import (
     CORRECTIONS,
     COUNTRIES,
     HOME_NATIONS,
@@ -29,7 +30,7 @@ from cirag_jax.datasets.demo.graph import (
     counted,
     with_article,
 )
-from cirag_jax.datasets.demo.sources import fold, shuffled, stable
+from experiments.demo_dataset.text import fold, shuffled
 
 # Left out because it is disputed which city, or what, is meant.
 NO_CAPITAL = {"IL", "PS", "EH", "AQ", "BQ"}
@@ -309,7 +310,7 @@ def add_airports(world: World, gazetteer: Gazetteer) -> None:
     serving = Counter((a["country"], fold(a["city"])) for a in gazetteer.airports)
     chosen = []
     # In a fixed order that favours none.
-    order = sorted(gazetteer.airports, key=lambda a: (stable("airport", a["iata"]), a["iata"]))
+    order = sorted(gazetteer.airports, key=lambda a: (stable_hash("airport", a["iata"]), a["iata"]))
     for airport in order:
         city = gazetteer.city_of_airport[airport["iata"]]
         if city is None or gazetteer.subdivision(city) is None or not airport["icao"].isalpha():
@@ -368,7 +369,7 @@ def add_namesake_cities(world: World, gazetteer: Gazetteer) -> None:
         and f"country:{city['countrycode']}" in world.entities
         and city["population"] >= 20_000
     ]
-    others.sort(key=lambda city: (stable("namesake", city["geonameid"]), city["geonameid"]))
+    others.sort(key=lambda city: (stable_hash("namesake", city["geonameid"]), city["geonameid"]))
     for city in others[: LIMITS["namesake city"]]:
         gazetteer.want(city)
 
