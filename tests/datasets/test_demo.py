@@ -245,7 +245,8 @@ def test_entities_speak_of_themselves_in_their_passages(dataset: Dataset) -> Non
 def test_questions_start_from_entities_that_may_start_one(dataset: Dataset) -> None:
     by_passage = {e.triples[0].triple.passage_id: e for e in demo.entities().values()}
     for question in dataset.questions:
-        assert by_passage[(question.supporting or ())[0]].starts_questions
+        assert question.supporting
+        assert by_passage[question.supporting[0]].starts_questions
     assert not all(entity.starts_questions for entity in by_passage.values())
 
 
