@@ -14,7 +14,7 @@ from experiments.demo_dataset.graph import World
 
 
 def build_world() -> World:
-    """The whole graph. Deterministic for given package versions; about a second."""
+    """Builds the whole graph; deterministic for given versions of the packages."""
     world = World()
     gazetteer = places.Gazetteer()
     places.add_countries(world, gazetteer)
