@@ -24,8 +24,8 @@ Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musiqu
 two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 16,
 embedding 135,351 sentences 19 and the head 6; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
 aligner alone 80.2). On one NVIDIA H200 (commit f50d131, MiniLM rounded to bfloat16): 323 s, 89.9
-and 79.9. Six epochs (commit 4702bec) took 73 minutes; with a teacher (config.distill; commit
-b3daa3c) it takes 64. experiments/RESULTS.md has recall on other questions.
+and 79.9. Six epochs (commit 4702bec) took 73 minutes. experiments/RESULTS.md has recall on other
+questions.
 
 450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
 HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2
@@ -91,14 +91,6 @@ def base() -> Any:
     config.mask_false_negatives = True  # Another positive of the query is no negative.
     config.accumulation = "cached"  # cached | official (negatives within the micro-batch)
     config.micro_batches = 1  # Of accumulation=official, in a step.
-    # What a joint scorer thinks of the candidates of searches for the training questions, learnt
-    # beside the chains (docs/training.md).
-    config.distill = ConfigDict()
-    config.distill.joint = placeholder(str)  # A workdir of configs/joint.py; null: nothing.
-    config.distill.checkpoint = placeholder(str)  # Of ``linked``, whose searches they are.
-    config.distill.depth = 8  # The head's best candidates of a step, which are read.
-    config.distill.steps_per_question = 1  # At most so many steps, drawn beside the prefixes.
-    config.distill.weight = 1.0  # Of such a step's loss beside a prefix's.
     config.chunk_tokens = 1024  # Through each device's encoder at once, padding included.
     config.keep_activations = True  # Store activations instead of a second forward pass.
     # At most so many GiB of them on each device; the chunks after that run twice. null: all.

@@ -22,7 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import common, retrievers
+from configs import common
 
 
 def get_config() -> Any:
@@ -51,7 +51,6 @@ def get_config() -> Any:
     config.width = 1  # linked: chains of a question that are followed side by side.
     # linked: tells what is read where passages are left out that are needed with less probability.
     config.stops = (0.1, 0.2, 0.3, 0.5, 0.7)
-    config.joint = retrievers.joint()  # The system joint: linked with its model.
     config.dtype = "float32"  # Of the computation: float32 | bfloat16.
     config.query_max_length = 256  # Tokens kept of the question and its chain.
     config.unit_max_length = 128  # Tokens kept of a unit.

@@ -69,14 +69,12 @@ class Candidates(NamedTuple):
 
     Attributes:
       question: its place among those that are searched for.
-      chain: the units that were chosen before.
       row_R: passages, int32.
       unit_R: the best unit of each, int64.
       feature_RF: float32, see `FEATURES`.
     """
 
     question: int
-    chain: tuple[int, ...]
     row_R: np.ndarray
     unit_R: np.ndarray
     feature_RF: np.ndarray
@@ -245,7 +243,7 @@ class CandidateFinder:
             **self._by_names(s, row_R),
         }
         feature_RF = np.stack([known[name] for name in FEATURES], axis=1).astype(np.float32)
-        return Candidates(s.place, tuple(s.units), row_R, unit_R, feature_RF)
+        return Candidates(s.place, row_R, unit_R, feature_RF)
 
     def _linked(self, s: Search) -> "_Linked":
         by_unit = [_row(self._unit_links, unit) for unit in s.units]

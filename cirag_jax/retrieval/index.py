@@ -33,7 +33,6 @@ from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
-from cirag_jax.retrieval.joint import open_joint
 from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -185,7 +184,6 @@ def open_retriever(
     check_choice("config.retriever.units", config.units, UNIT_KINDS)
     check_at_least(1, config, "width", prefix="config.retriever.")
     used = {"width": config.width != 1, "stop": config.stop is not None}
-    used["joint.model"] = config.joint.model is not None
     for name in used:
         if used[name] and config.kind != LINKED:
             raise UserError(f"config.retriever.{name} needs config.retriever.kind=linked")
@@ -253,7 +251,6 @@ def _open_linked(
         steps=head.steps,
         width=config.width,
         stop=config.stop,
-        joint=open_joint(config.joint, "config.retriever.joint"),
         dtype=config.dtype,
         progress=progress,
     )

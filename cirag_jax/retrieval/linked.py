@@ -8,7 +8,7 @@ aligner's own searches weighs them.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.beam import Beam
 from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, Candidates, Search
 from cirag_jax.retrieval.encoders import Encoder, Progress
-from cirag_jax.retrieval.joint import JointScorer
 from cirag_jax.retrieval.links import WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
@@ -66,12 +65,8 @@ class LinkedIndex:
       width: chains of a question that are followed side by side; each costs as much as the first.
       dtype: in which vectors are kept, see `UnitIndex`.
       stop: a search leaves out what is needed with a smaller probability; None: nothing.
-      joint: has a second look at what the head puts first; None: nobody.
       options: of the walk.
       progress: is told how many texts are embedded.
-
-    Attributes:
-      joint: as it was given; whoever compares searches may change it.
     """
 
     def __init__(
@@ -86,7 +81,6 @@ class LinkedIndex:
         width: int = 1,
         dtype: str = "float32",
         stop: float | None = None,
-        joint: JointScorer | None = None,
         options: WalkOptions | None = None,
         progress: Progress | None = None,
     ):
@@ -97,7 +91,7 @@ class LinkedIndex:
             )
         self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
-        self._width, self.joint = width, joint
+        self._width = width
         self._encoder = encoder
         self._units = UnitIndex(texts, encoder, dtype=dtype, progress=progress)
         self._finder = CandidateFinder(passages, texts, self._units, options)
@@ -187,17 +181,13 @@ class LinkedIndex:
         """Asks the aligner with the question and the chain so far."""
         if not searches:
             return
-        query_QD = self._embed([self.asked(search) for search in searches], progress)
+        queries = [
+            query_text(s.question, [self._units.texts[u] for u in s.units], self._kind)
+            for s in searches
+        ]
+        query_QD = self._embed(queries, progress)
         within = None if allowed is None else [allowed[s.place] for s in searches]
         self._finder.follow(searches, query_QD, within)
-
-    def asked(self, search: Search) -> str:
-        """The question and the chain so far, as the aligner reads them."""
-        return query_text(search.question, self.texts(search.units), self._kind)
-
-    def texts(self, units: Iterable[int]) -> list[str]:
-        """The texts of units."""
-        return [self._units.texts[unit] for unit in units]
 
     def _choose(self, beams: Sequence[Beam], score: Score, start: int, observe: Observe) -> None:
         """Appends one passage to the chains of every question."""
@@ -208,9 +198,6 @@ class LinkedIndex:
         for search, candidates in zip(going, found, strict=True):
             observe(candidates._replace(question=start + search.place))
         scores = score([candidates.feature_RF for candidates in found])
-        if self.joint is not None:
-            queries = [self.asked(search) for search in going]
-            scores = self.joint(queries, [self.texts(c.unit_R) for c in found], scores)
         scored = zip(found, scores, strict=True)
         for beam in beams:
             beam.extend(list(itertools.islice(scored, len(beam.going))))

@@ -59,14 +59,13 @@ def planned(folders):
 TINY = {
     "aligner": ("batch_size=8", "num_negatives=3", "query_max_length=64", "unit_max_length=64"),
     "cross_encoder": ("targets_per_step=4", "max_length=32"),
-    "joint": ("choices_per_step=4", "max_length=32", "buckets=(32,)", "chunk_choices=2"),
     "integrator": ("length=64", "buckets=(32,)", "batch_size=6", "rows_per_device=1", "chunk=64"),
     "reader": ("length=64", "buckets=(32,)", "batch_size=2", "model.dtype=bfloat16"),
 }
 
 
 def configured(folders, component, *overrides):
-    encoder = component in ("aligner", "cross_encoder", "joint")
+    encoder = component in ("aligner", "cross_encoder")
     spec = folders / ("encoder" if encoder else "decoder")
     settings = [f"model.spec={spec}", *TINY[component], *overrides]
     if component == "cross_encoder":
@@ -108,7 +107,6 @@ def _live() -> int:
 CASES = [
     ("aligner", 1, "chunk_tokens=512"),
     ("cross_encoder", 1, "model.dropout=0.1"),
-    ("joint", 1, "candidates=3"),
     ("integrator", 2, "mesh.fsdp=2"),
 ]
 
@@ -151,7 +149,6 @@ EXCHANGES = {
     "aligner": ("chunk_tokens=64", "keep_activations=true"),
     "aligner, embedding twice": ("chunk_tokens=64", "keep_activations=false"),
     "cross_encoder": ("chunk_rows=8", "targets_per_step=8"),
-    "joint": ("choices_per_step=24",),
     "integrator": ("batch_size=24",),
 }
 

@@ -417,8 +417,13 @@ def test_other_data_on_the_same_workdir_are_refused(model_and_data, tmp_path, on
         aligner.train_and_evaluate(config, tmp_path / "w")
 
 
-def test_another_config_on_the_same_workdir_is_refused(model_and_data, tmp_path, one_device):
+def test_another_config_on_the_same_workdir_is_refused(
+    model_and_data, tmp_path, one_device, monkeypatch
+):
+    # A killed process left this: it is no step of another run.
+    (tmp_path / "checkpoints/3.orbax-checkpoint-tmp").mkdir(parents=True)
     aligner.train_and_evaluate(_config(model_and_data, num_steps=1, eval_every=0), tmp_path)
+    monkeypatch.setattr(aligner, "training_chains", None)  # What takes long is not begun.
     with pytest.raises(UserError, match=r"was started with temperature=0\.\d+, not "):
         aligner.train_and_evaluate(
             _config(model_and_data, num_steps=1, eval_every=0, temperature=0.5), tmp_path

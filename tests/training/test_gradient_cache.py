@@ -67,7 +67,7 @@ def _full_batch(graphdef, params, batch, key=None):
             rows = _embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, k)
             table = table.at[chunk.row_B].set(rows)
         return contrastive_loss(
-            table[:queries], table[queries:-1], batch.share_BC, batch.count_BC,
+            table[:queries], table[queries:-1], batch.positive_B, batch.count_BC,
             batch.weight_B, 0.1,
         )[0]  # fmt: skip
 
