@@ -8,8 +8,8 @@ Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default), ``linked`` (the same o
 the head that weighs aligner, links and words, docs/retrieval.md), ``paper`` (E5-large, what
 KiRAG's Appendix B.3 prints), ``code`` (E5-large, what its released code does). The last two take
 their negatives from the question's own context, where KiRAG retrieves ten passages for each prefix
-(config.mining searches along chains of its own), and AdamW, which is what its code has where the
-paper says Adam with weight decay.
+(--config.retrieved.model=intfloat/e5-large-v2 does that), and AdamW, which is what its code has
+where the paper says Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores of a shared machine, Python 3.11, jax 0.10.2, commit
 34c8f32; recall of iterative retrieval by configs/retrieval.py in per cent; README.md has the whole
@@ -79,13 +79,13 @@ def base() -> Any:
     config.prefixes_per_question = 4  # At most; 2- and 3-step chains have fewer.
     # dependency (any step that has what it needs) | printed (KiRAG's paper) | annotation (its code)
     config.order = "dependency"
-    config.num_negatives = 10  # Hard negatives, from the question's own pool or mined.
-    # Hard negatives from an aligner's searches for the training questions among the passages that
-    # config.head.corpus says, config.head.steps each, along links as those are.
-    config.mining = ConfigDict()
-    # Its workdir, or any encoder; null: hard negatives are of the question's own pool.
-    config.mining.checkpoint = placeholder(str)
-    config.mining.per_step = 10  # Wrong units kept of each step, those of the highest scores.
+    config.num_negatives = 10  # Hard negatives, from the question's own pool or retrieved.
+    # KiRAG's paper draws them from the passages that a retriever finds for each prefix
+    # (config.order=printed). Whatever repeats a gold sentence is left out.
+    config.retrieved = ConfigDict()
+    # That retriever: as config.model.spec, or a training workdir; null: the question's own pool.
+    config.retrieved.model = placeholder(str)
+    config.retrieved.passages = 10  # Found for each prefix.
     config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
     config.negatives = "cross_device"  # own | in_batch | cross_device
     config.mask_false_negatives = True  # Another positive of the query is no negative.

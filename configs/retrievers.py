@@ -55,7 +55,6 @@ def retriever() -> Any:
     config.units = "passage"
     config.folder = placeholder(str)  # Of launch/index.py; null: built in memory at every start.
     config.dtype = "float32"  # In which vectors are kept: float32 | bfloat16 (exact only).
-    config.width = 1  # linked: chains of a question that are followed side by side.
     # linked: leave out passages that are needed with a smaller probability; null: none.
     config.stop = placeholder(float)
     config.ivf_lists = 0  # 0: 4 sqrt(rows).

@@ -40,7 +40,7 @@ from cirag_jax.retrieval.encoders import (
     kept_on_disk,
 )
 from cirag_jax.retrieval.linked import Found, LinkedIndex, find_link_head, needed_link_head
-from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
+from cirag_jax.retrieval.links import LinkWalk, WalkOptions
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.stopping import needed
@@ -54,7 +54,7 @@ from cirag_jax.types import Config, Dataset, Prediction, Question
 # Every system, what is trained first.
 SYSTEMS = (
     "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
-    "links", "links_one_shot_frozen", "links_trained", "fused_trained",
+    "links", "links_one_shot_frozen", "links_trained",
 )  # fmt: skip
 _LEADING = ("linked", "trained")  # Each is compared with all behind it.
 # Walks over title links -> the system whose first passages they begin at.
@@ -123,7 +123,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     """Raises UserError where a setting cannot be used that counts only after the encoding."""
-    check_at_least(1, config, "steps", "k", "width", "bootstrap_samples")
+    check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
         if not 0 <= stop <= 1:
@@ -156,7 +156,6 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
     return {
         "steps": config.steps,
         "linked_steps": aligners.head.steps if aligners.head else None,
-        "linked_width": config.width if aligners.head else None,
         "k": config.k,
         "units": task.kind,
         "retriever": config.retriever,
@@ -297,8 +296,6 @@ class _Rankings:
             if _WALKS[system] == "bm25":  # No walk begins where no word is shared.
                 first = _rows(np.where(self._words[1] > 0, self._words[0], -1))
             return self._walk.search(texts, first, self._depth, allowed)
-        if system == "fused_trained":
-            return fuse(self.of("trained"), self.of("links_trained"), k=self._depth)
         if system == "linked":
             return [found.rows[: self._depth] for found in self.linked]
         if system in ("trained", "frozen"):
@@ -340,7 +337,6 @@ class _Rankings:
             head,
             self._task.kind,
             steps=head.steps,
-            width=self._config.width,
             options=WalkOptions.of(self._config.links),
         )
         return index.explore(self._texts, head.score, self._task.allowed)

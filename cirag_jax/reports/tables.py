@@ -19,7 +19,6 @@ NAMES = {
     "links_one_shot_frozen": "links from one-shot, frozen",
     "linked": "aligner and links, trained",
     "links_trained": "links from iterative, trained",
-    "fused_trained": "both of the last two, fused",
 }
 
 

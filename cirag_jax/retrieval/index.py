@@ -26,7 +26,7 @@ from cirag_jax.datasets.chains import (
     triple_text,
 )
 from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_at_least, check_choice, parsing
+from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json
 from cirag_jax.models.io.fingerprint import START_ANEW, check_same
 from cirag_jax.retrieval import bm25
@@ -182,11 +182,8 @@ def open_retriever(
     check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
     check_choice("config.retriever.units", config.units, UNIT_KINDS)
-    check_at_least(1, config, "width", prefix="config.retriever.")
-    used = {"width": config.width != 1, "stop": config.stop is not None}
-    for name in used:
-        if used[name] and config.kind != LINKED:
-            raise UserError(f"config.retriever.{name} needs config.retriever.kind=linked")
+    if config.stop is not None and config.kind != LINKED:
+        raise UserError("config.retriever.stop needs config.retriever.kind=linked")
     if config.stop is not None and not 0 <= config.stop <= 1:
         raise UserError(f"config.retriever.stop={config.stop} must be from 0 to 1.")
     if config.kind == LINKED:
@@ -249,7 +246,6 @@ def _open_linked(
         head,
         head.units,
         steps=head.steps,
-        width=config.width,
         stop=config.stop,
         dtype=config.dtype,
         progress=progress,

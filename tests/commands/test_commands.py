@@ -53,7 +53,7 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     result = json.loads(done.stdout)
     systems = (
         "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25", "linked",
-        "links", "links_one_shot_frozen", "links_trained", "fused_trained",
+        "links", "links_one_shot_frozen", "links_trained",
     )  # fmt: skip
     assert set(rankings_of(tmp_path)[0]["ranked"]) == set(systems)
     for system in systems:

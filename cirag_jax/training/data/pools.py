@@ -33,6 +33,8 @@ _EPOCHS = 1 << 32
 NEGATIVES = ("own", "in_batch", "cross_device")
 ORDERS = ("dependency", "printed", "annotation")
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
+# What the negatives of each prefix of a chain are drawn from, by the number of its steps.
+PrefixPools = tuple[tuple[Unit, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,11 +147,13 @@ def sample_examples(
     kind: UnitKind,
     sampling: Sampling,
     rng: np.random.Generator,
+    of_prefixes: PrefixPools = (),
 ) -> list[Example]:
     """Draws distinct prefix lengths of one chain, and negatives that its prefixes share.
 
     Sharing halves the texts to encode. With ``chain_negatives`` each prefix has its own, because
-    what is gold depends on it. Pure in ``rng``: the same generator state gives the same examples.
+    what is gold depends on it; so it has with ``of_prefixes``, which replace the pool. Pure in
+    ``rng``: the same generator state gives the same examples.
     """
     draw = random.Random(int(rng.integers(2**63)))
     lengths = draw.sample(
@@ -163,8 +167,10 @@ def sample_examples(
         found = [chain.steps[step].text for step in prefix]
         positives = [chain.steps[step].text for step in following]
         negatives = shared
-        if sampling.chain_negatives:
-            negatives = _draw(draw, pool, {*found, *positives}, sampling.num_negatives)
+        if sampling.chain_negatives or of_prefixes:
+            excluded = {*found, *positives} if sampling.chain_negatives else gold
+            of_prefix = of_prefixes[length] if of_prefixes else pool
+            negatives = _draw(draw, of_prefix, excluded, sampling.num_negatives)
         query = query_text(chain.question, found, kind)
         examples.append(Example(query, tuple(positives), negatives))
     return examples
@@ -349,8 +355,8 @@ class _Sample(grain.transforms.RandomMap):
     sampling: Sampling
 
     def random_map(self, element, rng: np.random.Generator) -> list[Example]:
-        chain, pool = element
-        return sample_examples(chain, pool, self.kind, self.sampling, rng)
+        chain, pool, of_prefixes = element
+        return sample_examples(chain, pool, self.kind, self.sampling, rng, of_prefixes)
 
 
 def check_enough(chains: int, per_batch: int) -> None:
@@ -370,11 +376,13 @@ def batches(
     tokenize: Tokenize,
     pad_id: int,
     seed: int,
+    of_prefixes: Sequence[PrefixPools] = (),
 ) -> grain.DatasetIterator:
     """An endless iterator of ``Batch``, reshuffled every epoch, whose state is JSON-sized.
 
     A batch holds ``layout.num_queries // sampling.prefixes_per_question`` questions, divided
-    evenly over the layout's groups: chains may have fewer prefixes than asked for.
+    evenly over the layout's groups: chains may have fewer prefixes than asked for. See
+    `sample_examples` for ``of_prefixes``, one for each chain.
     """
     per_batch = layout.num_queries // sampling.prefixes_per_question
     check_enough(len(chains), per_batch)
@@ -385,7 +393,9 @@ def batches(
         return build_batch(examples, layout, tokenize, pad_id, groups)
 
     dataset = (
-        grain.MapDataset.source(list(zip(chains, pools, strict=True)))
+        grain.MapDataset.source(
+            list(zip(chains, pools, of_prefixes or [()] * len(chains), strict=True))
+        )
         .seed(seed)
         .shuffle()
         .repeat(_EPOCHS)

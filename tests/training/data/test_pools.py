@@ -166,6 +166,23 @@ def test_chain_negatives_draws_other_steps_of_the_chain():
         assert not set(example.negatives) & set(example.positives)
 
 
+@pytest.mark.parametrize(("chain_negatives", "more"), [(False, set()), (True, {"c"})])
+def test_sample_examples_with_prefix_pools_draws_from_the_pool_of_each_prefix(
+    chain_negatives, more
+):
+    of_prefixes = tuple(
+        tuple(map(unit, ("a", "b", "c", f"far {n}", f"near {n}"))) for n in range(3)
+    )
+    sampling = Sampling(3, 9, order="printed", chain_negatives=chain_negatives)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        examples = sample_examples(BRIDGE, POOL, "triple", sampling, rng, of_prefixes)
+        negatives = {example.positives[0]: {*example.negatives} for example in examples}
+        assert negatives["a"] - {"b"} == {"far 0", "near 0"} | more
+        assert negatives["b"] == {"far 1", "near 1"} | more
+        assert negatives["c"] == {"far 2", "near 2"}
+
+
 EXAMPLES = [
     Example("q one", ("pos a", "pos b"), ("neg 1",)),
     Example("q two words", ("pos b",), ("neg 1", "neg 2")),
