@@ -202,18 +202,3 @@ _zeros = jax.jit(sharding.zeros_by_shard)
 
 def _add(a: Params, b: Params) -> Params:
     return sharding.constrain_by_shard(jax.tree.map(jnp.add, a, b))
-
-
-_JITTED: dict[str, tuple[Any, ...]] = {
-    "embed": (_embed, _embed_and_keep),
-    "pull": (_pull, _pull_kept),
-    "loss": (_table_loss,),
-}
-
-
-def compile_counts() -> dict[str, int]:
-    """How many shapes each jitted part has been compiled for; a test expects one a bucket."""
-    return {
-        name: sum(function._cache_size() for function in functions)
-        for name, functions in _JITTED.items()
-    }

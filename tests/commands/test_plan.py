@@ -17,7 +17,6 @@ from cirag_jax import sharding
 from cirag_jax.commands import plan
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder_params
 from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder, tensor_files
 from cirag_jax.training import aligner, mfu
@@ -314,7 +313,7 @@ def test_well_known_shapes_have_their_number_of_parameters(name, count):
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == count
     else:
         config, _ = pretrained_decoder.read_decoder_config(folder)
-        assert decoder_params.parameter_count(config) == count
+        assert tiny_decoder.parameter_count(config) == count
 
 
 def test_the_command_has_as_many_devices_as_it_is_told(command, folders, tmp_path):
