@@ -223,9 +223,6 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     pieces = packing.micro_batches([example], rows, layout, 0)
     batches = [jax.tree.map(place, piece.batch) for piece in pieces]
     parts = {"base": bytes_of(base), **_parts(state, dtype), "batch": bytes_of(batches)}
-    if config.component == "integrator" and config.decode.num_trajectories:
-        copy = rehearsal.copy(base["layers"])  # The engine's, see `adapter.make_decide`.
-        parts["base_for_decoding"] = bytes_of(copy)
     step = lora_step.TrainStep(model, lora_config, tx, state, mesh, chunk=config.chunk)
     step(state, base, batches, rehearsal)
 
