@@ -1,7 +1,7 @@
 import io
 import json
 import math
-import sys
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,11 +33,15 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def stream(monkeypatch):
+def stderr(monkeypatch):
+    """Replaces the standard error of the module under test."""
+    return lambda made: monkeypatch.setattr(metrics, "sys", SimpleNamespace(stderr=made)) or made
+
+
+@pytest.fixture
+def stream(stderr):
     """Standard error, which is no terminal."""
-    made = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", made)
-    return made
+    return stderr(io.StringIO())
 
 
 class Terminal(io.StringIO):
@@ -148,9 +152,8 @@ def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path, clock, strea
     assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # an empty one leaves no line
 
 
-def test_the_bar_shows_our_own_time_left(tmp_path, clock, monkeypatch):
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
+def test_the_bar_shows_our_own_time_left(tmp_path, clock, stderr):
+    stream = stderr(Terminal())
     with MetricWriter(tmp_path, 10, evaluate_every=5) as writer:
         for step in range(1, 6):
             clock.now += 2
@@ -193,10 +196,10 @@ class Loss:
         return 0.5
 
 
-def test_loss_is_fetched_only_when_shown(tmp_path, clock, monkeypatch):
+def test_loss_is_fetched_only_when_shown(tmp_path, clock, stderr):
     for stream in (io.StringIO(), Terminal()):
         loss = Loss()
-        monkeypatch.setattr(sys, "stderr", stream)
+        stderr(stream)
         with MetricWriter(tmp_path, 1000) as writer:
             for step in range(1, 101):
                 clock.now += 0.001
@@ -204,9 +207,8 @@ def test_loss_is_fetched_only_when_shown(tmp_path, clock, monkeypatch):
         assert loss.fetched == 0
 
 
-def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path, clock, monkeypatch):
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
+def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path, clock, stderr):
+    stream = stderr(Terminal())
     with (
         pytest.raises(RuntimeError),
         MetricWriter(tmp_path, 10) as writer,
