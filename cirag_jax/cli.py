@@ -279,7 +279,7 @@ def _parse_own_flags(
     flags.DEFINE_integer(
         "process_timeout",
         processes.TIMEOUT,
-        "seconds after which a process that hangs ends the others",
+        "seconds without a heartbeat after which a process ends the others",
         lower_bound=1,
         **where,
     )
@@ -323,7 +323,7 @@ def _help_text(
         "  --coordinator_address, --num_processes, --process_id",
         "                           several processes by hand; SLURM and JAX_COORDINATOR_ADDRESS,",
         "                           JAX_NUM_PROCESSES, JAX_PROCESS_ID are understood without them",
-        "  --process_timeout        seconds after which a process that hangs ends the others"
+        "  --process_timeout        seconds without heartbeat after which a process ends the others"
         f" (default {processes.TIMEOUT})",
         "  --help                   show this help",
         "",

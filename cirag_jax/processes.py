@@ -1,26 +1,20 @@
-"""Several processes of one run: how they find each other, act together, and miss one that hangs."""
+"""Several processes of one run: how they find each other and act together."""
 
-import atexit
-import contextlib
 import glob
 import itertools
 import os
 import re
-import sys
-import threading
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from cirag_jax.errors import InUse, UserError
-from cirag_jax.io import one_line, say
+from cirag_jax.io import one_line
 
 T = TypeVar("T")
 
 TIMEOUT = 300  # seconds
 _A_YEAR_MS = 1000 * 3600 * 24 * 365
-_ALIVE = "cirag_jax/alive/"  # INDEX: what a process tells of itself
-_watch: "Watch | None" = None
+_TEXT_BYTES = 4096  # Of an error that `together` passes on.
 _meetings = itertools.count()  # of `together`: the same number in every process
 
 
@@ -37,7 +31,8 @@ def setup_distributed(
     itself; the GPUs of a node are shared out among its tasks in a SLURM step. A single process
     initialises nothing and does not import JAX.
 
-    From then on a process that hangs for ``timeout`` seconds ends the run, see `Watch`.
+    A process that sends JAX no heartbeat for ``timeout`` seconds (it is stopped, or its host down)
+    ends the others.
     """
     env = os.environ
     coordinator_address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
@@ -61,26 +56,10 @@ def setup_distributed(
         )
     import jax
 
-    # JAX's own heartbeat ends a run too, by an abort that names no process: after ours.
     jax.distributed.initialize(
-        coordinator_address,
-        num_processes,
-        process_id,
-        gpus,
-        heartbeat_timeout_seconds=timeout + 60,
+        coordinator_address, num_processes, process_id, gpus, heartbeat_timeout_seconds=timeout
     )
-    if jax.process_count() > 1:
-        global _watch
-        _watch = Watch(_client(), jax.process_index(), jax.process_count(), timeout)
-        _watch.start()
     return jax.process_index(), jax.process_count()
-
-
-def _client() -> Any:
-    """Of JAX's coordination service: unlike a collective, it can wait for hours."""
-    from jax._src import distributed
-
-    return distributed.global_state.client
 
 
 def together(work: Callable[[], T]) -> T:
@@ -92,8 +71,6 @@ def together(work: Callable[[], T]) -> T:
 
     if jax.process_count() == 1:
         return work()
-    client = _client()
-    place = f"cirag_jax/together/{next(_meetings)}"
     result, error = None, None
     try:
         result = work()
@@ -101,110 +78,30 @@ def together(work: Callable[[], T]) -> T:
         error = raised
     text = "" if error is None else one_line(str(error)) or type(error).__name__
     kind = InUse.__name__ if isinstance(error, InUse) else ""
-    client.key_value_set(f"{place}/{jax.process_index()}", f"{kind}={text}")
-    count = jax.process_count()
-    told = [client.blocking_key_value_get(f"{place}/{i}", _A_YEAR_MS) for i in range(count)]
+    outcomes = _exchange(f"{kind}={text}")
     if error is not None:
         raise error
-    for index, (kind, _, text) in enumerate(one.partition("=") for one in told):
+    for index, (kind, _, text) in enumerate(one.partition("=") for one in outcomes):
         if text:
             raised = InUse if kind == InUse.__name__ else UserError
-            raise raised(f"process {index} of {count} failed: {text}")
+            raise raised(f"process {index} of {len(outcomes)} failed: {text}")
     return cast(T, result)
 
 
-def arrived(step: int) -> None:
-    """Tells the others, if there are any, that this process has done ``step`` steps."""
-    if _watch is not None:
-        _watch.step = step
+def _exchange(text: str) -> list[str]:
+    """The texts of all processes, by index, once each has given its own."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from orbax.checkpoint import multihost
 
-
-class Watch:
-    """Ends this process, with exit code 2, where another of the run hangs, and says which.
-
-    Each process tells all others, over JAX's coordination service, that it is alive and how many
-    steps it has done. One is missed that has told nothing for ``seconds``, its host down or itself
-    stopped; and one that has lagged behind the steps of another for as long, while it is alive. A
-    process whose main thread waits for such a one in a collective would wait for ever.
-
-    Checkpoints are renamed when they are whole, journals written line by line: to end anywhere
-    loses what came after them.
-    """
-
-    def __init__(self, client: Any, index: int, count: int, seconds: float):
-        self.step = 0
-        self._client, self._index, self._count, self._seconds = client, index, count, seconds
-        self._pause = min(seconds / 10, 10.0)
-        self._beats, self._lock, self._ended = itertools.count(), threading.Lock(), False
-        self.now = 0.0  # Seconds; those that this process itself stood still do not count.
-        self._answered = 0.0  # when the service did
-        self._told = {i: ("", 0.0) for i in range(count)}  # what each told, and since when
-        self._behind: dict[int, float] = {}  # since when
-
-    def start(self) -> None:
-        """Begins; until the process exits."""
-        atexit.register(self.stop)
-        for work in (self._beat, self._look):
-            threading.Thread(target=work, daemon=True).start()
-
-    def stop(self) -> None:
-        """Tells that this process has come to its end, and misses nobody any more."""
-        with contextlib.suppress(Exception), self._lock:  # The service may be gone already.
-            self._ended = True
-            self._tell("done")
-        self._seconds = float("inf")
-
-    def exchange(self) -> None:
-        """Tells of this process, unless it has ended, and hears of all."""
-        if self._ended:
-            return
-        self._tell(f"{next(self._beats)} {self.step}")
-        for key, text in self._client.key_value_dir_get(_ALIVE):
-            index = int(key.rpartition("/")[2])
-            if text != self._told[index][0]:
-                self._told[index] = text, self.now
-        self._answered = self.now
-        steps = {i: int(text.split()[1]) for i, (text, _) in self._told.items() if " " in text}
-        ahead = max(steps.values(), default=0)
-        since = self._behind
-        self._behind = {i: since.get(i, self.now) for i, step in steps.items() if step < ahead}
-
-    def missed(self) -> str | None:
-        """Says which process is missed, if one is."""
-        told = f"for {self._seconds:g} s (--process_timeout)"
-        if self._index and self.now - self._answered > self._seconds:
-            return f"process 0 of {self._count} has not answered {told}"
-        for index, (text, since) in self._told.items():
-            if text != "done" and self.now - since > self._seconds:
-                return f"process {index} of {self._count} has not been heard of {told}"
-        for index, since in self._behind.items():
-            if self.now - since > self._seconds:
-                return f"process {index} of {self._count} has been steps behind {told}"
-        return None
-
-    def _tell(self, text: str) -> None:
-        self._client.key_value_set(f"{_ALIVE}{self._index}", text, allow_overwrite=True)
-
-    def _beat(self) -> None:
-        while not self._ended:
-            with contextlib.suppress(Exception), self._lock:  # Away, the service does not answer.
-                self.exchange()
-            time.sleep(self._pause)
-
-    def _look(self) -> None:
-        # Beside the beats: they wait for a service that is stopped.
-        last = time.monotonic()
-        while (missed := self.missed()) is None:
-            time.sleep(self._pause)
-            passed, last = time.monotonic() - last, time.monotonic()
-            self.now += min(passed, 2 * self._pause)
-        say(
-            f"{os.path.basename(sys.argv[0])}: {missed}: it hangs, or its host is down; this "
-            "process ends, and the same command goes on from what was saved"
-        )
-        if self._index == 0:  # The others need its service until they have missed the same one.
-            time.sleep(3 * self._pause)
-        os._exit(2)
+    # A collective times out where one process works for hours: all meet at a barrier first.
+    meet = multihost.get_barrier_sync_fn()
+    meet(key=f"cirag_jax_together_{next(_meetings)}", timeout_ms=_A_YEAR_MS)
+    encoded = text.encode()[:_TEXT_BYTES]
+    bytes_B = np.zeros(_TEXT_BYTES, np.uint8)
+    bytes_B[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    rows_PB = np.asarray(multihost_utils.process_allgather(bytes_B))
+    return [row_B.tobytes().rstrip(b"\0").decode(errors="replace") for row_B in rows_PB]
 
 
 def _count_gpus() -> int:

@@ -8,8 +8,8 @@ Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default), ``linked`` (the same o
 the head that weighs aligner, links and words, docs/retrieval.md), ``paper`` (E5-large, what
 KiRAG's Appendix B.3 prints), ``code`` (E5-large, what its released code does). The last two take
 their negatives from the question's own context, where KiRAG retrieves ten passages for each prefix
-(config.mining searches along chains of its own), and AdamW, which is what its code has where the
-paper says Adam with weight decay.
+(--config.retrieved.model=intfloat/e5-large-v2 does that), and AdamW, which is what its code has
+where the paper says Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores of a shared machine, Python 3.11, jax 0.10.2, commit
 34c8f32; recall of iterative retrieval by configs/retrieval.py in per cent; README.md has the whole
@@ -24,8 +24,8 @@ Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musiqu
 two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 16,
 embedding 135,351 sentences 19 and the head 6; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
 aligner alone 80.2). On one NVIDIA H200 (commit f50d131, MiniLM rounded to bfloat16): 323 s, 89.9
-and 79.9. Six epochs (commit 4702bec) took 73 minutes; with a teacher (config.distill; commit
-b3daa3c) it takes 64. experiments/RESULTS.md has recall on other questions.
+and 79.9. Six epochs (commit 4702bec) took 73 minutes. experiments/RESULTS.md has recall on other
+questions.
 
 450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
 HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2
@@ -79,26 +79,18 @@ def base() -> Any:
     config.prefixes_per_question = 4  # At most; 2- and 3-step chains have fewer.
     # dependency (any step that has what it needs) | printed (KiRAG's paper) | annotation (its code)
     config.order = "dependency"
-    config.num_negatives = 10  # Hard negatives, from the question's own pool or mined.
-    # Hard negatives from an aligner's searches for the training questions among the passages that
-    # config.head.corpus says, config.head.steps each, along links as those are.
-    config.mining = ConfigDict()
-    # Its workdir, or any encoder; null: hard negatives are of the question's own pool.
-    config.mining.checkpoint = placeholder(str)
-    config.mining.per_step = 10  # Wrong units kept of each step, those of the highest scores.
+    config.num_negatives = 10  # Hard negatives, from the question's own pool or retrieved.
+    # KiRAG's paper draws them from the passages that a retriever finds for each prefix
+    # (config.order=printed). Whatever repeats a gold sentence is left out.
+    config.retrieved = ConfigDict()
+    # That retriever: as config.model.spec, or a training workdir; null: the question's own pool.
+    config.retrieved.model = placeholder(str)
+    config.retrieved.passages = 10  # Found for each prefix.
     config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
     config.negatives = "cross_device"  # own | in_batch | cross_device
     config.mask_false_negatives = True  # Another positive of the query is no negative.
     config.accumulation = "cached"  # cached | official (negatives within the micro-batch)
     config.micro_batches = 1  # Of accumulation=official, in a step.
-    # What a joint scorer thinks of the candidates of searches for the training questions, learnt
-    # beside the chains (docs/training.md).
-    config.distill = ConfigDict()
-    config.distill.joint = placeholder(str)  # A workdir of configs/joint.py; null: nothing.
-    config.distill.checkpoint = placeholder(str)  # Of ``linked``, whose searches they are.
-    config.distill.depth = 8  # The head's best candidates of a step, which are read.
-    config.distill.steps_per_question = 1  # At most so many steps, drawn beside the prefixes.
-    config.distill.weight = 1.0  # Of such a step's loss beside a prefix's.
     config.chunk_tokens = 1024  # Through each device's encoder at once, padding included.
     config.keep_activations = True  # Store activations instead of a second forward pass.
     # At most so many GiB of them on each device; the chunks after that run twice. null: all.

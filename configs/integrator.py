@@ -27,7 +27,7 @@ full; dev loss 1.30 -> 0.24; 66 min 36 s. It stops too early.
   Students of sentences (T made with cirag.units=sentence, see configs/trajectories.py; 2026-11-25,
 two cores of an AMD EPYC beside other work, commits 7ffffe9 and 4d7cf88), with --config.lora.rank=8
 --config.lora.alpha=16 --config.length=2560 --config.max_tokens=0 --config.shuffled=0.5
---config.optimizer.learning_rate=4e-4 --config.decode.max_tokens=48:
+--config.optimizer.learning_rate=4e-4:
   --config.lora.start=shipped:reader --config.num_steps=200, T = 494 trajectories: stopped at step
 119; the checkpoint of step 100 has dev loss 0.241, core F1 80.6, query F1 75.0, stops 91.7 on 12
 dev steps; 20 min. Then from that one, --config.num_steps=70 and T = the 291 of two rounds and more:
@@ -92,17 +92,11 @@ def trainer(component: str) -> Any:
     config.max_tokens = 0  # Above 0: at most so many tokens are seen, prompts included.
     config.optimizer = common.optimizer(1e-3, "cosine", warmup_ratio=0.03)
 
-    # Dev trajectories whose decisions are decoded at every evaluation (core F1, stops, ...), by an
-    # engine with its own copy of the base; 0: none. An extractor has none.
-    config.decode = ConfigDict()
-    config.decode.num_trajectories = 0  # So many of them; 0: none.
-    config.decode.max_tokens = 384  # Of a decision, at most.
-
     config.mesh = common.mesh()
     config.eval_every = 40  # Steps.
     config.save_every = 0  # Beside the checkpoint of every evaluation.
     config.keep_checkpoints = 2  # The newest, and the best beside them.
-    config.best_metric = "dev/loss"  # Or dev/core_f1, ..., with config.decode.
+    config.best_metric = "dev/loss"  # Or the loss of one part, dev/loss_facts for instance.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on. 0: never.
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
     return config
@@ -136,7 +130,6 @@ def quick() -> Any:
     """SmolLM2-135M on two CPU cores."""
     config = base()
     config.max_tokens = 270_000
-    config.decode.num_trajectories = 8
     return config
 
 
@@ -146,7 +139,7 @@ def paper() -> Any:
     config.model.spec = "Qwen/Qwen2.5-7B-Instruct"
     config.model.dtype = "bfloat16"
     # By count, not measured: what the projections give is 2.8 MB a token, 45 GB for two full rows;
-    # recomputed, they leave 3 GB beside the base (15 GB) and its copy for dev decisions (15 GB).
+    # recomputed, they leave 3 GB beside the base (15 GB).
     config.model.remat = "full"
     config.lora.rank = 64
     config.lora.alpha = 128.0
@@ -158,7 +151,6 @@ def paper() -> Any:
     config.rows_per_device = 2
     config.optimizer.learning_rate = 2e-4
     config.num_dev = 100
-    config.decode.num_trajectories = 50
     config.eval_every = 100
     return config
 

@@ -22,7 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import common, retrievers
+from configs import common
 
 
 def get_config() -> Any:
@@ -48,10 +48,8 @@ def get_config() -> Any:
     config.links.title_weight = 2.0  # Of a title that the question names, where it begins as well.
     config.links.backward = 0.3  # Weight of a link against its direction.
     config.recall_at = (2, 3, 5, 10)  # The K of recall@K.
-    config.width = 1  # linked: chains of a question that are followed side by side.
     # linked: tells what is read where passages are left out that are needed with less probability.
     config.stops = (0.1, 0.2, 0.3, 0.5, 0.7)
-    config.joint = retrievers.joint()  # The system joint: linked with its model.
     config.dtype = "float32"  # Of the computation: float32 | bfloat16.
     config.query_max_length = 256  # Tokens kept of the question and its chain.
     config.unit_max_length = 128  # Tokens kept of a unit.

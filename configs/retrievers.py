@@ -44,15 +44,6 @@ def ranker() -> Any:
     return config
 
 
-def joint() -> Any:
-    """The joint scorer of a search along links (configs/joint.py)."""
-    config: Any = ConfigDict()
-    config.model = placeholder(str)  # A workdir of configs/joint.py, or what was exported of one.
-    config.weight = 0.5  # Of its logit beside the head's score; see experiments/RESULTS.md.
-    config.depth = 20  # The head's best candidates of a step, which it reads.
-    return config
-
-
 def retriever() -> Any:
     """Which index finds passages."""
     config: Any = ConfigDict()
@@ -64,10 +55,8 @@ def retriever() -> Any:
     config.units = "passage"
     config.folder = placeholder(str)  # Of launch/index.py; null: built in memory at every start.
     config.dtype = "float32"  # In which vectors are kept: float32 | bfloat16 (exact only).
-    config.width = 1  # linked: chains of a question that are followed side by side.
     # linked: leave out passages that are needed with a smaller probability; null: none.
     config.stop = placeholder(float)
-    config.joint = joint()  # linked: a cross-encoder has a second look at what a step chooses from.
     config.ivf_lists = 0  # 0: 4 sqrt(rows).
     config.ivf_probes = 32  # Lists that a search visits.
     config.hnsw_links = 32  # Neighbours of a node.

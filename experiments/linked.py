@@ -1,7 +1,7 @@
 r"""What each addition to the search along links gives: heads of one aligner under changed settings.
 
     python experiments/linked.py --checkpoint W --data A B C [--fold dev_tune] \
-        [--change held_out=0 --change "corpus=own held_out=0" ...] [--pools] [--widths 1 2] \
+        [--change held_out=0 --change "corpus=own held_out=0" ...] [--pools] \
         [--stops 0.2 0.5]
 
 For every ``--change`` (settings of ``config.head``, parted by spaces) and for none, a head is
@@ -16,7 +16,6 @@ every ranking. Figures and their reading: experiments/RESULTS.md.
 """
 
 import argparse
-import itertools
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,7 +58,6 @@ def main() -> None:
     parser.add_argument("--held_out", type=int, default=50, help="training questions of each set")
     parser.add_argument("--change", action="append", default=[], help="settings of config.head")
     parser.add_argument("--pools", action="store_true", help="a question's own context, too")
-    parser.add_argument("--widths", nargs="+", type=int, default=[1], help="of a beam of chains")
     parser.add_argument("--stops", nargs="*", type=float, default=[], help="probabilities")
     parser.add_argument("--vectors", default="runs/vectors", help="a folder, made where needed")
     options = parser.parse_args()
@@ -89,12 +87,9 @@ def main() -> None:
             asked = [q for q in asked if q.setting in (None, "distractor")]
             if not asked:
                 continue
-            for in_pools, width in itertools.product(
-                (False, True)[: 1 + options.pools], options.widths
-            ):
-                found, candidates = searched_for(task, head, asked, in_pools, width)
+            for in_pools in (False, True)[: 1 + options.pools]:
+                found, candidates = searched_for(task, head, asked, in_pools)
                 name = f"{change or 'as configured'}{', own context' if in_pools else ''}"
-                name += f", width {width}" if options.widths != [1] else ""
                 print("|", name, "|", *row(one, task, asked, found, candidates), flush=True)
                 for where, scores in stopped(task, head, asked, found, options.stops):
                     told = f"read {scores.read:.2f}, recall {100 * scores.recall:.1f}, "
@@ -128,7 +123,7 @@ class Trainer:
 
 
 def searched_for(
-    task: link_head.Task, head: LinkHead, asked: Sequence[Question], in_pools: bool, width: int
+    task: link_head.Task, head: LinkHead, asked: Sequence[Question], in_pools: bool
 ) -> tuple[list[Found], list[set[int]]]:
     """What is found, and the candidates of all steps."""
     candidates: list[set[int]] = [set() for _ in asked]
@@ -141,7 +136,7 @@ def searched_for(
         row = {id: place for place, id in enumerate(task.ids)}
         allowed = [np.array(sorted({row[id] for id in q.context or ()}), np.int32) for q in asked]
     texts = [question.question for question in asked]
-    return task.index.explore(texts, head.score, allowed, watch, width=width), candidates
+    return task.index.explore(texts, head.score, allowed, watch), candidates
 
 
 def row(

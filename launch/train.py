@@ -1,6 +1,6 @@
 """Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
 
-configs/cross_encoder.py, joint.py, integrator.py, extractor.py and reader.py train the others.
+configs/cross_encoder.py, integrator.py, extractor.py and reader.py train the others.
 """
 
 import pathlib

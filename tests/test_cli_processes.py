@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -191,7 +190,7 @@ def test_an_error_in_one_process_ends_all(script, tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_process_that_is_stopped_is_named_by_the_other(script, tmp_path, stopped):
+def test_a_process_that_is_stopped_ends_the_other(script, tmp_path, stopped):
     text = script.read_text().replace("config.py')", "config.py', several_processes=True)")
     script.write_text(
         text.replace(
@@ -210,9 +209,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other(script, tmp_path, stopp
         for process in started:
             process.kill()
             process.communicate()
-    assert started[1 - stopped].returncode == 2, err
-    said = r"has not (answered|been heard of) for 3 s \(--process_timeout\): it hangs, or its host "
-    assert re.search(rf"^command\.py: process {stopped} of 2 {said}", err, re.MULTILINE), err
+    assert started[1 - stopped].returncode < 0, err  # JAX aborts.
     assert "result.json" not in os.listdir(tmp_path / "w")
 
 

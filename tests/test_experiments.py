@@ -24,29 +24,26 @@ def test_heads_under_changed_settings_are_rows_of_a_table(
         "sys.argv",
         ["linked.py", "--checkpoint", str(model), "--data", str(tmp_path / "d"), "--fold", "f"]
         + ["--vectors", str(tmp_path / "v"), "--held_out", "2", "--pools", "--stops", "0"]
-        + ["--widths", "1", "2"]
         + ["--change", "steps=1 epochs=1"],
     )
     explored, explore = [], LinkedIndex.explore
 
-    def watched(self, *args, width=None, **more):
-        explored.append((self._steps, width))
-        return explore(self, *args, width=width, **more)
+    def watched(self, questions, score, allowed, *args):
+        explored.append((self._steps, allowed is not None))
+        return explore(self, questions, score, allowed, *args)
 
     monkeypatch.setattr(LinkedIndex, "explore", watched)
     with jax.numpy_dtype_promotion("standard"):
         linked.main()
-    asked_for = [(steps, width) for steps, width in explored if width]
-    assert asked_for == 2 * [(5, 1), (5, 2)] + 2 * [(1, 1), (1, 2)]
+    assert [steps for steps, in_pools in explored if in_pools] == [5, 1]
     told = capsys.readouterr()
     header, _, *rows = told.out.splitlines()
     heads = [row.split("|")[1].strip() for row in rows]
     assert heads == [
-        f"{head}{where}, width {width}"
+        f"{head}{where}"
         for head in ("as configured", "steps=1 epochs=1")
         for where in ("", ", own context")
-        for width in (1, 2)
     ]
     assert {row.count("|") for row in rows} == {header.count("|")}
-    assert f"d, {heads[5]}, the first 2: read 2.00, recall " in told.err
-    assert f"d, {heads[7]}, stops below 0: read 8.00, recall 100.0, exact 0.0" in told.err
+    assert f"d, {heads[2]}, the first 2: read 2.00, recall " in told.err
+    assert f"d, {heads[3]}, stops below 0: read 8.00, recall 100.0, exact 0.0" in told.err

@@ -14,11 +14,12 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.encoder import EncoderConfig, embed, layer_parameters
-from cirag_jax.models.io.pretrained import random_state
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
 from cirag_jax.training import lora_step
 from cirag_jax.training.rehearsal import collectives
 from cirag_jax.training.state import make_state
+from tests import tiny_decoder
+from tests.tiny import random_encoder
 
 # BERT's with MPNet's bias: every kind of parameter.
 CONFIG = EncoderConfig(
@@ -67,7 +68,7 @@ def test_an_indivisible_axis_is_logged_and_replicated(caplog):
 
 def test_every_parameter_names_its_axes_and_moments_follow():
     mesh = make_mesh(2, 2, 2)
-    _, state = random_state(CONFIG)
+    _, state = random_encoder(CONFIG)
     for path, variable in nnx.to_flat_state(state):
         assert len(variable.get_metadata()["logical_axes"]) == variable.ndim, path
     placed = shard_state(state, mesh)
@@ -92,7 +93,7 @@ def loss(graphdef, state, tokens_BT, mask_BT):
 @pytest.fixture(scope="module")
 def unsharded():
     """Model, batch, and the value and gradient on one device."""
-    graphdef, state = random_state(CONFIG)
+    graphdef, state = random_encoder(CONFIG)
     rng = np.random.default_rng(0)
     tokens_BT = rng.integers(0, 64, (16, 12)).astype(np.int32)
     mask_BT = np.arange(12) < rng.integers(1, 13, 16)[:, None]
@@ -121,7 +122,7 @@ def exchanged(*sizes):
     """What the devices of a mesh exchange, for the gradient of one layer and the embeddings."""
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
     # Many words: XLA gathers a table that is smaller than what is looked up in it.
-    graphdef, state = random_state(dataclasses.replace(CONFIG, num_layers=1, vocab_size=1024))
+    graphdef, state = random_encoder(dataclasses.replace(CONFIG, num_layers=1, vocab_size=1024))
     step = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
     with jax.set_mesh(mesh):
         tokens_BT = sharding.place(np.zeros((16, 12), np.int32), sharding.batch_sharding(mesh, 2))
@@ -153,7 +154,7 @@ def adapter_exchanged(*sizes):
     lora_config = lora.LoraConfig(rank=16, dropout=0.1)
     tokens_BT = np.zeros((8, 12), np.int32)
     with jax.set_mesh(mesh):
-        params = decoder_params.to_params(shard_state(decoder_params.random_state(config), mesh))
+        params = decoder_params.to_params(shard_state(tiny_decoder.random_state(config), mesh))
         state = make_state(lora.init_adapter(config, lora_config), optax.sgd(0.1), 0, mesh)
         batch = lora_step.place_batch(lora_step.Batch(tokens_BT, tokens_BT, tokens_BT == 0), mesh)
         step = lora_step.TrainStep(config, lora_config, optax.sgd(0.1), state, mesh, chunk=96)

@@ -10,7 +10,7 @@ from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cirag_jax.datasets import jsonl
-from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import pretrained, tensor_files, weights
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
@@ -135,3 +135,9 @@ def _pieces() -> list[str]:
 def arrays(tree) -> list[np.ndarray]:
     """The leaves of a pytree on the host."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def random_encoder(config: EncoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
+    """A split `Encoder` with random parameters, drawn in one compilation."""
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))
+    return graphdef, jax.jit(lambda: nnx.state(Encoder(config, rngs=nnx.Rngs(seed))))()

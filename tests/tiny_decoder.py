@@ -4,10 +4,14 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 import tokenizers
+from flax import nnx
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from cirag_jax.models import decoder_params
+from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.io import decoder_weights
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.io.tensor_files import save_tensors
@@ -187,3 +191,18 @@ def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def random_state(config: DecoderConfig) -> nnx.State:
+    """The `nnx.State` of a `Decoder` with random weights, drawn in one compilation."""
+    return jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
+
+
+def random_params(config: DecoderConfig) -> decoder_params.Params:
+    """The same as the plain dictionary that `decoder` takes."""
+    return decoder_params.to_params(random_state(config))
+
+
+def parameter_count(config: DecoderConfig) -> int:
+    """The number of a decoder's weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

@@ -99,8 +99,6 @@ def _students(plan: Plan) -> Iterable[str]:
     config, needs = plan.config, plan.task.needs
     if opening.needs_encoder(config, needs):
         yield config.encoder.model
-    if needs.index and config.retriever.joint.model:
-        yield config.retriever.joint.model
     for name in needs.rankers:
         if config.rankers[name].get("model"):
             yield config.rankers[name].model

@@ -39,9 +39,8 @@ from cirag_jax.retrieval.encoders import (
     Role,
     kept_on_disk,
 )
-from cirag_jax.retrieval.joint import open_joint
 from cirag_jax.retrieval.linked import Found, LinkedIndex, find_link_head, needed_link_head
-from cirag_jax.retrieval.links import LinkWalk, WalkOptions, fuse
+from cirag_jax.retrieval.links import LinkWalk, WalkOptions
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.stopping import needed
@@ -54,11 +53,10 @@ from cirag_jax.types import Config, Dataset, Prediction, Question
 
 # Every system, what is trained first.
 SYSTEMS = (
-    "joint", "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
-    "links", "links_one_shot_frozen", "links_trained", "fused_trained",
+    "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
+    "links", "links_one_shot_frozen", "links_trained",
 )  # fmt: skip
-_ALONG_LINKS = ("joint", "linked")  # With a head: `LinkedIndex`.
-_LEADING = (*_ALONG_LINKS, "trained")  # Each is compared with all behind it.
+_LEADING = ("linked", "trained")  # Each is compared with all behind it.
 # Walks over title links -> the system whose first passages they begin at.
 _WALKS = {
     "links": "bm25",
@@ -125,7 +123,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     """Raises UserError where a setting cannot be used that counts only after the encoding."""
-    check_at_least(1, config, "steps", "k", "width", "bootstrap_samples")
+    check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
         if not 0 <= stop <= 1:
@@ -143,27 +141,21 @@ def _systems(config: Config) -> tuple[str, ...]:
 
 
 def _possible(config: Config, aligners: "_Aligners", task: _Task) -> tuple[str, ...]:
-    """`_systems` without those along links where the checkpoint has no head for these units, and
-    without ``joint`` where there is no joint scorer.
-    """
+    """`_systems` without ``linked`` where the checkpoint has no head for these units."""
     head, systems = aligners.head, _systems(config)
-    if aligners.joint is None:
-        systems = tuple(name for name in systems if name != "joint")
     if head is not None and head.units == task.kind:
         return systems
-    if head is not None and set(_ALONG_LINKS) & {*config.systems}:
+    if head is not None and "linked" in config.systems:
         raise UserError(
             f"the head of {config.checkpoint} was trained on {head.units}s, not on {task.kind}s"
         )
-    return tuple(name for name in systems if name not in _ALONG_LINKS)
+    return tuple(name for name in systems if name != "linked")
 
 
 def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, Any]:
     return {
         "steps": config.steps,
         "linked_steps": aligners.head.steps if aligners.head else None,
-        "linked_width": config.width if aligners.head else None,
-        "joint": config.joint.to_dict() if aligners.joint else None,
         "k": config.k,
         "units": task.kind,
         "retriever": config.retriever,
@@ -183,8 +175,6 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
 def _count_seen(config: Config, task: _Task) -> int | None:
     """How many of the questions were trained on, see `side_by_side.count_seen`."""
     learnt = trained_on(config.checkpoint) if config.checkpoint else frozenset()
-    if learnt is not None and config.joint.model:
-        learnt |= trained_on(config.joint.model) or frozenset()
     names = [question.id for question in task.questions]
     return side_by_side.count_seen(learnt, names, "questions")
 
@@ -236,16 +226,12 @@ class _Aligners:
         self.meta: dict[str, Any] = {}
         if config.checkpoint:
             self._encoders["trained"], self.meta = open_as_told(config.checkpoint)
-        elif any("trained" in system or system in _ALONG_LINKS for system in systems):
+        elif any("trained" in system or system == "linked" for system in systems):
             raise UserError("config.checkpoint is required: a training workdir or a model folder")
-        self.head = self.joint = None
-        if config.checkpoint and set(_ALONG_LINKS) & {*systems}:
-            needed = bool(set(_ALONG_LINKS) & {*config.systems})
-            self.head = (needed_link_head if needed else find_link_head)(config.checkpoint)
-        if "joint" in systems:
-            self.joint = open_joint(config.joint, "config.joint", self._mesh, shown=True)
-        if self.joint is None and "joint" in config.systems:
-            raise UserError("config.joint.model is required: a workdir of configs/joint.py")
+        self.head = None
+        if config.checkpoint and "linked" in systems:
+            find = needed_link_head if "linked" in config.systems else find_link_head
+            self.head = find(config.checkpoint)
         self.frozen = config.frozen or self.meta.get("model")
         if config.checkpoint and not self.frozen:
             self.frozen = base_of(config.checkpoint)
@@ -297,7 +283,7 @@ class _Rankings:
         self._config, self._task, self._aligners, self._depth = config, task, aligners, depth
         self._texts = [question.question for question in task.questions]
         self.runs: dict[str, list[Prediction]] = {}
-        self.of, self.found = functools.cache(self._rank), functools.cache(self._find)
+        self.of = functools.cache(self._rank)
         self._index = functools.cache(lambda name: aligners.index(name, task.texts))
 
     def _rank(self, system: str) -> list[list[int]]:
@@ -310,10 +296,8 @@ class _Rankings:
             if _WALKS[system] == "bm25":  # No walk begins where no word is shared.
                 first = _rows(np.where(self._words[1] > 0, self._words[0], -1))
             return self._walk.search(texts, first, self._depth, allowed)
-        if system == "fused_trained":
-            return fuse(self.of("trained"), self.of("links_trained"), k=self._depth)
-        if system in _ALONG_LINKS:
-            return [found.rows[: self._depth] for found in self.found(system)]
+        if system == "linked":
+            return [found.rows[: self._depth] for found in self.linked]
         if system in ("trained", "frozen"):
             self.runs[system] = self._iterate(system)
             row_of = {passage.id: row for row, passage in enumerate(self._task.corpus.passages)}
@@ -341,27 +325,21 @@ class _Rankings:
             for passage in task.corpus.passages
         ]
 
-    def _find(self, system: str) -> list[Found]:
-        """What a search along links finds."""
-        head = self._aligners.head
-        assert head is not None
-        self._linked.joint = self._aligners.joint if system == "joint" else None
-        return self._linked.explore(self._texts, head.score, self._task.allowed)
-
     @functools.cached_property
-    def _linked(self) -> LinkedIndex:
+    def linked(self) -> list[Found]:
+        """The results of a search along links."""
         head = self._aligners.head
         assert head is not None
-        return LinkedIndex(
+        index = LinkedIndex(
             self._task.corpus.passages,
             self._units,
             self._aligners.embeds_units("trained"),
             head,
             self._task.kind,
             steps=head.steps,
-            width=self._config.width,
             options=WalkOptions.of(self._config.links),
         )
+        return index.explore(self._texts, head.score, self._task.allowed)
 
     def _iterate(self, name: str) -> list[Prediction]:
         """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
@@ -455,16 +433,14 @@ def _stops(
     rankings: "_Rankings",
     systems: Sequence[str],
 ) -> list[dict[str, Any]] | None:
-    """Of each of ``config.stops``, what a search along links reads that stops there, and how much
-    is gold: of the first such system.
+    """For each of ``config.stops``, how much a search along links reads and how much is gold.
 
-    None where there is none, or its head has not learnt when to stop.
+    None without such a search, or where the head has no stopping rule.
     """
-    along = [system for system in systems if system in _ALONG_LINKS]
     rule = aligners.head.stop if aligners.head else None
-    if rule is None or not along:
+    if rule is None or "linked" not in systems:
         return None
-    searched = rankings.found(along[0])
+    searched = rankings.linked
     ids = [passage.id for passage in task.corpus.passages]
     likely = [rule.probability(found.seen_KF) for found in searched]
     stops = []

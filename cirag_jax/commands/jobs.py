@@ -23,8 +23,6 @@ def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     component = state_lib.component_of(config)
     if component == "cross_encoder":
         from cirag_jax.training import cross_encoder as trainer
-    elif component == "joint":
-        from cirag_jax.training import joint as trainer
     elif component == "aligner":
         from cirag_jax.training import aligner as trainer
     else:

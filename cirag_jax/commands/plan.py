@@ -24,7 +24,7 @@ from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import encoder_adapter, pretrained, pretrained_decoder, workdir
 from cirag_jax.reports import tables
 from cirag_jax.retrieval.pairs import PairTokens
-from cirag_jax.training import adapter, aligner, cross_encoder, joint, lora_step, mfu, optimizers
+from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import packing, pools
 from cirag_jax.training.data.examples import Example
@@ -97,11 +97,10 @@ def plan(config: Config) -> dict[str, Any]:
 def rehearse(config: Config) -> Rehearsed:
     """Rehearses a step of ``config`` on fake devices; see `plan`."""
     component = state_lib.component_of(config)
-    trainers = {"aligner": aligner, "cross_encoder": cross_encoder, "joint": joint}
+    trainers = {"aligner": aligner, "cross_encoder": cross_encoder}
     trainers.get(component, adapter).check_config(config)
     mesh = _make_mesh(config)
-    of_components = {"aligner": _aligner, "cross_encoder": _cross_encoder, "joint": _cross_encoder}
-    of_component = of_components.get(component, _adapter)
+    of_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
     with jax.set_mesh(mesh), quick_collection():
         return of_component(config, mesh)
 
@@ -224,9 +223,6 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     pieces = packing.micro_batches([example], rows, layout, 0)
     batches = [jax.tree.map(place, piece.batch) for piece in pieces]
     parts = {"base": bytes_of(base), **_parts(state, dtype), "batch": bytes_of(batches)}
-    if config.component == "integrator" and config.decode.num_trajectories:
-        copy = rehearsal.copy(base["layers"])  # The engine's, see `adapter.make_decide`.
-        parts["base_for_decoding"] = bytes_of(copy)
     step = lora_step.TrainStep(model, lora_config, tx, state, mesh, chunk=config.chunk)
     step(state, base, batches, rehearsal)
 
@@ -289,16 +285,9 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     _check_heads(config, model.num_heads)
     length = min(config.max_length, model.max_length)
     row = PairTokens(np.ones(length, np.int32), np.zeros(length, np.int32))
-    if config.component == "joint":
-        trainer, choices = joint, config.choices_per_step
-        pairs = choices * config.candidates
-        groups = [[row] * config.candidates] * choices
-        is_gold = [np.arange(config.candidates) == 0] * choices
-        batch = joint.pack(config, groups, is_gold, model.pad_id, mesh)
-    else:
-        trainer, negatives = cross_encoder, config.negatives
-        pairs = config.targets_per_step * (1 + negatives.own + negatives.mined + negatives.easy)
-        batch = cross_encoder.pack(config, [row] * pairs, [True] * pairs, model.pad_id, mesh)
+    negatives = config.negatives
+    pairs = config.targets_per_step * (1 + negatives.own + negatives.mined + negatives.easy)
+    batch = cross_encoder.pack(config, [row] * pairs, [True] * pairs, model.pad_id, mesh)
     rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
     abstract = nnx.eval_shape(lambda: pair_model.CrossEncoder(model, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(abstract)
@@ -308,7 +297,7 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     rehearsal.placed = bytes_of([cross_encoder.place(array, mesh) for array in batch.chunks[0]])
     parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}
     # What it is compared with stays there.
-    if "encoder" in config and config.encoder.backend == "flax":
+    if config.encoder.backend == "flax":
         other = _encoder_config(config.encoder.model, config.encoder)
         baseline = nnx.eval_shape(lambda: Encoder(other, rngs=nnx.Rngs(0)))
         held = rehearsal.place(nnx.state(baseline))
@@ -316,8 +305,8 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     cross_encoder.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
 
     flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=pairs * length**2)
-    known = config.num_steps or config.get("max_steps") or config.examples
-    steps = trainer.num_steps(config, config.examples or 1 << 62) if known else None
+    known = config.num_steps or config.max_steps or config.examples
+    steps = cross_encoder.num_steps(config, config.examples or 1 << 62) if known else None
     return Rehearsed(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
 
 

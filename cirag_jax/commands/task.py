@@ -115,8 +115,6 @@ def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "retriever" in blocks and config.retriever.folder:
         found["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
-    if "retriever" in blocks and config.retriever.joint.model:
-        found["retriever.joint.weights"] = fingerprint.of_model(config.retriever.joint.model)
     for name, block in blocks.items():
         if block.get("model"):
             found[f"{name}.weights"] = fingerprint.of_model(block.model)

@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
+_BINS = 10
 _POINTS = 20  # Of the curve of coverage.
 
 
-def calibration(
-    confidences: Sequence[float], right: Sequence[bool], total: int, bins: int = 10
-) -> dict[str, Any]:
+def calibration(confidences: Sequence[float], right: Sequence[bool], total: int) -> dict[str, Any]:
     """Confidence (in [0, 1]) against accuracy, of the answers that were given.
 
-    ``total`` answers were asked for; the others were refused. The bins are of equal width.
+    ``total`` answers were asked for; the others were refused. Ten bins are of equal width.
 
     Returns:
       ``bins``: of each that is not empty, ``confidence`` (its mean), ``right`` (its share) and
@@ -25,7 +24,7 @@ def calibration(
         return {"bins": [], "error": None, "coverage": []}
     confidence_N = np.asarray(confidences, np.float64)
     right_N = np.asarray(right, np.float64)
-    bin_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
+    bin_N = np.minimum((confidence_N * _BINS).astype(int), _BINS - 1)
     found = []
     for index in np.unique(bin_N):
         inside = bin_N == index

@@ -18,7 +18,7 @@ import random
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
@@ -144,16 +144,10 @@ class OpenAIBackend:
         config: OpenAIConfig,
         *,
         spent: Usage | None = None,
-        uniform: Callable[[], float] = random.random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
     ):
         """Reads the key from the environment; without ``config.model``, asks the server for it.
 
-        ``spent`` counts against the budget already. ``uniform`` (random numbers in [0, 1) for the
-        back-off), ``sleep``, ``clock`` (for durations) and ``now`` (seconds since 1970) can be
-        replaced.
+        ``spent`` counts against the budget already.
         """
         _check(config)
         self.config = config
@@ -163,7 +157,6 @@ class OpenAIBackend:
             self.config = dataclasses.replace(config, model=self._only_model())
         used = spent or Usage()
         self._budget = Budget(config.budget_tokens, used.prompt_tokens + used.generated_tokens)
-        self._uniform, self._sleep, self._clock, self._now = uniform, sleep, clock, now
         self._limits: set[asyncio.Timeout] = set()
 
     def _only_model(self) -> str:
@@ -307,7 +300,7 @@ class OpenAIBackend:
 
     async def _respond(self, client: Any, request: Generate) -> Generated:
         """Every outcome of one request, failures included, as a response."""
-        start = self._clock()
+        start = time.monotonic()
         truncated = 0
         try:
             while True:
@@ -320,13 +313,13 @@ class OpenAIBackend:
                         raise wire.Refused(str(error)) from None
                     request, truncated = dataclasses.replace(request, messages=shorter), 1
         except (_Failure, _OutOfBudget, wire.Refused) as error:
-            usage = Usage(seconds=self._clock() - start, truncated=truncated)
+            usage = Usage(seconds=time.monotonic() - start, truncated=truncated)
             return failed(self._scrub(str(error)), usage)
         usage = self._usage(request, answer)
         return Generated(
             text=answer.text,
             finish_reason=answer.finish_reason,
-            usage=dataclasses.replace(usage, seconds=self._clock() - start, truncated=truncated),
+            usage=dataclasses.replace(usage, seconds=time.monotonic() - start, truncated=truncated),
             tokens=answer.tokens,
         )
 
@@ -368,9 +361,9 @@ class OpenAIBackend:
         if failure.wait is not None and failure.wait > self.config.max_retry_after:
             raise _Failure(f"{failure}, to be tried again in {failure.wait:g} s", retriable=False)
         ceiling = min(self.config.max_backoff, self.config.backoff * 2**attempt)
-        jitter = ceiling * self._uniform()
+        jitter = ceiling * random.random()
         # Those whom the server sends away together must not come back together.
-        await self._sleep(jitter if failure.wait is None else failure.wait + jitter)
+        await asyncio.sleep(jitter if failure.wait is None else failure.wait + jitter)
 
     async def _attempt(
         self, client: Any, request: Generate, body: Mapping[str, Any]
@@ -423,7 +416,7 @@ class OpenAIBackend:
         retriable = status in _RETRIABLE or status >= 500
         if "insufficient_quota" in text:  # a 429 that no waiting cures
             retriable = False
-        wait = retry_after(error.response.headers, self._now())
+        wait = retry_after(error.response.headers, time.time())
         return _Failure(reason, retriable=retriable, wait=wait)
 
     # --------------------------------------------------------------------------------- accounting

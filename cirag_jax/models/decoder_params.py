@@ -1,7 +1,5 @@
 """The parameters of a decoder as Flax NNX declares them: made, counted, split over devices."""
 
-import functools
-import math
 from typing import Any
 
 import jax
@@ -51,11 +49,6 @@ def abstract_params(config: DecoderConfig) -> nnx.State:
     return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
 
 
-def random_state(config: DecoderConfig, seed: int = 0) -> nnx.State:
-    """The `nnx.State` of a `Decoder` with random weights, drawn in one compilation."""
-    return jax.jit(lambda: nnx.state(Decoder(config, rngs=nnx.Rngs(seed))))()
-
-
 def to_params(state: nnx.State) -> Params:
     """The state's arrays as the plain dictionary that `decoder` takes."""
     return nnx.to_pure_dict(state)
@@ -92,11 +85,3 @@ def fsdp_specs(config: DecoderConfig) -> Params:
         for name, (shape, axes) in layer.items()
     }
     return {**specs, "layers": layers}
-
-
-@functools.cache
-def parameter_count(config: DecoderConfig) -> int:
-    """Number of weights."""
-    outer = sum(math.prod(shape) for shape, _ in outer_parameters(config).values())
-    inner = sum(math.prod(shape) for shape, _ in layer_parameters(config).values())
-    return outer + config.num_layers * inner

@@ -4,13 +4,13 @@
 from all sides: the aligner, words, links, a walk over them, names.
 """
 
-import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.special import softmax
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.retrieval.bm25 import BM25, best_places
@@ -23,6 +23,7 @@ _REACHED = 60  # Passages where the walk ends most often.
 _LINKED = 50  # Passages that the chain's passages name.
 _UNRANKED = 100  # The place of what a ranking did not find.
 _RARE = 1e-5  # Added to a walk's probability before its logarithm.
+_FIRST = 3  # Passages of the chain that are ranked first; chosen on dev_tune halves.
 
 # What the head sees of a candidate passage.
 FEATURES = (
@@ -69,14 +70,12 @@ class Candidates(NamedTuple):
 
     Attributes:
       question: its place among those that are searched for.
-      chain: the units that were chosen before.
       row_R: passages, int32.
       unit_R: the best unit of each, int64.
       feature_RF: float32, see `FEATURES`.
     """
 
     question: int
-    chain: tuple[int, ...]
     row_R: np.ndarray
     unit_R: np.ndarray
     feature_RF: np.ndarray
@@ -102,6 +101,7 @@ class Search:
       query_D: the vector of question and chain.
       read: words of the chain's passages.
       rows, units: the chain.
+      likely: for every step so far, the probability of each candidate that it is chosen.
       ended: nothing was left to choose from.
     """
 
@@ -122,6 +122,7 @@ class Search:
     read: frozenset[str] = frozenset()
     rows: list[int] = dataclasses.field(default_factory=list)
     units: list[int] = dataclasses.field(default_factory=list)
+    likely: list[dict[int, float]] = dataclasses.field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self):
@@ -135,11 +136,29 @@ class Search:
         """Whether ``row`` is allowed and not in the chain yet."""
         return row not in self.rows and (self.allowed is None or row in self.allowed)
 
-    def longer(self, row: int, unit: int) -> "Search":
-        """The same with one more passage on its chain, which it knows by this unit."""
-        search = copy.copy(self)
-        search.rows, search.units = [*self.rows, row], [*self.units, unit]
-        return search
+    def choose(self, candidates: Candidates, score_R: np.ndarray) -> None:
+        """Appends the candidate of the highest score to the chain; without any, the search ends."""
+        if not len(score_R):
+            self.ended = True
+            return
+        likely_R = softmax(score_R.astype(np.float64))
+        rows = candidates.row_R.tolist()
+        self.likely.append(dict(zip(rows, likely_R.tolist(), strict=True)))
+        best = int(score_R.argmax())
+        self.rows.append(rows[best])
+        self.units.append(int(candidates.unit_R[best]))
+
+    def ranked(self) -> list[int]:
+        """The first passages of the chain, then all candidates by how likely any step chose them.
+
+        Later steps may follow a wrong passage; what several found likely is the safer guess.
+        """
+        missed: dict[int, float] = {}
+        for likely in self.likely:
+            for row, p in likely.items():
+                missed[row] = missed.get(row, 1.0) * (1 - p)
+        likeliest = sorted(missed, key=missed.__getitem__)
+        return list(dict.fromkeys([*self.rows[:_FIRST], *likeliest]))
 
 
 class CandidateFinder:
@@ -245,7 +264,7 @@ class CandidateFinder:
             **self._by_names(s, row_R),
         }
         feature_RF = np.stack([known[name] for name in FEATURES], axis=1).astype(np.float32)
-        return Candidates(s.place, tuple(s.units), row_R, unit_R, feature_RF)
+        return Candidates(s.place, row_R, unit_R, feature_RF)
 
     def _linked(self, s: Search) -> "_Linked":
         by_unit = [_row(self._unit_links, unit) for unit in s.units]

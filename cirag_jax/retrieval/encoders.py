@@ -24,6 +24,7 @@ Role = Literal["query", "passage"]
 Progress = Callable[[int], Any]
 
 MOST_KEPT = 1 << 30  # bytes of vectors that the cache keeps of one collection
+_MOST_TEXTS = 1_000_000  # remembered of each kind; at 384 dimensions 1.5 GB
 
 
 class Encoder(Protocol):
@@ -135,19 +136,16 @@ def kept_on_disk(encoder: Encoder) -> Encoder:
 class RememberingEncoder:
     """An encoder that embeds every distinct text once, as a query and as a passage.
 
-    Args:
-      encoder: what embeds.
-      max_texts: vectors kept of each kind; above it all are forgotten and needed ones embedded
-        again, and a longer list is not kept. At 384 dimensions a million take 1.5 GB.
+    Of each kind it keeps at most `_MOST_TEXTS` vectors: above it all are forgotten and needed ones
+    embedded again, and a longer list is not kept.
 
     Attributes:
       requested: texts that were asked for so far, repetitions counted.
       embedded: texts that were embedded.
     """
 
-    def __init__(self, encoder: Encoder, max_texts: int = 1_000_000):
+    def __init__(self, encoder: Encoder):
         self._encoder = encoder
-        self._max_texts = max_texts
         self.identity, self.dim = encoder.identity, encoder.dim
         self.requested = self.embedded = 0
         self.forget()
@@ -165,12 +163,12 @@ class RememberingEncoder:
         """See `Encoder.encode`."""
         distinct = list(dict.fromkeys(texts))
         self.requested += len(texts)
-        if len(distinct) > self._max_texts:
+        if len(distinct) > _MOST_TEXTS:
             self.embedded += len(distinct)
             return self._encoder.encode(texts, kind, progress)
         memory = self._memories[kind]
         new = [text for text in distinct if text not in memory.row]
-        if len(memory.row) + len(new) > self._max_texts:
+        if len(memory.row) + len(new) > _MOST_TEXTS:
             memory = self._memories[kind] = _Memory(self.dim)
             new = distinct
         if new:

@@ -26,14 +26,13 @@ from cirag_jax.datasets.chains import (
     triple_text,
 )
 from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_at_least, check_choice, parsing
+from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json
 from cirag_jax.models.io.fingerprint import START_ANEW, check_same
 from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
-from cirag_jax.retrieval.joint import open_joint
 from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -183,12 +182,8 @@ def open_retriever(
     check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
     check_choice("config.retriever.units", config.units, UNIT_KINDS)
-    check_at_least(1, config, "width", prefix="config.retriever.")
-    used = {"width": config.width != 1, "stop": config.stop is not None}
-    used["joint.model"] = config.joint.model is not None
-    for name in used:
-        if used[name] and config.kind != LINKED:
-            raise UserError(f"config.retriever.{name} needs config.retriever.kind=linked")
+    if config.stop is not None and config.kind != LINKED:
+        raise UserError("config.retriever.stop needs config.retriever.kind=linked")
     if config.stop is not None and not 0 <= config.stop <= 1:
         raise UserError(f"config.retriever.stop={config.stop} must be from 0 to 1.")
     if config.kind == LINKED:
@@ -251,9 +246,7 @@ def _open_linked(
         head,
         head.units,
         steps=head.steps,
-        width=config.width,
         stop=config.stop,
-        joint=open_joint(config.joint, "config.retriever.joint"),
         dtype=config.dtype,
         progress=progress,
     )

@@ -7,8 +7,7 @@ word. `LinkedIndex` therefore looks at every candidate of a step from all sides
 aligner's own searches weighs them.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +17,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
 from cirag_jax.models.link_head import FILE, LinkHead, load_link_head
 from cirag_jax.retrieval import stopping
-from cirag_jax.retrieval.beam import Beam
 from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, Candidates, Search
 from cirag_jax.retrieval.encoders import Encoder, Progress
-from cirag_jax.retrieval.joint import JointScorer
 from cirag_jax.retrieval.links import WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
@@ -54,7 +51,7 @@ class LinkedIndex:
     Each of its steps asks the aligner with the question and the chain so far, gathers candidates
     (what aligner and BM25 find, where a walk over links ends, what the question and the chain
     name), and appends the best unit of the passage that the head puts first. The chain's first
-    passages come first, then all that a step may have chosen; see `Beam.ranked`.
+    passages come first, then all that a step may have chosen; see `Search.ranked`.
 
     Args:
       passages: the corpus.
@@ -63,15 +60,10 @@ class LinkedIndex:
       head: None, where only `explore` is called.
       kind: of the units.
       steps: passages that are chosen one after the other.
-      width: chains of a question that are followed side by side; each costs as much as the first.
       dtype: in which vectors are kept, see `UnitIndex`.
       stop: a search leaves out what is needed with a smaller probability; None: nothing.
-      joint: has a second look at what the head puts first; None: nobody.
       options: of the walk.
       progress: is told how many texts are embedded.
-
-    Attributes:
-      joint: as it was given; whoever compares searches may change it.
     """
 
     def __init__(
@@ -83,10 +75,8 @@ class LinkedIndex:
         kind: UnitKind,
         *,
         steps: int = 5,
-        width: int = 1,
         dtype: str = "float32",
         stop: float | None = None,
-        joint: JointScorer | None = None,
         options: WalkOptions | None = None,
         progress: Progress | None = None,
     ):
@@ -97,7 +87,6 @@ class LinkedIndex:
             )
         self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
-        self._width, self.joint = width, joint
         self._encoder = encoder
         self._units = UnitIndex(texts, encoder, dtype=dtype, progress=progress)
         self._finder = CandidateFinder(passages, texts, self._units, options)
@@ -143,40 +132,37 @@ class LinkedIndex:
         allowed: Sequence[np.ndarray] | None = None,
         observe: Observe = lambda candidates: None,
         progress: Progress = lambda count: None,
-        width: int | None = None,
     ) -> list[Found]:
         """What is found for every question, each step choosing by ``score`` of the features.
 
         ``observe`` is told the candidates of every step, before one is chosen; ``progress`` how
-        many questions are through, where a step of four is a quarter of them. ``width`` is None for
-        that of the index.
+        many questions are through, where a step of four is a quarter of them.
         """
-        width, found = width or self._width, []
-        # Of every question: where a walk ends, and words twice for each chain.
-        block = min(max(_NUMBERS // (self._size * (1 + 2 * width)), _LEAST), _MOST)
+        found = []
+        # Of every question: where a walk ends, and words twice.
+        block = min(max(_NUMBERS // (3 * self._size), _LEAST), _MOST)
         for start in range(0, len(questions), block):
             part = slice(start, start + block)
             within = None if allowed is None else allowed[part]
             query_QD = self._embed(questions[part], progress)
             searches = self._finder.begin(questions[part], query_QD, within)
-            beams = [Beam(search, width) for search in searches]
             for step in range(self._steps):
+                going = [search for search in searches if not search.ended]
                 if step:
-                    going = [search for beam in beams for search in beam.going]
                     self._follow(going, within, progress)
-                self._choose(beams, score, start, observe)
+                self._choose(going, score, start, observe)
                 through = [len(searches) * done // self._steps for done in (step, step + 1)]
                 progress(through[1] - through[0])
-            found += [self._found(beam) for beam in beams]
+            found += [self._found(search) for search in searches]
         return found
 
     def _embed(self, queries: Sequence[str], progress: Progress) -> np.ndarray:
         """``progress`` is told of no question, so that it is called now and then."""
         return self._encoder.encode(list(queries), "query", lambda count: progress(0))
 
-    def _found(self, beam: Beam) -> Found:
-        rows = beam.ranked()
-        return Found(rows, stopping.describe(rows, beam.likely, self._steps))
+    def _found(self, search: Search) -> Found:
+        rows = search.ranked()
+        return Found(rows, stopping.describe(rows, search.likely, self._steps))
 
     def _follow(
         self,
@@ -187,33 +173,26 @@ class LinkedIndex:
         """Asks the aligner with the question and the chain so far."""
         if not searches:
             return
-        query_QD = self._embed([self.asked(search) for search in searches], progress)
+        queries = [
+            query_text(s.question, [self._units.texts[u] for u in s.units], self._kind)
+            for s in searches
+        ]
+        query_QD = self._embed(queries, progress)
         within = None if allowed is None else [allowed[s.place] for s in searches]
         self._finder.follow(searches, query_QD, within)
 
-    def asked(self, search: Search) -> str:
-        """The question and the chain so far, as the aligner reads them."""
-        return query_text(search.question, self.texts(search.units), self._kind)
-
-    def texts(self, units: Iterable[int]) -> list[str]:
-        """The texts of units."""
-        return [self._units.texts[unit] for unit in units]
-
-    def _choose(self, beams: Sequence[Beam], score: Score, start: int, observe: Observe) -> None:
-        """Appends one passage to the chains of every question."""
-        going = [search for beam in beams for search in beam.going]
-        if not going:
+    def _choose(
+        self, searches: Sequence[Search], score: Score, start: int, observe: Observe
+    ) -> None:
+        """Appends one passage to the chain of every question."""
+        if not searches:
             return
-        found = [self._finder.candidates(search) for search in going]
-        for search, candidates in zip(going, found, strict=True):
+        found = [self._finder.candidates(search) for search in searches]
+        for search, candidates in zip(searches, found, strict=True):
             observe(candidates._replace(question=start + search.place))
         scores = score([candidates.feature_RF for candidates in found])
-        if self.joint is not None:
-            queries = [self.asked(search) for search in going]
-            scores = self.joint(queries, [self.texts(c.unit_R) for c in found], scores)
-        scored = zip(found, scores, strict=True)
-        for beam in beams:
-            beam.extend(list(itertools.islice(scored, len(beam.going))))
+        for search, candidates, score_R in zip(searches, found, scores, strict=True):
+            search.choose(candidates, score_R)
 
 
 def find_link_head(spec: str) -> LinkHead | None:

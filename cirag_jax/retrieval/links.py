@@ -252,18 +252,3 @@ def _best(rank_N: np.ndarray, first: Sequence[int], k: int) -> list[int]:
     place_R = np.array([place.get(row, len(place)) for row in reached.tolist()])
     rows = reached[np.lexsort((reached, place_R, -rank_N[reached]))].tolist()
     return list(dict.fromkeys([*rows, *first]))[:k]
-
-
-def fuse(*rankings: Sequence[Sequence[int]], k: int, constant: float = 60.0) -> list[list[int]]:
-    """Reciprocal rank fusion: a row's score is the sum of 1 / (constant + its place in a ranking).
-
-    Cormack et al. (2009), whose constant is 60. Equal rows keep the order of the first ranking.
-    """
-    fused = []
-    for lists in zip(*rankings, strict=True):
-        score: dict[int, float] = {}
-        for rows in lists:
-            for place, row in enumerate(rows, 1):
-                score[row] = score.get(row, 0.0) + 1 / (constant + place)
-        fused.append(sorted(score, key=lambda row: -score[row])[:k])
-    return fused

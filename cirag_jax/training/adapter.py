@@ -12,27 +12,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.training import cross_entropy, decision_quality, lora_step, mfu, optimizers
+from cirag_jax.training import cross_entropy, lora_step, mfu, optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import conversations, packing
 from cirag_jax.training.data.examples import Example, Part
 from cirag_jax.training.data.packing import Layout, MicroBatch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
-from cirag_jax.types import Config, Trajectory
+from cirag_jax.types import Config
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -66,8 +63,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)
     data = conversations.load_data(config, tokenizer, layout.length)
-    decoded = dev_decisions(config, data)
-    _check_metric(config.best_metric, data, decoded)
+    _check_metric(config.best_metric, data)
     plan = packing.make_plan(
         data.train,
         layout,
@@ -108,14 +104,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
 
     # ---- Train ----------------------------------------------------------------------------------
-    losses = make_evaluate(
+    evaluate = make_evaluate(
         model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
     )
-    decide = make_decide(config, model_config, lora_config, params, decoded, data, tokenizer, mesh)
-
-    def evaluate(adapter: nnx.State) -> dict[str, float]:
-        return {**losses(adapter), **decide(adapter)}
-
     describe = make_describe(model_config, lora_config)
     complete, step = True, first_step
     with (
@@ -172,15 +163,14 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # May differ when a run goes on: where trajectories lie (what is read there may not, see `meta`),
 # and how many rows the devices of another mesh take at once.
-_FREE = ("trajectories", "dev", "rows_per_device", "decode")
+_FREE = ("trajectories", "dev", "rows_per_device")
 
 
 def check_config(config: Config) -> None:
     """Raises UserError where a setting cannot be."""
     state_lib.check_training(config)
-    ones = ("length", "batch_size", "rows_per_device", "chunk", "decode.max_tokens")
-    check_at_least(1, config, *ones)
-    check_at_least(0, config, "max_tokens", "num_dev", "decode.num_trajectories")
+    check_at_least(1, config, "length", "batch_size", "rows_per_device", "chunk")
+    check_at_least(0, config, "max_tokens", "num_dev")
     own = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")  # not all have them
     check_at_least(0, config, *(name for name in own if name in config))
     check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
@@ -189,9 +179,8 @@ def check_config(config: Config) -> None:
         raise UserError(f"config.buckets={buckets} must ascend")
 
 
-def _check_metric(name: str, data: conversations.Data, decoded: Sequence[Trajectory]) -> None:
+def _check_metric(name: str, data: conversations.Data) -> None:
     measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
-    measured += list(decision_quality.SCORES) if decoded else []
     state_lib.check_metric(name, measured)
 
 
@@ -323,41 +312,6 @@ def make_evaluate(
         return found
 
     return evaluate
-
-
-def dev_decisions(config: Config, data: conversations.Data) -> tuple[Trajectory, ...]:
-    """The dev trajectories whose decisions are decoded at every evaluation.
-
-    There are none for an extractor, where ``config.decode.num_trajectories`` is 0, and where
-    several processes train, since generation runs in one.
-    """
-    # Two teachers may have taught the same question.
-    found = tuple({t.question_id: t for t in data.dev_trajectories}.values())
-    count = config.decode.num_trajectories
-    found = trajectories_lib.select(found, "all", config.seed, count) if count else ()
-    if found and jax.process_count() > 1:
-        logging.warning("several processes train: dev decisions are not decoded")
-        return ()
-    return tuple(found)
-
-
-def make_decide(
-    config: Config,
-    model_config: DecoderConfig,
-    lora_config: LoraConfig,
-    params: Params,
-    decoded: Sequence[Trajectory],
-    data: conversations.Data,
-    tokenizer: ChatTokenizer,
-    mesh: jax.sharding.Mesh,
-) -> Callable[[nnx.State], dict[str, float]]:
-    """A function from an adapter to `decision_quality.SCORES` on ``decoded``; none without any."""
-    if not decoded:
-        return lambda adapter: {}
-    engine = Engine(model_config, params, tokenizer, mesh=mesh if mesh.size > 1 else None)
-    return decision_quality.DecisionQuality(
-        engine, lora_config, decoded, data.described, config.decode.max_tokens
-    )
 
 
 # ------------------------------------------------------------------------------------ bookkeeping

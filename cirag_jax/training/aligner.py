@@ -5,7 +5,7 @@ import math
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.rankers import TripleText
-from cirag_jax.training import gradient_cache, link_head, mining, optimizers, soft_labels
+from cirag_jax.training import gradient_cache, link_head, optimizers, retrieved
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.preemption import PreemptionGuard
@@ -50,11 +50,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Data -----------------------------------------------------------------------------------
     run = state_lib.fingerprint(config, ("keep_activations", "activations_gib"))
-    state_lib.refuse_other(workdir, run)  # Before searches that are learnt from.
+    state_lib.refuse_other(workdir, run)  # Before negatives are retrieved.
     sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
-    chains, pools = training_chains(sets, config, workdir)
-    soft = soft_labels.soft_examples(config, workdir, sets) if config.distill.joint else {}
+    chains, pools, of_prefixes = training_chains(sets, config, workdir)
     num_dev = sum(len(one.dev) for one in sets)
     dev_chains, dev_pools = dev_data(sets, kind)
     problems = next_unit.next_units(dev_chains, dev_pools, kind)
@@ -74,22 +73,19 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         attention_dropout=config.model.dropout,
         remat=config.model.remat,
     )
-    batches = make_batches(config, chains, pools, encoder, mesh, soft)
+    batches = make_batches(config, chains, pools, encoder, mesh, of_prefixes)
     total_steps = num_steps(config, len(chains))
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
-    searched = f"{sum(map(len, soft.values())):,} states of searches, " if soft else ""
     state_lib.announce(
-        f"{len(chains):,} chains, {searched}{num_dev:,} dev questions, {total_steps:,} steps of "
+        f"{len(chains):,} chains, {num_dev:,} dev questions, {total_steps:,} steps of "
         f"{questions_per_step(config)} chains with up to {config.prefixes_per_question} queries "
         f"each, mesh {dict(mesh.shape)}, "
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
     )
 
     # ---- Restore --------------------------------------------------------------------------------
-    examples = state_lib.digest(chains, pools, dev_chains, dev_pools, sorted(soft.items()))
-    trained_on = {question.id for one in sets for question in one.train}
-    trained_on |= soft_labels.teachers_trained_on(config) if config.distill.joint else set()
+    examples = state_lib.digest(chains, pools, dev_chains, dev_pools, of_prefixes)
     meta = {
         "component": "aligner",
         "model": state_lib.absolute(config.model.spec),
@@ -97,7 +93,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
         "units": kind,
-        "trained_on": sorted(trained_on),
+        "trained_on": sorted(question.id for one in sets for question in one.train),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
         "unit_max_length": config.unit_max_length,
@@ -222,7 +218,7 @@ def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> gradient_cac
             gradient_cache.DeviceChunk(rows(c.tokens_BT), rows(c.mask_BT), rows(c.row_B))
             for c in batch.chunks
         ),
-        everywhere(batch.share_BC),
+        everywhere(batch.positive_B),
         everywhere(batch.count_BC),
         everywhere(batch.weight_B),
     )
@@ -265,25 +261,26 @@ def split_questions(dataset: Dataset, config: Config) -> Questions:
 
 def training_chains(
     sets: Sequence[Questions], config: Config, workdir: pathlib.Path
-) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
-    """The chains of all training questions, and what the hard negatives of each are drawn from:
-    the units of its question's own passages, or what ``config.mining`` finds.
+) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]], list[pools_lib.PrefixPools]]:
+    """The chains of all training questions, the units of each question's own passages, and with
+    ``config.retrieved.model`` the pools of each chain's prefixes (else an empty list).
     """
     kind, negatives = config.data.units, config.negatives
     own = [pools_lib.chains_and_pools(one.dataset, one.train, kind, negatives) for one in sets]
     chains = [chain for found, _ in own for chain in found]
+    pools = [pool for _, found in own for pool in found]
     pools_lib.check_enough(len(chains), questions_per_step(config))  # Before any search.
-    if not config.mining.checkpoint:
-        return chains, [pool for _, found in own for pool in found]
-    miner = mining.Miner(config, workdir)
-    mined = [miner.pools(one.dataset, *found) for one, found in zip(sets, own, strict=True)]
-    return chains, [pool for found in mined for pool in found]
+    of_prefixes: list[pools_lib.PrefixPools] = []
+    if config.retrieved.model:
+        for one, found in zip(sets, own, strict=True):
+            of_prefixes += retrieved.prefix_pools(config, workdir, one.dataset, *found)
+    return chains, pools, of_prefixes
 
 
 def dev_data(
     sets: Sequence[Questions], kind: chains_lib.UnitKind
 ) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
-    """As `training_chains`, of all dev questions."""
+    """The chains of all dev questions, and the units of each question's own passages."""
     chains, pools = [], []
     for dataset, _, dev in sets:
         found = pools_lib.chains_and_pools(dataset, dev, kind) if dev else ([], [])
@@ -303,19 +300,16 @@ def questions_per_step(config: Config) -> int:
     return max(config.batch_size // config.prefixes_per_question, 1)
 
 
-def _soft_per_question(config: Config) -> int:
-    return config.distill.steps_per_question if config.distill.joint else 0
-
-
 def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
     """The sizes of every batch, as the config and the mesh say."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    negative_sets = config.prefixes_per_question if config.chain_negatives else 1
+    own_negatives = config.chain_negatives or config.retrieved.model  # Of each prefix.
+    negative_sets = config.prefixes_per_question if own_negatives else 1
     per_question = config.prefixes_per_question + negative_sets * config.num_negatives
-    questions, soft = questions_per_step(config), _soft_per_question(config)
+    questions = questions_per_step(config)
     return pools_lib.Layout(
-        num_queries=questions * (config.prefixes_per_question + soft),
-        num_candidates=questions * (per_question + soft * config.distill.depth),
+        num_queries=questions * config.prefixes_per_question,
+        num_candidates=questions * per_question,
         negatives=config.negatives,
         mask_false_negatives=config.mask_false_negatives,
         micro_batches=config.micro_batches if config.accumulation == "official" else 1,
@@ -331,15 +325,11 @@ def make_batches(
     pools: list[tuple[chains_lib.Unit, ...]],
     encoder: TextEncoder,
     mesh: jax.sharding.Mesh,
-    soft: Mapping[str, Sequence[pools_lib.Example]] | None = None,
+    of_prefixes: Sequence[pools_lib.PrefixPools] = (),
 ) -> Any:
     """The endless, resumable iterator of training batches that ``config`` describes."""
     sampling = pools_lib.Sampling(
-        config.prefixes_per_question,
-        config.num_negatives,
-        config.order,
-        config.chain_negatives,
-        _soft_per_question(config),
+        config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
     )
     layout = make_layout(config, mesh)
     prefixes = {"query": encoder.query_prefix, "passage": encoder.passage_prefix}
@@ -357,7 +347,7 @@ def make_batches(
         tokenize,
         encoder.config.pad_id,
         config.seed,
-        soft,
+        of_prefixes,
     )
 
 
@@ -491,10 +481,11 @@ def check_config(config: Config) -> None:
     check_choice("config.order", config.order, pools_lib.ORDERS)
     if config.activations_gib is not None:
         check_at_least(0, config, "activations_gib")
-    if config.mining.checkpoint:
-        check_at_least(1, config, "mining.per_step", "head.steps")
-        check_choice("config.head.corpus", config.head.corpus, link_head.CORPORA)
-    if config.distill.joint:
-        soft_labels.check_config(config)
+    check_at_least(1, config, "retrieved.passages")
+    if config.retrieved.model and config.order != "printed":
+        raise UserError(
+            f"config.order={config.order}: config.retrieved.model retrieves for the first steps of "
+            "a chain, which are its prefixes with config.order=printed"
+        )
     if config.head.rounds:
         link_head.check_settings(config.head)

@@ -2,8 +2,7 @@
 
 Which candidate is a negative of which query (the question's own pool, the micro-batch, the device,
 the whole batch; with or without false negatives) is decided on the host and arrives as a matrix of
-counts; which one is right, or how much each of them is to a teacher, as a matrix of shares. The
-loss itself is then one formula, and the same under every sharding.
+counts. The loss itself is then one formula, and the same under every sharding.
 """
 
 import jax
@@ -13,12 +12,12 @@ import jax.numpy as jnp
 def contrastive_loss(
     query_BD: jax.Array,
     candidate_CD: jax.Array,
-    share_BC: jax.Array,
+    positive_B: jax.Array,
     count_BC: jax.Array,
     weight_B: jax.Array,
     temperature: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Cross-entropy of what is right among the candidates that each query may see.
+    """Cross-entropy of the positive among the candidates that each query may see.
 
     KiRAG equation 4 with ``g = exp(s / tau)``: as printed, ``exp(s) / tau``, the temperature would
     cancel (erratum 7).
@@ -26,15 +25,15 @@ def contrastive_loss(
     Args:
       query_BD: float32 query embeddings.
       candidate_CD: float32 candidate embeddings, each distinct text once.
-      share_BC: float32, how much each candidate is right: 1 of the positive, or a teacher's
-        probabilities; a row sums to 1, and has nothing where ``count_BC`` is 0.
-      count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked.
-      weight_B: float32, of a query in the means, 0 for a padding row.
+      positive_B: int32 index of each query's positive in ``candidate_CD``.
+      count_BC: float32, how often candidate C stands in the denominator of query B: 0 is masked,
+        and the positive counts at least once.
+      weight_B: float32, 1 for a query, 0 for a padding row.
       temperature: tau.
 
     Returns:
-      The weighted mean loss, ``accuracy`` (share of queries whose likeliest candidate scores
-      highest) and ``positive_score`` (mean inner product with the positive, or with all by share).
+      The weighted mean loss, and ``accuracy`` (share of queries whose positive scores highest) and
+      ``positive_score`` (mean inner product with the positive).
     """
     scores_BC = jnp.einsum("bd,cd->bc", query_BD, candidate_CD, preferred_element_type=jnp.float32)
     logits_BC = jnp.where(
@@ -42,9 +41,9 @@ def contrastive_loss(
     )
     # Padding rows see nothing; give them a finite row, weighted by zero below.
     logits_BC = jnp.where(weight_B[:, None] > 0, logits_BC, 0.0)
-    positive_score_B = (share_BC * scores_BC).sum(axis=1)
+    positive_score_B = jnp.take_along_axis(scores_BC, positive_B[:, None], axis=1)[:, 0]
     loss_B = jax.nn.logsumexp(logits_BC, axis=1) - positive_score_B / temperature
-    correct_B = (jnp.argmax(logits_BC, axis=1) == jnp.argmax(share_BC, axis=1)).astype(jnp.float32)
+    correct_B = (jnp.argmax(logits_BC, axis=1) == positive_B).astype(jnp.float32)
     total = weight_B.sum()
     share_B = weight_B / jnp.where(total > 0, total, 1.0)
 

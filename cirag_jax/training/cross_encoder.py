@@ -35,8 +35,6 @@ from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
 from cirag_jax.types import Config, Dataset, Question
 
-_ABSENT = -1e9  # The logit of a text that is not there.
-
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains to the end (or from the last checkpoint on), then compares with the bi-encoder.
@@ -171,28 +169,27 @@ def train_step(
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """One optimiser step on the mean loss of a batch; ``state`` is donated.
+    """One optimiser step on the mean cross-entropy of a batch's pairs; ``state`` is donated.
 
-    With ``config.candidates`` every so many rows are a list, see `listwise`; otherwise each row is
-    a pair, see `binary`. ``run`` calls what is compiled, see `rehearsal`.
+    ``run`` calls what is compiled, see `rehearsal`.
 
     Returns:
-      The new state, and device scalars: loss, accuracy, and norms.
+      The new state, and device scalars: loss, accuracy at logit 0, and norms.
     """
     key = None
     if config.model.dropout > 0:
         key = run(jax.random.fold_in, state.key, state.step)
-    total, group = None, config.get("candidates", 0)
+    total = None
     params = sharding.whole(precision.rounded(state.params, config.model.dtype, run), run)
     for index, chunk in enumerate(batch.chunks):
         arrays = [place(array, mesh) for array in chunk]
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
-        total = run(_add_gradient, graphdef, group, total, params, arrays, chunk_key)
+        total = run(_add_gradient, graphdef, total, params, arrays, chunk_key)
     return run(_apply_gradient, tx, state, total)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _add_gradient(graphdef, group, total, params, arrays, key):
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _add_gradient(graphdef, total, params, arrays, key):
     """Adds a chunk's loss, accuracy and gradient, by shard, to ``total`` (None: to nothing)."""
 
     def loss_of(places, params, arrays, key):
@@ -200,9 +197,9 @@ def _add_gradient(graphdef, group, total, params, arrays, key):
         tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
         mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
         logit_B = model_lib.apply(graphdef, params, tokens_BT, mask_BT, types_BT, key)
-        if not group:
-            return binary(logit_B, label_B, weight_B)
-        return listwise(*(x.reshape(-1, group) for x in (logit_B, label_B, weight_B)))
+        loss_B = optax.sigmoid_binary_cross_entropy(logit_B, label_B)
+        correct_B = (logit_B > 0) == (label_B > 0)
+        return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
 
     def found(params, arrays, key):
         inputs = precision.places_of(params), params, arrays, key
@@ -211,36 +208,6 @@ def _add_gradient(graphdef, group, total, params, arrays, key):
     added = sharding.by_shard(found)(params, arrays, key)
     sums, gradient = added if total is None else jax.tree.map(jnp.add, total, added)
     return sums, sharding.constrain_by_shard(gradient)
-
-
-def binary(
-    logit_B: jax.Array, label_B: jax.Array, weight_B: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Weighted sums of the cross-entropy of pairs, and of how many are right at logit 0."""
-    loss_B = optax.sigmoid_binary_cross_entropy(logit_B, label_B)
-    correct_B = (logit_B > 0) == (label_B > 0)
-    return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
-
-
-def listwise(
-    logit_GK: jax.Array, label_GK: jax.Array, weight_GK: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Weighted sums of the loss of lists, and of how many have a relevant text first.
-
-    The loss of a list is the mean, over its relevant texts, of the cross-entropy of each under a
-    softmax over itself and all texts that are not relevant. A row of weight 0 is not there.
-    """
-    there_GK, weight_G = weight_GK > 0, weight_GK.sum(1)
-    gold_GK = there_GK & (label_GK > 0)
-    # Nothing is -inf, so that no gradient is nan.
-    other_G1 = jax.nn.logsumexp(
-        jnp.where(there_GK & ~gold_GK, logit_GK, _ABSENT), axis=1, keepdims=True
-    )
-    loss_GK = jnp.where(gold_GK, jnp.logaddexp(other_G1, logit_GK) - logit_GK, 0.0)
-    loss_G = loss_GK.sum(1) / jnp.maximum(gold_GK.sum(1), 1)
-    first_G = jnp.where(there_GK, logit_GK, _ABSENT).argmax(1)
-    correct_G = jnp.take_along_axis(gold_GK, first_G[:, None], 1)[:, 0]
-    return (loss_G * weight_G).sum(), (correct_G * weight_G).sum()
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -330,16 +297,13 @@ def pack(
     return data_lib.pack(
         rows,
         labels,
-        chunk_lengths(config),
+        (
+            *config.buckets,
+            *([config.max_length] if max(config.buckets) < config.max_length else []),
+        ),
         -(-config.chunk_rows // ways) * ways,  # rounded up to the mesh's row shards
         pad_id,
     )
-
-
-def chunk_lengths(config: Config) -> tuple[int, ...]:
-    """``config.buckets``, and a last one for what is longer."""
-    longer = [config.max_length] if max(config.buckets) < config.max_length else []
-    return (*config.buckets, *longer)
 
 
 # ---------------------------------------------------------------------------------------- evaluate
@@ -446,11 +410,6 @@ def check_config(config: Config) -> None:
     unknown = set(config.kinds) - {"passage", "triple"}
     if unknown or not config.kinds:
         raise UserError(f"config.kinds={tuple(config.kinds)} must name passage, triple or both")
-    check_buckets(config)
-
-
-def check_buckets(config: Config) -> None:
-    """Raises UserError where ``config.buckets`` are no ascending lengths."""
     buckets = tuple(config.buckets)
     if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
         raise UserError(f"config.buckets={buckets} must be ascending lengths")

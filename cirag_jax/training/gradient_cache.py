@@ -41,7 +41,7 @@ class DeviceBatch(NamedTuple):
     """A ``Batch`` on the mesh."""
 
     chunks: tuple[DeviceChunk, ...]
-    share_BC: jax.Array
+    positive_B: jax.Array
     count_BC: jax.Array
     weight_B: jax.Array
 
@@ -85,7 +85,7 @@ def loss_and_gradient(
             table_ND = run(_embed, *inputs)
         backward.append(pull)
     loss, metrics, gradient_ND = run(
-        _table_loss, table_ND, batch.share_BC, batch.count_BC, batch.weight_B, temperature
+        _table_loss, table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
     )
     gradient = run(_zeros, params)
     for index, (chunk, key) in enumerate(zip(batch.chunks, keys, strict=True)):
@@ -161,7 +161,7 @@ class _Parameter:
 
 
 @functools.partial(jax.jit, static_argnums=4)
-def _table_loss(table_ND, share_BC, count_BC, weight_B, temperature):
+def _table_loss(table_ND, positive_B, count_BC, weight_B, temperature):
     """Loss, metrics, and the gradient with respect to every embedding in the table."""
     queries, candidates = count_BC.shape
 
@@ -169,7 +169,7 @@ def _table_loss(table_ND, share_BC, count_BC, weight_B, temperature):
         return contrastive_loss(
             table_ND[:queries],
             table_ND[queries : queries + candidates],
-            share_BC,
+            positive_B,
             count_BC,
             weight_B,
             temperature,
@@ -202,18 +202,3 @@ _zeros = jax.jit(sharding.zeros_by_shard)
 
 def _add(a: Params, b: Params) -> Params:
     return sharding.constrain_by_shard(jax.tree.map(jnp.add, a, b))
-
-
-_JITTED: dict[str, tuple[Any, ...]] = {
-    "embed": (_embed, _embed_and_keep),
-    "pull": (_pull, _pull_kept),
-    "loss": (_table_loss,),
-}
-
-
-def compile_counts() -> dict[str, int]:
-    """How many shapes each jitted part has been compiled for; a test expects one a bucket."""
-    return {
-        name: sum(function._cache_size() for function in functions)
-        for name, functions in _JITTED.items()
-    }

@@ -158,7 +158,7 @@ def open_aligner(spec: str, config: Config) -> Encoder:
         query_max_length=config.query_max_length,
         passage_max_length=config.unit_max_length,
     )
-    # A head that begins anew, mining, and an evaluation of all read the same sentences once more.
+    # A head that begins anew and an evaluation of all read the same sentences once more.
     return kept_on_disk(RememberingEncoder(embeds))
 
 

@@ -10,7 +10,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import tqdm
 
@@ -20,6 +20,7 @@ from cirag_jax.io import Closing, write_text
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
 _RECENT = 20  # steps that the time left is judged by
+_LINE_SECONDS = 30.0  # between progress lines where standard error is no terminal
 
 
 def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
@@ -37,13 +38,12 @@ def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float
 class StepClock:
     """Seconds of steps each of which is sent to the device while the one before still runs."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self):
         self._done = -math.inf
 
     def seconds(self, sent: float) -> float:
         """Of the step that was sent at ``sent`` and has just ended, since the one before ended."""
-        now = self._clock()
+        now = time.monotonic()
         began, self._done = max(sent, self._done), now
         return max(now - began, 1e-9)
 
@@ -54,7 +54,7 @@ class MetricWriter(Closing):
     Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (of training, summed
     over restarts) and the scalars given; a value that is not finite is written as null. The same
     scalars go to TensorBoard events under ``tensorboard/``. On a terminal a bar shows the loss, the
-    rate and the time left; elsewhere a line says so every ``line_seconds``.
+    rate and the time left; elsewhere a line says so every 30 seconds.
 
     A run that starts again from step ``start_step`` drops what was written beyond it, so that the
     file reads as if the run had never been interrupted. Use as a context manager: leaving it, by an
@@ -66,9 +66,6 @@ class MetricWriter(Closing):
       start_step: the restored step; 0 for a new run.
       evaluate_every: steps between evaluations, beside the last step's; 0: none but that.
       enabled: False in every process but the first: nothing is written or shown.
-      line_seconds: seconds between progress lines where standard error is no terminal.
-      stream: where progress goes, ``sys.stderr`` by default.
-      clock: monotonic seconds.
     """
 
     def __init__(
@@ -79,16 +76,11 @@ class MetricWriter(Closing):
         *,
         evaluate_every: int = 0,
         enabled: bool = True,
-        line_seconds: float = 30.0,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ):
         self._total_steps = total_steps
         self._enabled = enabled
-        self._line_seconds = line_seconds
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._started = self._shown = clock()
+        self._stream = sys.stderr
+        self._started = self._shown = time.monotonic()
         # (step, seconds) of the last steps: what the estimate is made of. Compilation and the first
         # evaluation, before the first of them, are not.
         self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
@@ -135,7 +127,7 @@ class MetricWriter(Closing):
         """Shows that ``step`` steps are done; ``loss`` is fetched only when it is shown."""
         if not self._enabled:
             return
-        now = self._clock()
+        now = time.monotonic()
         self._recent.append((step, now))
         last = step >= self._total_steps
         if self._bar is not None:
@@ -143,7 +135,7 @@ class MetricWriter(Closing):
                 self._bar.set_postfix_str(self._status(step, loss), refresh=False)
                 self._shown = now
             self._bar.update(step - self._bar.n)
-        elif last or now - self._shown >= self._line_seconds:
+        elif last or now - self._shown >= _LINE_SECONDS:
             self._shown = now
             status = self._status(step, loss)
             line = f"step {step}/{self._total_steps}" + (f", {status}" if status else "")
@@ -156,9 +148,9 @@ class MetricWriter(Closing):
 
         Its time is no step's: the rate leaves it out, the time left counts the evaluations to come.
         """
-        began = self._clock()
+        began = time.monotonic()
         found = evaluation(params)
-        self._evaluated, self._evaluation = step, self._clock() - began
+        self._evaluated, self._evaluation = step, time.monotonic() - began
         self._recent = collections.deque(
             ((done, ended + self._evaluation) for done, ended in self._recent), maxlen=_RECENT
         )
@@ -177,7 +169,7 @@ class MetricWriter(Closing):
         self._events.close()
 
     def _seconds(self) -> float:
-        return self._seconds_before + self._clock() - self._started
+        return self._seconds_before + time.monotonic() - self._started
 
     def _status(self, step: int, loss: Any) -> str:
         """Loss, rate and time left, as far as they are known."""

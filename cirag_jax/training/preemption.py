@@ -11,8 +11,6 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from cirag_jax import processes
-
 
 def out_of_time(start: float, minutes: float) -> bool:
     """Whether ``minutes`` (0: no limit) have passed since ``start`` (`time.monotonic`)."""
@@ -64,7 +62,6 @@ class PreemptionGuard:
 
     def should_stop(self, step: int) -> bool:
         """Whether to save and leave now that ``step`` steps are done; call it once a step."""
-        processes.arrived(step)
         time_is_up = out_of_time(*self._time)
         if self._distributed:
             if time_is_up and not self._announced:

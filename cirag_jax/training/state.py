@@ -107,7 +107,7 @@ def hold_out(
     )
 
 
-COMPONENTS = ("aligner", "cross_encoder", "joint", "integrator", "extractor", "reader")
+COMPONENTS = ("aligner", "cross_encoder", "integrator", "extractor", "reader")
 
 
 def component_of(config: Config) -> str:
@@ -115,13 +115,13 @@ def component_of(config: Config) -> str:
     if "optimizer" not in config:
         raise UserError(
             "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
-            "joint.py, integrator.py, extractor.py and reader.py."
+            "integrator.py, extractor.py and reader.py."
         )
     component = config.get("component", "aligner")
     if component not in COMPONENTS:
         raise UserError(
-            f"config.component is {component!r}; it must be aligner, cross_encoder, joint, "
-            "integrator, extractor or reader."
+            f"config.component is {component!r}; it must be aligner, cross_encoder, integrator, "
+            "extractor or reader."
         )
     return component
 

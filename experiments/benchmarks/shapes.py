@@ -3,7 +3,10 @@
 import dataclasses
 from typing import Any
 
-from cirag_jax.models import decoder
+import jax
+from flax import nnx
+
+from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 
 QWEN2_7B: dict[str, Any] = {
@@ -40,3 +43,14 @@ def bf16_decoder(raw: dict[str, Any]) -> decoder.DecoderConfig:
     config = parse_decoder_config(raw, "experiments/benchmarks/shapes.py")
     config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
     return dataclasses.replace(config, attention=decoder.choose_attention(config))
+
+
+def random_params(config: decoder.DecoderConfig) -> decoder_params.Params:
+    """Random weights of a decoder, drawn in one compilation."""
+    made = jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
+    return decoder_params.to_params(made)
+
+
+def parameter_count(config: decoder.DecoderConfig) -> int:
+    """The number of a decoder's weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

@@ -254,7 +254,7 @@ def test_metrics_of_a_run_that_goes_on(folder, changes, damages):
     json.dumps(seconds, allow_nan=False)
     path.write_bytes(damaged(good * 3, damages))
     held(lambda: metrics.truncate(path, 10))
-    with metrics.MetricWriter(folder, 20, 5, stream=io.StringIO()) as writer:
+    with metrics.MetricWriter(folder, 20, 5) as writer:
         writer.write(6, {"train/loss": 1.0})
     last = path.read_text("utf-8").splitlines()[-1]
     assert json.loads(last)["step"] == 6

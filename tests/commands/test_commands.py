@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from cirag_jax.config_files import load_config
-from cirag_jax.retrieval.encoders import open_encoder_for
-from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.training import aligner
-from configs import retrievers
 from tests import tiny
 
 
@@ -56,7 +53,7 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     result = json.loads(done.stdout)
     systems = (
         "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25", "linked",
-        "links", "links_one_shot_frozen", "links_trained", "fused_trained",
+        "links", "links_one_shot_frozen", "links_trained",
     )  # fmt: skip
     assert set(rankings_of(tmp_path)[0]["ranked"]) == set(systems)
     for system in systems:
@@ -153,57 +150,6 @@ def test_a_method_retrieves_along_links_with_what_was_exported(trained, tmp_path
         assert set(record["passages"]) == set(found[record["id"]][:2])
 
 
-def test_a_joint_scorer_is_trained_compared_exported_and_retrieves(
-    trained, tmp_path, command, one_device
-):
-    root, _ = trained
-    data = f"--config.data.dir={root / 'data'}"
-    done = command(
-        "train.py", "--config=configs/joint.py", f"--workdir={tmp_path / 'j'}", data,
-        f"--config.checkpoint={root / 'w'}", f"--config.model.spec={root / 'model'}",
-        "--config.dev.questions=2", "--config.num_steps=3", "--config.max_length=64",
-        "--config.buckets=(64,)",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert 0 <= json.loads(done.stdout)["dev/accuracy"] <= 1
-    done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={tmp_path / 'j'}")
-    assert done.returncode == 0, done.stderr
-    # What three steps teach is little; the weight makes much of it.
-    for split, spec in (("train", tmp_path / "j"), ("dev", tmp_path / "model")):
-        done = command(
-            "evaluate.py", f"--workdir={tmp_path / split}", data, f"--config.data.split={split}",
-            f"--config.checkpoint={root / 'w'}", "--config.bootstrap_samples=10",
-            "--config.systems=('joint','linked','bm25')", f"--config.joint.model={spec}",
-            "--config.joint.weight=10000",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
-        assert {"joint-linked", "joint-bm25", "linked-bm25"} == set(result["differences"])
-        assert result["num_trained_on"] == (8 if split == "train" else 0)
-        table = (tmp_path / split / "table.md").read_text()
-        assert "joint leads R@5 by" in table and "cross-encoder, trained, where it" in table
-    found = {row["id"]: row["ranked"] for row in rankings_of(tmp_path / "dev")}
-    assert any(set(one["joint"][:2]) != set(one["linked"][:2]) for one in found.values())
-    dataset, block, encoder = tiny.dataset(), retrievers.retriever(), retrievers.encoder()
-    encoder.model, block.kind = str(root / "w"), "linked"
-    block.joint.model, block.joint.weight = str(tmp_path / "j"), 10_000.0
-    passages = tuple(dataset.corpus.values())
-    index = open_retriever(block, passages, open_encoder_for(encoder), triples=dataset.triples)
-    for question in dataset.questions:
-        if question.id in found:
-            rows = index.search([question.question], 10)[0][0].tolist()
-            assert [passages[row].id for row in rows] == found[question.id]["joint"]
-    done = command(
-        "answer.py", "--config=configs/methods/kirag.py", f"--workdir={tmp_path / 'a'}", data,
-        "--config.kirag.use_constructor=false", "--config.kirag.reader=nothing",
-        "--config.kirag.num_passages=2", "--config.kirag.max_steps=1", "--config.data.split=train",
-        f"--config.encoder.model={root / 'w'}", "--config.retriever.kind=linked",
-        f"--config.retriever.joint.model={tmp_path / 'j'}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"{tmp_path / 'j'} was trained on 6 of these 8" in done.stderr
-
-
 def rankings_of(workdir):
     return [json.loads(line) for line in (workdir / "rankings.jsonl").read_text().splitlines()]
 
@@ -229,9 +175,6 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
     ("script", "arguments", "message"),
     [
         ("evaluate.py", [], "config.checkpoint is required"),
-        ("evaluate.py", ["--config.checkpoint={root}/w", "--config.data.dir={root}/data",
-                         "--config.systems=('joint',)"], "config.joint.model is required"),
-        ("train.py", ["--config=configs/joint.py"], "config.checkpoint is required"),
         ("evaluate.py", ["--config.systems=('one_shot_frozen',)"], "config.frozen is required"),
         ("evaluate.py", ["--config.systems=('bm52',)"], "config.systems='bm52' must be one of"),
         ("evaluate.py", ["--config.retriever=bm25"], "config.retriever='bm25' must be one of"),

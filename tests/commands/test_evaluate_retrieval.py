@@ -166,7 +166,6 @@ def test_no_walk_begins_where_no_word_is_shared(linked, tmp_path):
         ("passage_max_length", 0),
         ("ranking", "foo"),
         ("links.restart", 2),
-        ("width", 0),
         ("stops", (0.5, 2.0)),
     ],
 )

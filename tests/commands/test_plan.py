@@ -17,7 +17,6 @@ from cirag_jax import sharding
 from cirag_jax.commands import plan
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder_params
 from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder, tensor_files
 from cirag_jax.training import aligner, mfu
@@ -59,14 +58,13 @@ def planned(folders):
 TINY = {
     "aligner": ("batch_size=8", "num_negatives=3", "query_max_length=64", "unit_max_length=64"),
     "cross_encoder": ("targets_per_step=4", "max_length=32"),
-    "joint": ("choices_per_step=4", "max_length=32", "buckets=(32,)", "chunk_choices=2"),
     "integrator": ("length=64", "buckets=(32,)", "batch_size=6", "rows_per_device=1", "chunk=64"),
     "reader": ("length=64", "buckets=(32,)", "batch_size=2", "model.dtype=bfloat16"),
 }
 
 
 def configured(folders, component, *overrides):
-    encoder = component in ("aligner", "cross_encoder", "joint")
+    encoder = component in ("aligner", "cross_encoder")
     spec = folders / ("encoder" if encoder else "decoder")
     settings = [f"model.spec={spec}", *TINY[component], *overrides]
     if component == "cross_encoder":
@@ -108,7 +106,6 @@ def _live() -> int:
 CASES = [
     ("aligner", 1, "chunk_tokens=512"),
     ("cross_encoder", 1, "model.dropout=0.1"),
-    ("joint", 1, "candidates=3"),
     ("integrator", 2, "mesh.fsdp=2"),
 ]
 
@@ -151,7 +148,6 @@ EXCHANGES = {
     "aligner": ("chunk_tokens=64", "keep_activations=true"),
     "aligner, embedding twice": ("chunk_tokens=64", "keep_activations=false"),
     "cross_encoder": ("chunk_rows=8", "targets_per_step=8"),
-    "joint": ("choices_per_step=24",),
     "integrator": ("batch_size=24",),
 }
 
@@ -317,7 +313,7 @@ def test_well_known_shapes_have_their_number_of_parameters(name, count):
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == count
     else:
         config, _ = pretrained_decoder.read_decoder_config(folder)
-        assert decoder_params.parameter_count(config) == count
+        assert tiny_decoder.parameter_count(config) == count
 
 
 def test_the_command_has_as_many_devices_as_it_is_told(command, folders, tmp_path):

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from cirag_jax.errors import UserError
+from cirag_jax.llm import client
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Message, Score, Usage
 from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
@@ -35,18 +36,29 @@ class Waits(list):
         self.append(seconds)
 
 
-def backend_of(running, *, uniform=lambda: 0.5, now=lambda: 0.0, spent=None, **kw):
-    config = OpenAIConfig(**{"model": "m", "base_url": running.url, "max_concurrency": 1, **kw})
-    waits = Waits()
-    backend = OpenAIBackend(config, uniform=uniform, sleep=waits, now=now, spent=spent)
-    return backend, waits
+@pytest.fixture
+def waits(monkeypatch):
+    """The client's waits, by a time and random numbers that are known."""
+    monkeypatch.setattr(client.asyncio, "sleep", made := Waits())
+    monkeypatch.setattr(client.time, "time", lambda: 0.0)
+    monkeypatch.setattr(client.random, "random", lambda: 0.5)
+    return made
+
+
+@pytest.fixture
+def backend_of(waits):
+    def made(running, *, spent=None, **kw):
+        config = OpenAIConfig(**{"model": "m", "base_url": running.url, "max_concurrency": 1, **kw})
+        return OpenAIBackend(config, spent=spent), waits
+
+    return made
 
 
 def ask(text, **fields):
     return Generate((Message("user", text),), **{"max_tokens": 7, **fields})
 
 
-def test_answers_in_order_with_usage(server):
+def test_answers_in_order_with_usage(server, backend_of):
     backend, _ = backend_of(server, max_concurrency=4)
     seen = []
     requests = [ask(f"q{i}") for i in range(9)]
@@ -60,14 +72,14 @@ def test_answers_in_order_with_usage(server):
     assert seen == [(i, 5 * i) for i in range(1, 10)]
 
 
-def test_bounded_concurrency(server):
+def test_bounded_concurrency(server, backend_of):
     server.gate = threading.Barrier(3)  # three at once, or the test fails after its time-out
     backend, _ = backend_of(server, max_concurrency=3)
     assert all(r.error is None for r in backend.generate([ask(f"q{i}") for i in range(9)]))
     assert server.most_under_way == 3
 
 
-def test_requests_that_come_while_others_are_under_way(server):
+def test_requests_that_come_while_others_are_under_way(server, backend_of):
     """One answer is held back until all that came meanwhile are there."""
     backend, _ = backend_of(server, max_concurrency=2)
     assert backend.takes_more
@@ -84,7 +96,7 @@ def test_requests_that_come_while_others_are_under_way(server):
     assert order == [1, 2, 3, 0]
 
 
-def test_what_comes_may_take_longer_than_an_answer(server):
+def test_what_comes_may_take_longer_than_an_answer(server, backend_of):
     """An answer that arrived meanwhile is no late one, which would be asked and paid for again."""
     backend, _ = backend_of(server)
 
@@ -111,7 +123,7 @@ def test_what_comes_may_take_longer_than_an_answer(server):
 @pytest.mark.parametrize(
     "fault", [408, 409, 429, 500, 502, 503, "half", "cut", "nothing", b"", b"<html>", b'{"a": 1}']
 )
-def test_a_fault_that_passes_is_retried(server, fault):
+def test_a_fault_that_passes_is_retried(server, fault, backend_of):
     server.script["q"] = [fault, fault]
     backend, waits = backend_of(server)
     response, other = backend.generate([ask("q"), ask("other")])
@@ -134,7 +146,7 @@ def test_a_fault_that_passes_is_retried(server, fault):
         (b"[1]", "not a chat completion"),
     ],
 )
-def test_a_fault_that_stays_is_reported_for_its_request_alone(server, fault, words):
+def test_a_fault_that_stays_is_reported_for_its_request_alone(server, fault, words, backend_of):
     server.script["q"] = [fault] * 3
     backend, waits = backend_of(server, max_retries=2)
     first, response, last = backend.generate([ask("a"), ask("q"), ask("b")])
@@ -145,7 +157,7 @@ def test_a_fault_that_stays_is_reported_for_its_request_alone(server, fault, wor
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_a_refusal_is_final(server, status):
+def test_a_refusal_is_final(server, status, backend_of):
     server.script["q"] = [status]
     backend, waits = backend_of(server)
     response, other = backend.generate([ask("q"), ask("other")])
@@ -154,14 +166,14 @@ def test_a_refusal_is_final(server, status):
     assert waits == [] and server.texts() == ["q", "other"]
 
 
-def test_a_used_up_quota_is_final(server):
+def test_a_used_up_quota_is_final(server, backend_of):
     server.script["q"] = [(429, {}, "insufficient_quota: pay first")]
     backend, waits = backend_of(server)
     assert "pay first" in str(backend.generate([ask("q")])[0].error)
     assert waits == []
 
 
-def test_retry_after_in_seconds_and_as_a_date(server):
+def test_retry_after_in_seconds_and_as_a_date(server, backend_of, monkeypatch):
     date = datetime.datetime(2026, 1, 1, 0, 0, 42, tzinfo=datetime.UTC)
     server.script["q"] = [
         (429, {"Retry-After": "7"}),
@@ -169,28 +181,30 @@ def test_retry_after_in_seconds_and_as_a_date(server):
         (429, {"Retry-After": "soon"}),
     ]
     now = date.timestamp() - 12
-    backend, waits = backend_of(server, now=lambda: now)
+    monkeypatch.setattr(client.time, "time", lambda: now)
+    backend, waits = backend_of(server)
     assert backend.generate([ask("q")])[0].text == "echo q"
     # What the server asks for and the jitter on top; an unreadable wish counts as none.
     assert waits == [7 + 0.5, 12 + 1.0, 2.0]
 
 
-def test_a_wait_that_is_too_long_fails_the_request(server):
+def test_a_wait_that_is_too_long_fails_the_request(server, backend_of):
     server.script["q"] = [(429, {"Retry-After": "601"})]
     backend, waits = backend_of(server)
     assert "601 s" in str(backend.generate([ask("q")])[0].error)
     assert waits == []
 
 
-def test_back_off_doubles_up_to_its_bound_with_full_jitter(server):
+def test_back_off_doubles_up_to_its_bound_with_full_jitter(server, backend_of, monkeypatch):
     server.script["q"] = [500] * 5
-    backend, waits = backend_of(server, uniform=iter([1, 1, 0, 1, 1]).__next__, max_backoff=5)
+    monkeypatch.setattr(client.random, "random", iter([1, 1, 0, 1, 1]).__next__)
+    backend, waits = backend_of(server, max_backoff=5)
     assert backend.generate([ask("q")])[0].text == "echo q"
     assert waits == [1, 2, 0, 5, 5]
 
 
 @pytest.mark.parametrize("fault", ["slow", "trickle"])
-def test_a_slow_answer_is_given_up(server, fault):
+def test_a_slow_answer_is_given_up(server, fault, backend_of):
     server.script["q"] = [fault]
     backend, _ = backend_of(server, timeout=0.3, max_retries=0)
     response, other = backend.generate([ask("q"), ask("other")])
@@ -198,17 +212,16 @@ def test_a_slow_answer_is_given_up(server, fault):
     assert other.text == "echo other"
 
 
-def test_no_server(monkeypatch):
+def test_no_server(monkeypatch, waits):
     with faulty_server() as gone:
         url = gone.url
     config = OpenAIConfig("m", url, server="vllm", max_retries=1)
-    waits = Waits()
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    response = OpenAIBackend(config, sleep=waits).generate([ask("q")])[0]
+    response = OpenAIBackend(config).generate([ask("q")])[0]
     assert "connection failed" in str(response.error) and len(waits) == 1
 
 
-def test_the_request_on_the_wire(server):
+def test_the_request_on_the_wire(server, backend_of):
     backend, _ = backend_of(server, server="vllm", extra_body={"min_p": 0.1}, omit=("seed",))
     turns = (
         Message("system", "s"),
@@ -243,7 +256,7 @@ def test_the_request_on_the_wire(server):
     assert sampled["seed"] == 3 and server.headers[1]["authorization"] == f"Bearer {KEY}"
 
 
-def test_schema_and_log_probabilities(server):
+def test_schema_and_log_probabilities(server, backend_of):
     content = [
         {
             "token": "{",
@@ -275,7 +288,7 @@ def test_schema_and_log_probabilities(server):
     assert "no log-probabilities" in str(bare.error)
 
 
-def test_tokens_stand_where_their_text_does(server):
+def test_tokens_stand_where_their_text_does(server, backend_of):
     pieces = [("A", None), ("\\xc3", [0xC3]), ("\\xb8", [0xB8]), (" b", [32, 98]), ("", None)]
     content = [{"token": text, "bytes": raw, "logprob": -1.0} for text, raw in pieces]
     server.script["q"] = [completion("Aø b", logprobs={"content": content})]
@@ -300,7 +313,9 @@ def test_tokens_stand_where_their_text_does(server):
         ("vllm", {"attention": True}, "attention"),
     ],
 )
-def test_what_a_server_cannot_do_is_refused_without_asking_it(server, kind, fields, words):
+def test_what_a_server_cannot_do_is_refused_without_asking_it(
+    server, kind, fields, words, backend_of
+):
     backend, _ = backend_of(server, server=kind)
     turns = (Message("user", "q"), Message("assistant", "so"))
     response, other = backend.generate([Generate(turns, **fields), ask("other")])
@@ -308,7 +323,7 @@ def test_what_a_server_cannot_do_is_refused_without_asking_it(server, kind, fiel
     assert other.text == "echo other" and server.texts() == ["other"]
 
 
-def test_answers_without_a_text(server):
+def test_answers_without_a_text(server, backend_of):
     server.script["filter"] = [completion("x", "content_filter")]
     server.script["long"] = [completion(None, "length")]
     server.script["stop"] = [completion("one\ntwo")]
@@ -328,7 +343,7 @@ def test_answers_without_a_text(server):
     assert waits == []
 
 
-def test_observations_are_left_out_when_the_server_says_too_long(server):
+def test_observations_are_left_out_when_the_server_says_too_long(server, backend_of):
     too_long = (400, {}, "This model's maximum context length is 9 tokens")
     turns = (
         Message("user", "a", " old"),
@@ -350,7 +365,7 @@ def test_observations_are_left_out_when_the_server_says_too_long(server):
     assert "maximum context length" in str(response.error) and waits == []
 
 
-def test_budget_in_tokens_stops_cleanly(server):
+def test_budget_in_tokens_stops_cleanly(server, backend_of):
     # One request sets aside 3 + 6 + 1 prompt tokens (estimated) and 20 new ones; it uses 15.
     backend, _ = backend_of(server, budget_tokens=65)
     responses = backend.generate([ask(f"q{i}", max_tokens=20) for i in range(6)])
@@ -362,7 +377,7 @@ def test_budget_in_tokens_stops_cleanly(server):
     assert backend.generate([ask("later", max_tokens=1)])[0].finish_reason == "error"
 
 
-def test_a_budget_counts_what_is_under_way_and_what_was_spent(server):
+def test_a_budget_counts_what_is_under_way_and_what_was_spent(server, backend_of):
     server.gate = threading.Barrier(2)
     spent = Usage(prompt_tokens=7, generated_tokens=3)
     backend, _ = backend_of(server, budget_tokens=95, max_concurrency=4, spent=spent)
@@ -372,7 +387,7 @@ def test_a_budget_counts_what_is_under_way_and_what_was_spent(server):
     assert len(server.texts()) == 2
 
 
-def test_an_answer_that_was_lost_counts_against_the_budget(server):
+def test_an_answer_that_was_lost_counts_against_the_budget(server, backend_of):
     server.script["q"] = [b"garbage"] * 9
     backend, _ = backend_of(server, budget_tokens=65)  # two attempts of 30
     assert "not sent" in str(backend.generate([ask("q", max_tokens=20)])[0].error)
@@ -384,7 +399,9 @@ def test_an_answer_that_was_lost_counts_against_the_budget(server):
     [(httpx2.ConnectError, 4), (httpx2.ConnectTimeout, 4), (httpx2.PoolTimeout, 4),
      (httpx2.ReadTimeout, 2), (httpx2.ReadError, 2)],
 )  # fmt: skip
-def test_a_connection_that_was_never_made_costs_no_budget(server, monkeypatch, fault, attempts):
+def test_a_connection_that_was_never_made_costs_no_budget(
+    server, monkeypatch, fault, attempts, backend_of
+):
     tried = []
 
     async def fail(transport, request):
@@ -397,7 +414,7 @@ def test_a_connection_that_was_never_made_costs_no_budget(server, monkeypatch, f
     assert len(tried) == attempts and backend.budget_exhausted == (attempts == 2)
 
 
-def test_a_connection_has_less_time_than_an_attempt(server, monkeypatch):
+def test_a_connection_has_less_time_than_an_attempt(server, monkeypatch, backend_of):
     seen = []
 
     async def send(transport, request):
@@ -410,13 +427,13 @@ def test_a_connection_has_less_time_than_an_attempt(server, monkeypatch):
     assert seen[0] == {"connect": 9, "read": None, "write": None, "pool": 9}
 
 
-def test_estimate(server):
+def test_estimate(server, backend_of):
     backend, _ = backend_of(server)
     estimate = backend.estimate([ask("abcdef"), ask("abc")])
     assert estimate == "2 requests: at most about 21 prompt tokens and 14 generated tokens"
 
 
-def test_the_key_appears_nowhere(server, caplog, capfd):
+def test_the_key_appears_nowhere(server, caplog, capfd, backend_of):
     echo_key = f"Incorrect API key provided: {KEY}, also sk-abcd****wxyz"
     server.script["q"] = [(401, {}, echo_key)]
     server.script["r"] = [(500, {}, echo_key)] * 2
@@ -435,7 +452,7 @@ def test_the_key_appears_nowhere(server, caplog, capfd):
         assert KEY not in text and "wxyz" not in text
 
 
-def test_inside_a_running_event_loop(server):
+def test_inside_a_running_event_loop(server, backend_of):
     backend, _ = backend_of(server)
 
     async def notebook():
@@ -444,7 +461,7 @@ def test_inside_a_running_event_loop(server):
     assert asyncio.run(notebook())[0].text == "echo q"
 
 
-def test_every_response_is_handed_over_as_it_comes(server):
+def test_every_response_is_handed_over_as_it_comes(server, backend_of):
     seen = {}
     server.script["b"] = [400]
     backend, _ = backend_of(server)
@@ -472,7 +489,7 @@ def test_bad_settings(monkeypatch, fields, words):
     assert KEY not in str(caught.value) and "secret" not in str(caught.value)
 
 
-def test_scoring_is_refused(server):
+def test_scoring_is_refused(server, backend_of):
     backend, _ = backend_of(server)
     with pytest.raises(UserError, match="backend=jax"):
         backend.score([Score((Message("user", "q"),), ("a",))])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cirag_jax.models import attention, block_attention, decoder, decoder_params
+from cirag_jax.models import attention, block_attention, decoder
 from cirag_jax.models.attention import Scoring
 from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
@@ -143,7 +143,7 @@ def test_another_packing_compiles_nothing_again():
 def test_the_decoder_gives_the_same_either_way(family, remat):
     """Hidden states and their gradient, two rows of which one is padded."""
     config = parse_decoder_config(tiny_decoder.config(family), "config.json")
-    params = decoder_params.to_params(decoder_params.random_state(config))
+    params = tiny_decoder.random_params(config)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, tiny_decoder.VOCABULARY, (2, LENGTH))
     lengths = jnp.asarray([LENGTH, LENGTH - 30], jnp.int32)

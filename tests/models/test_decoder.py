@@ -300,7 +300,7 @@ def test_padding_and_neighbours_do_not_matter(tmp_path):
 def test_only_a_rows_own_pages_are_written():
     """What has no page, or stands beyond the table, is lost."""
     config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
-    params = _sliced(decoder_params.to_params(decoder_params.random_state(config)))
+    params = _sliced(tiny_decoder.random_params(config))
     cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
     tables = jnp.asarray([[1, 4], [2, 4]], jnp.int32)
     for start in (0, 5):  # of the second call, one token is beyond the table

@@ -15,7 +15,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool
 from cirag_jax.models.io import tensor_files, weights
-from cirag_jax.models.io.pretrained import load_encoder, random_state, read_config
+from cirag_jax.models.io.pretrained import load_encoder, read_config
+from tests.tiny import random_encoder
 
 TINY = EncoderConfig(101, 32, 2, 4, 64, max_positions=40, attention="transposed")
 SIZES = {
@@ -123,7 +124,7 @@ def test_mpnet_and_its_gradient_equal_transformers(tmp_path, attention, scan_lay
 
 def test_the_relative_bias_is_computed_once_for_all_layers():
     def lookups(config):
-        graphdef, state = random_state(config)
+        graphdef, state = random_encoder(config)
         tokens_BT, mask_BT = batch()
         forward = jax.make_jaxpr(lambda state: embed(graphdef, state, tokens_BT, mask_BT))(state)
         return str(forward).count(" gather[")
@@ -140,7 +141,7 @@ def test_our_weights_run_in_transformers(tmp_path, kind):
     # A bias as large as BERT's kernels here makes attention so sharp that rounding alone shows.
     large = 0.2 if kind == "mpnet" else 0.3
     config = dataclasses.replace(config, attention="transposed", initializer_range=large)
-    graphdef, state = random_state(config, 3)
+    graphdef, state = random_encoder(config, 3)
     tensors = weights.to_tensors(state, config, raw["model_type"])
     tensor_files.save_tensors(tensors, tmp_path / "random" / "model.safetensors")
     again = type(model).from_pretrained(tmp_path / "random", add_pooling_layer=False).eval()
@@ -187,7 +188,7 @@ def test_pooling_against_torch_formula_and_empty_rows():
 
 
 def test_gradient_is_finite_with_a_fully_masked_row():
-    graphdef, state = random_state(TINY, 0)
+    graphdef, state = random_encoder(TINY, 0)
     tokens_BT, mask_BT = batch()
     mask_BT[2] = False
     gradient = jax.jit(jax.grad(lambda s: embed(graphdef, s, tokens_BT, mask_BT).sum()))(state)
@@ -252,11 +253,11 @@ def test_remat_and_scan_change_neither_value_nor_gradient(kind):
     tiny = TINY
     if kind == "mpnet":
         tiny = dataclasses.replace(TINY, type_vocab_size=0, relative_bias=True, position_offset=2)
-    tensors = weights.to_tensors(random_state(tiny)[1], tiny, kind)
+    tensors = weights.to_tensors(random_encoder(tiny)[1], tiny, kind)
 
     def value_and_gradient(config):
         places = weights._places(config, kind)
-        graphdef, state = random_state(config, 1)
+        graphdef, state = random_encoder(config, 1)
         host = {path: np.array(v.get_value()) for path, v in nnx.to_flat_state(state)}
         for name, place in places.items():
             array = tensors[name].T if place.transpose else tensors[name]
@@ -283,7 +284,7 @@ def test_remat_and_scan_change_neither_value_nor_gradient(kind):
 
 def test_dropout_is_a_function_of_its_key():
     config = dataclasses.replace(TINY, hidden_dropout=0.3, attention_dropout=0.3)
-    graphdef, state = random_state(config, 0)
+    graphdef, state = random_encoder(config, 0)
     tokens_BT, mask_BT = batch()
     one, same, other, none = (
         np.asarray(embed_jit(graphdef, state, tokens_BT, mask_BT, key))
@@ -300,8 +301,8 @@ def test_bfloat16_keeps_fp32_parameters_and_stays_close(relative_bias):
     if relative_bias:  # Weights so large that the bias is seen in the embeddings.
         single = dataclasses.replace(TINY, relative_bias=True, initializer_range=0.4)
     config = dataclasses.replace(single, dtype="bfloat16")
-    graphdef, state = random_state(config, 0)
-    exact, _ = random_state(single, 0)
+    graphdef, state = random_encoder(config, 0)
+    exact, _ = random_encoder(single, 0)
     tokens_BT, mask_BT = batch()
     emb_BD = embed_jit(graphdef, state, tokens_BT, mask_BT)
     assert emb_BD.dtype == jnp.float32

@@ -13,7 +13,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, lora, low_rank
 from cirag_jax.models.lora import LoraConfig
-from tests import tiny_adapter
+from tests import tiny_adapter, tiny_decoder
 
 ATOL = 1e-5  # fp32, on logits of up to 7; the largest difference measured is 4e-6
 LORA = LoraConfig(rank=4, alpha=6.0)
@@ -201,7 +201,7 @@ def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch)
     config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
     targets = ("k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=targets)
-    params = decoder_params.to_params(decoder_params.random_state(config))
+    params = tiny_decoder.random_params(config)
     adapter = lora.to_adapter(lora.init_adapter(config, lora_config))
     seen = []
 

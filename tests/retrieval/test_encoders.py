@@ -9,6 +9,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.retrieval import encoders
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import RememberingEncoder, open_encoder_for
 from configs import retrievers
@@ -153,10 +154,11 @@ def test_a_text_is_embedded_once_as_a_query_and_once_as_a_passage(model):
     assert (encoder.dim, encoder.identity) == (plain.dim, plain.identity)
 
 
-def test_what_is_remembered_is_bounded(model):
+def test_what_is_remembered_is_bounded(model, monkeypatch):
+    monkeypatch.setattr(encoders, "_MOST_TEXTS", 3)
     plain = open_encoder_for(_config(model))
     noting = _Noting(plain)
-    encoder = RememberingEncoder(noting, max_texts=3)
+    encoder = RememberingEncoder(noting)
     for texts in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["d"]):
         np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
     # Full: all is forgotten. A list that is too long leaves what is remembered alone.

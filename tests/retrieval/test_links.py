@@ -8,7 +8,7 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import links
-from cirag_jax.retrieval.links import LinkWalk, TitleIndex, WalkOptions, fuse
+from cirag_jax.retrieval.links import LinkWalk, TitleIndex, WalkOptions
 from cirag_jax.types import Passage
 from configs import retrieval
 
@@ -248,10 +248,3 @@ def test_options_that_no_walk_can_have_are_refused(field, value, message):
     config[field] = value
     with pytest.raises(UserError, match=re.escape(message)):
         WalkOptions.of(config)
-
-
-def test_fusion_sums_reciprocal_ranks():
-    assert fuse([[1, 2, 3]], [[3, 4]], k=9) == [[3, 1, 2, 4]]
-    assert fuse([[1, 2], []], [[2, 1], [7]], k=1) == [[1], [7]]
-    assert fuse([[1, 5, 2]], [[6, 7, 2]], k=1) == [[2]]
-    assert fuse([[1, 5, 2]], [[6, 7, 2]], k=1, constant=0.1) == [[1]]

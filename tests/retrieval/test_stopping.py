@@ -140,6 +140,3 @@ def test_the_retriever_stops_where_it_is_told_to(tmp_path):
     config.kind, config.stop = "bm25", 0.5
     with pytest.raises(UserError, match=r"retriever\.stop needs config\.retriever\.kind=linked"):
         open_retriever(config, PASSAGES, None)
-    config.stop, config.width = None, 2
-    with pytest.raises(UserError, match=r"retriever\.width needs config\.retriever\.kind=linked"):
-        open_retriever(config, PASSAGES, None)

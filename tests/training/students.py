@@ -52,8 +52,7 @@ def config_of(folders, preset="quick", script="integrator", **changes):
     values = {
         "model.spec": base, "trajectories": trajectories, "length": 448, "batch_size": 2,
         "num_steps": 4, "eval_every": 2, "dev_fraction": 0.2, "lora.rank": 4, "mesh.data": 1,
-        "optimizer.learning_rate": 0.03, "chunk": 64, "decode.num_trajectories": 0,
-        "decode.max_tokens": 24, **changes,
+        "optimizer.learning_rate": 0.03, "chunk": 64, **changes,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in values.items() if value is not ...]
     return load_config(str(_ROOT / f"configs/{script}.py:{preset}"), overrides)
@@ -72,7 +71,7 @@ def train(folders, workdir):
 
     make_mesh = sharding.make_mesh
     command = runpy.run_path(str(_ROOT / "launch/train.py"))["main"]
-    changes = {"decode.num_trajectories": 8, "num_steps": 6, "eval_every": 3}
+    changes = {"num_steps": 6, "eval_every": 3}
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.setattr(sharding, "make_mesh", lambda *s: make_mesh(*s, devices=jax.devices()[:1]))
         patch.setattr(adapter, "load_decoder", load)

@@ -1,6 +1,5 @@
 """Training of the student: what it leaves alone, resumption, meshes, what is refused."""
 
-import dataclasses
 import json
 
 import jax
@@ -8,33 +7,23 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
-from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import decisions
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.methods.cirag.settings import CiragConfig
-from cirag_jax.models import decoder, decoder_params, lora
+from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.io.workdir import component_of, hash_arrays, open_adapter
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.scheduler import Scheduler
-from cirag_jax.training import adapter, decision_quality, mfu, preemption
+from cirag_jax.training import adapter, mfu, preemption
 from cirag_jax.training.data import conversations
 from cirag_jax.training.data.examples import Part
 from cirag_jax.training.data.packing import MicroBatch
 from cirag_jax.training.lora_step import Batch
-from configs import common
 from tests import tiny
-from tests.distill import by_hand
 from tests.training.students import (
     SIDECAR,
     config_of,
     train,
-    write,
 )
 
 pytestmark = pytest.mark.usefixtures("short")
@@ -99,32 +88,6 @@ def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folder
     assert meta["model"] == str(folders[0])
 
 
-def test_dev_decisions_are_those_of_the_checkpoint(trained, folders, tmp_path):
-    """Decoded in training, beside the optimiser, and from the best checkpoint afterwards."""
-    workdir, result, *_ = trained
-    config = config_of(folders)
-    data = conversations.load_data(config, ChatTokenizer.load(folders[0]), config.length)
-    assert len(data.dev_trajectories) == 2
-    block = common.language_model()
-    block.adapter, block.model = str(workdir), None
-    backend = backends.open_backend(block)
-    handler = GenerateHandler(backend, {"integrator": 24})
-    settings = CiragConfig(**data.described)
-    with Journal(tmp_path / "journal.sqlite", {}) as journal:
-        jobs = decisions.jobs(data.dev_trajectories, settings)
-        steps = [job for row in jobs for job in row]
-        records = Scheduler({"integrator": handler}, journal).records_of(steps)
-    backend.close()
-    assert records is not None
-    found = decisions.read(jobs, records)
-    assert any(decided.response for row in found for decided in row)
-    scores = decisions.score(data.dev_trajectories, found, normalization=settings.normalization)
-    for metric, name in decision_quality.SCORES.items():
-        assert result[metric] == scores[name].value
-    first = next(line for line in lines_of(workdir) if line["step"] == 0)
-    assert set(decision_quality.SCORES) <= set(first)
-
-
 def test_what_is_kept_and_stops_weigh_as_the_config_says(folders):
     tokenizer = ChatTokenizer.load(folders[0])
     config = config_of(folders, kept_weight=3.0, stop_weight=5.0)
@@ -135,37 +98,6 @@ def test_what_is_kept_and_stops_weigh_as_the_config_says(folders):
         assert example.weight_T.tolist() == wanted
     assert any(Part.STOP in example.part_T for example in data.train)
     assert {w for example in data.dev for w in example.weight_T.tolist()} == {0.0, 1.0}
-
-
-def test_dev_decisions_follow_the_adapter(folders, one_device, monkeypatch):
-    """Another adapter writes other texts, and none is left in the engine afterwards."""
-    config = config_of(folders)
-    loaded = load_decoder(str(folders[0]))
-    tokenizer = ChatTokenizer.load(loaded.folder)
-    data = conversations.load_data(config, tokenizer, config.length)
-    engine = Engine(loaded.config, decoder_params.to_params(loaded.state), tokenizer)
-    texts, read = [], decisions.read
-
-    def recorded(*args):
-        found = read(*args)
-        texts.append([decided.response for row in found for decided in row])
-        return found
-
-    monkeypatch.setattr(decisions, "read", recorded)
-    lora_config = adapter.make_lora(config)
-    quality = decision_quality.DecisionQuality(
-        engine, lora_config, data.dev_trajectories, data.described, 8
-    )
-    state = lora.init_adapter(loaded.config, lora_config)
-    for scale in (0.0, 0.0, 0.5):
-        rng = np.random.default_rng(0)
-        moved = jax.tree.map(
-            lambda x, rng=rng, scale=scale: x + scale * rng.normal(size=x.shape).astype(x.dtype),
-            state,
-        )
-        quality(moved)
-        assert engine._weights.adapter is None
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_the_best_checkpoint_is_opened_not_the_last(trained, monkeypatch):
@@ -287,16 +219,6 @@ def test_supervised_tokens_are_counted_whatever_they_weigh(folders, monkeypatch)
 
 
 # ----------------------------------------------------------------------------------------- refusals
-
-
-def test_two_teachers_of_one_question_are_decoded_once(folders, tmp_path, one_device, capsys):
-    one = [by_hand.trajectory(number, 1) for number in range(6)]
-    two = [dataclasses.replace(t, teacher="llm") for t in one]
-    both = f"('{write(tmp_path / 'a', one)}', '{write(tmp_path / 'b', two)}')"
-    changes = {"decode.num_trajectories": 9, "dev_fraction": 0.4, "num_steps": 1, "eval_every": 0}
-    adapter.train_and_evaluate(config_of((folders[0], both), **changes), tmp_path / "w")
-    assert "dev/core_f1" in lines_of(tmp_path / "w")[-1]
-    assert "dev decisions: 100%" in capsys.readouterr().err
 
 
 def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_path, one_device):

@@ -16,7 +16,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
 from cirag_jax.training.state import make_state
-from tests import tiny_adapter
+from tests import tiny_adapter, tiny_decoder
 
 LORA = LoraConfig(rank=4, alpha=6.0)
 RATE, DECAY, CLIP = 1e-2, 0.1, 0.5
@@ -207,7 +207,7 @@ def test_an_adapter_that_is_rounded_once_a_step_trains_as_before(monkeypatch):
         320, 32, 2, 4, 2, 8, 48, dtype="bfloat16", param_dtype="bfloat16", remat="projections"
     )
     mesh, tx = sharding.make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
-    params = decoder_params.to_params(decoder_params.random_state(config))
+    params = tiny_decoder.random_params(config)
     adapter = jax.tree.map(lambda x: x + 0.1, lora.init_adapter(config, LORA))
     placed = [lora_step.place_batch(batch(seed=seed), mesh) for seed in range(2)]
 

@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from cirag_jax.errors import UserError
+from cirag_jax.training import metrics
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 
 events: Any = event_pb2  # its classes are made at import, unseen by type checkers
@@ -18,8 +20,28 @@ class Clock:
     def __init__(self):
         self.now = 100.0
 
-    def __call__(self):
+    def monotonic(self):
         return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of the module under test, moved by hand."""
+    made = Clock()
+    monkeypatch.setattr(metrics, "time", made)
+    return made
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """Replaces the standard error of the module under test."""
+    return lambda made: monkeypatch.setattr(metrics, "sys", SimpleNamespace(stderr=made)) or made
+
+
+@pytest.fixture
+def stream(stderr):
+    """Standard error, which is no terminal."""
+    return stderr(io.StringIO())
 
 
 class Terminal(io.StringIO):
@@ -46,9 +68,8 @@ def scalars(folder):
     return found
 
 
-def test_lines_and_events(tmp_path):
-    clock = Clock()
-    with MetricWriter(tmp_path, 2, stream=io.StringIO(), clock=clock) as writer:
+def test_lines_and_events(tmp_path, clock, stream):
+    with MetricWriter(tmp_path, 2) as writer:
         clock.now += 1.5
         writer.write(1, {"loss": jnp.float32(0.5)})
         clock.now += 1.0
@@ -62,16 +83,15 @@ def test_lines_and_events(tmp_path):
     assert scalars(tmp_path) == [("loss", 1, 0.5), ("loss", 2, 0.25)]
 
 
-def test_resume_leaves_no_trace_of_the_interruption(tmp_path):
-    clock = Clock()
-    with MetricWriter(tmp_path, 6, stream=io.StringIO(), clock=clock) as writer:
+def test_resume_leaves_no_trace_of_the_interruption(tmp_path, clock, stream):
+    with MetricWriter(tmp_path, 6) as writer:
         for step in range(1, 5):
             clock.now += 1
             writer.write(step, {"loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "seconds": NaN, "loss": 2.0}\n')  # damaged
         file.write('{"step": 2, "sec')  # died in the midst of a line
-    with MetricWriter(tmp_path, 6, 2, stream=io.StringIO(), clock=clock) as writer:
+    with MetricWriter(tmp_path, 6, 2) as writer:
         for step in range(3, 7):
             clock.now += 1
             writer.write(step, {"loss": float(step)})
@@ -79,17 +99,17 @@ def test_resume_leaves_no_trace_of_the_interruption(tmp_path):
     assert lines(tmp_path) == expected
 
 
-def test_new_run_starts_a_new_file(tmp_path):
+def test_new_run_starts_a_new_file(tmp_path, stream):
     (tmp_path / "metrics.jsonl").write_text('{"step": 5, "seconds": 9.0}\n')
-    with MetricWriter(tmp_path, 6, stream=io.StringIO()):
+    with MetricWriter(tmp_path, 6):
         pass
     assert lines(tmp_path) == []
 
 
-def test_the_time_left_follows_the_last_steps(tmp_path):
+def test_the_time_left_follows_the_last_steps(tmp_path, clock, stream, monkeypatch):
     """Neither what came before the first step nor steps of long ago count."""
-    stream, clock = io.StringIO(), Clock()
-    with MetricWriter(tmp_path, 200, line_seconds=0, stream=stream, clock=clock) as writer:
+    monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
+    with MetricWriter(tmp_path, 200) as writer:
         clock.now += 500  # Compilation, and the evaluation of the base.
         for step in range(1, 101):
             clock.now += 2 if step <= 50 else 4
@@ -100,16 +120,14 @@ def test_the_time_left_follows_the_last_steps(tmp_path):
     assert shown[-1] == "step 100/200, 4.0 s/step, 06:40 left"
 
 
-def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path):
-    stream, clock = io.StringIO(), Clock()
+def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path, clock, stream, monkeypatch):
+    monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
 
     def evaluation(seconds):
         clock.now += seconds
         return {"dev/loss": 1.0} if seconds > 50 else {}
 
-    with MetricWriter(
-        tmp_path, 10, line_seconds=0, stream=stream, clock=clock, evaluate_every=4
-    ) as writer:
+    with MetricWriter(tmp_path, 10, evaluate_every=4) as writer:
         writer.evaluate(0, evaluation, 60)
         for step in range(1, 7):
             clock.now += 2
@@ -134,9 +152,9 @@ def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # an empty one leaves no line
 
 
-def test_the_bar_shows_our_own_time_left(tmp_path):
-    stream, clock = Terminal(), Clock()
-    with MetricWriter(tmp_path, 10, stream=stream, clock=clock, evaluate_every=5) as writer:
+def test_the_bar_shows_our_own_time_left(tmp_path, clock, stderr):
+    stream = stderr(Terminal())
+    with MetricWriter(tmp_path, 10, evaluate_every=5) as writer:
         for step in range(1, 6):
             clock.now += 2
             writer.progress(step, 0.5)
@@ -146,9 +164,9 @@ def test_the_bar_shows_our_own_time_left(tmp_path):
     assert ", loss 0.5000, 2.0 s/step, 01:08 left]" in stream.getvalue()  # 4 steps, 1 evaluation
 
 
-def test_a_run_that_never_saved_begins_its_file_anew(tmp_path):
+def test_a_run_that_never_saved_begins_its_file_anew(tmp_path, stream):
     for name in ("events.1", "events.2"):  # those of one second would share a file
-        with MetricWriter(tmp_path, 2, stream=io.StringIO()) as writer:
+        with MetricWriter(tmp_path, 2) as writer:
             writer.write(0, {"loss": 2.0})
         (events_file,) = (tmp_path / "tensorboard").glob("events.out*")
         events_file.rename(events_file.with_name(name))
@@ -156,9 +174,8 @@ def test_a_run_that_never_saved_begins_its_file_anew(tmp_path):
     assert scalars(tmp_path) == [("loss", 0, 2.0)]
 
 
-def test_lines_where_there_is_no_terminal(tmp_path):
-    stream, clock = io.StringIO(), Clock()
-    with MetricWriter(tmp_path, 100, 10, line_seconds=30, stream=stream, clock=clock) as writer:
+def test_lines_where_there_is_no_terminal(tmp_path, clock, stream):
+    with MetricWriter(tmp_path, 100, 10) as writer:
         for step in range(11, 101):
             clock.now += 1
             writer.progress(step, jnp.float32(0.5))
@@ -179,21 +196,22 @@ class Loss:
         return 0.5
 
 
-def test_loss_is_fetched_only_when_shown(tmp_path):
+def test_loss_is_fetched_only_when_shown(tmp_path, clock, stderr):
     for stream in (io.StringIO(), Terminal()):
-        loss, clock = Loss(), Clock()
-        with MetricWriter(tmp_path, 1000, stream=stream, clock=clock) as writer:
+        loss = Loss()
+        stderr(stream)
+        with MetricWriter(tmp_path, 1000) as writer:
             for step in range(1, 101):
                 clock.now += 0.001
                 writer.progress(step, loss)
         assert loss.fetched == 0
 
 
-def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path):
-    stream, clock = Terminal(), Clock()
+def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path, clock, stderr):
+    stream = stderr(Terminal())
     with (
         pytest.raises(RuntimeError),
-        MetricWriter(tmp_path, 10, stream=stream, clock=clock) as writer,
+        MetricWriter(tmp_path, 10) as writer,
     ):
         clock.now += 5
         writer.progress(4, 0.5)
@@ -204,9 +222,8 @@ def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path):
     writer.close()
 
 
-def test_other_processes_write_nothing(tmp_path):
-    stream = io.StringIO()
-    with MetricWriter(tmp_path, 2, enabled=False, stream=stream) as writer:
+def test_other_processes_write_nothing(tmp_path, stream):
+    with MetricWriter(tmp_path, 2, enabled=False) as writer:
         writer.write(1, {"loss": 0.5})
         writer.progress(2, 0.5)
         assert writer.evaluate(2, lambda x: {"dev": x}, 3.0) == {"dev": 3.0}
@@ -214,12 +231,15 @@ def test_other_processes_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before():
-    times = iter([10.0, 13.0, 30.0])
-    clock = StepClock(lambda: next(times))
-    assert clock.seconds(4.0) == 6.0  # the first: from when it was sent
-    assert clock.seconds(9.0) == 3.0  # sent while the first still ran
-    assert clock.seconds(25.0) == 5.0  # sent after the second had ended
+def test_a_step_lasts_from_the_end_of_the_one_before(clock):
+    steps = StepClock()
+    for now, sent, seconds in (
+        (10.0, 4.0, 6.0),  # the first: from when it was sent
+        (13.0, 9.0, 3.0),  # sent while the first still ran
+        (30.0, 25.0, 5.0),  # sent after the second had ended
+    ):
+        clock.now = now
+        assert steps.seconds(sent) == seconds
 
 
 def test_metrics_that_are_not_finite_are_refused():

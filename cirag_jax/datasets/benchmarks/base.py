@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex
 
@@ -154,8 +154,8 @@ def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
     return RecordSource(source)
 
 
-def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) -> Dataset:
-    """Converts the splits of a prepared benchmark; all built ones if ``splits`` is None.
+def to_dataset(builder: OfficialBuilder) -> Dataset:
+    """Converts the splits of a prepared benchmark.
 
     A passage is identified by its title and text, so one that several questions share is kept once.
     Where questions may share an id (MuSiQue-Full: the answerable and the unanswerable twin), the
@@ -174,7 +174,7 @@ def to_dataset(builder: OfficialBuilder, splits: Iterable[str] | None = None) ->
                 raise UserError(f"{builder.info.full_name}: two articles have id {passage.id!r}.")
     questions: dict[str, Question] = {}
     unplaced = 0
-    for split in built if splits is None else splits:
+    for split in built:
         for index, record in enumerate(_records(builder, split, builder.Record)):
             question, passages = builder.convert(record, split, config)
             question = dataclasses.replace(question, id=question.id or f"{split}_{index}")

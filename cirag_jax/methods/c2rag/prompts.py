@@ -34,14 +34,6 @@ MAX_CHARS = 200  # of a name or a relation
 _KEYS = ("constraints", "triples")  # ours, and the released code's
 _VARIANTS = ("variants", "relation_variants")
 
-PARSE_ERRORS = frozenset(
-    {
-        *("plan_no_json", "plan_broken_json", "plan_loose_json", "plan_truncated"),
-        *("plan_wrong_shape", "plan_not_a_constraint", "plan_no_variable", "plan_cycle"),
-        *("plan_unbound_variable", "plan_unnamed_entity", "plan_too_long"),
-    }
-)
-
 
 class Constraint(NamedTuple):
     """A triple pattern tau = (h, r, t), whose unknowns begin with "?" and are named for their type.
@@ -77,7 +69,7 @@ class Plan(NamedTuple):
     Attributes:
       constraints: in its order.
       problem: why the plan cannot be used, as a sentence for the planner; empty: it can.
-      parse_errors: kinds of malformed output met, one entry each time, all in `PARSE_ERRORS`.
+      parse_errors: kinds of malformed output met, one entry each time.
     """
 
     constraints: tuple[Constraint, ...]

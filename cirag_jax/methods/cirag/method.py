@@ -6,14 +6,13 @@ candidate triples, T~_t the core triples; the pools C, S, D hold core triples, s
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.c2rag import stop as c2rag_stop
 from cirag_jax.methods.cirag import compact, prompts
 from cirag_jax.methods.cirag.cascade import cascade, outcome
 from cirag_jax.methods.cirag.settings import CiragConfig
@@ -88,9 +87,7 @@ def collect(
     parse_errors: collections.Counter[str],
 ) -> Program[None]:
     """Rounds of construction and integration, appended to ``steps``, until a_{t+1} is none."""
-    query, asked, plan = question, {question}, None
-    if config.checks_plan:
-        plan = yield from c2rag_stop.make_plan(question, config.sufficiency, parse_errors)
+    query, asked = question, {question}
     for _ in range(config.max_steps):
         found: Retrieved = yield Retrieve(query, config.num_passages)
         linked = (yield from follow(question, steps, evidence, config)) if config.link_bonus else ()
@@ -112,11 +109,7 @@ def collect(
                 question, steps, candidates.facts, config, parse_errors
             )
         evidence.keep(decision.kept)
-        notes: Mapping[str, Any] = {}
-        if plan is not None:
-            verdict = yield from c2rag_stop.check(plan, evidence.triples)
-            decision, notes = _stop_if(verdict, decision), verdict.notes
-        steps.append(_step(query, passages, candidates, decision, text, notes))
+        steps.append(_step(query, passages, candidates, decision, text))
         if decision.next_query is None:
             break
         query = decision.next_query
@@ -129,12 +122,6 @@ def collect(
         if query in asked and config.on_repeat == "chain":
             query = chained
         asked.add(query)
-
-
-def _stop_if(verdict: c2rag_stop.Verdict, decision: prompts.Decision) -> prompts.Decision:
-    """The decision, whose a_{t+1} is none exactly where the facts suffice."""
-    query = None if verdict.suffices else decision.next_query or verdict.query
-    return dataclasses.replace(decision, next_query=query)
 
 
 # --------------------------------------------------------------------------------- construction
@@ -368,7 +355,6 @@ def _step(
     candidates: Candidates,
     decision: prompts.Decision,
     response: str,
-    notes: Mapping[str, Any],
 ) -> Step:
     return Step(
         query,
@@ -379,7 +365,6 @@ def _step(
         decision.kept,
         decision.next_query,
         response,
-        notes=notes,
     )
 
 

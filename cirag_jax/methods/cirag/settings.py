@@ -1,13 +1,11 @@
 """CIRAG's switches."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Literal
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.types import Ability
-from cirag_jax.methods.c2rag.settings import C2ragConfig, Rule
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.methods.cirag.cascade import GRANULARITIES
 from cirag_jax.methods.common import reading_prompts
@@ -26,7 +24,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_repeat": ("ask", "stop", "chain"),
     "next_query": ("written", "chain"),
     "integrator": ("model", "aligner", "top_k"),
-    "stop": ("integrator", "c2rag"),
 }
 
 
@@ -75,10 +72,6 @@ class CiragConfig:
       link_bonus: above 0: the passages that the question and the kept facts name by their titles
         are searched beside the retrieved ones, and their facts score so much more until the chain
         has been there. Ours.
-      stop: what ends the rounds before L: the integrator's having nothing to ask (paper), or c2rag:
-        that the core triples ground a plan of the question; see `methods.c2rag.stop`. Ours. Where
-        the plan cannot be used, the integrator's own stop counts.
-      gamma, neff_rule, min_score, plan_schema: of `C2ragConfig`, for ``stop=c2rag``.
       reader_format: thought (an example, reasoning before the answer); as readers are trained,
         chain (the facts that lead to the answer, then the answer) or brief (the answer alone).
       decision_tokens: most tokens of an integration response; 0: the role's.
@@ -108,11 +101,6 @@ class CiragConfig:
     stop_below: float = -1.0
     keep: int = 1
     link_bonus: float = 0.0
-    stop: str = "integrator"
-    gamma: float = C2ragConfig.gamma
-    neff_rule: Rule = C2ragConfig.neff_rule
-    min_score: float = C2ragConfig.min_score
-    plan_schema: bool = C2ragConfig.plan_schema
     reader_format: str = "thought"
     decision_tokens: int = 0
     answer_tokens: int = 0
@@ -145,29 +133,7 @@ class CiragConfig:
             raise UserError("units=sentence has no triples to read: granularities needs another.")
         if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
             raise UserError("integrator=aligner needs use_reranker; so does link_bonus.")
-        if self.checks_plan and self.units != "triple":
-            raise UserError("stop=c2rag looks the plan up in triples: it needs units=triple.")
         reading_prompts.check_reader_format(self.reader_format)
-        if self.checks_plan:
-            self.sufficiency  # noqa: B018  # Refuses what C2RAG does.
-
-    @property
-    def checks_plan(self) -> bool:
-        """Whether the core triples are checked against a plan."""
-        return self.stop == "c2rag" and self.max_steps > 0
-
-    @functools.cached_property
-    def sufficiency(self) -> C2ragConfig:
-        """How a plan is made and grounded, where that is the stop signal."""
-        return C2ragConfig(
-            normalization=self.normalization,
-            plan_schema=self.plan_schema,
-            plan_failure="empty",
-            gamma=self.gamma,
-            neff_rule=self.neff_rule,
-            min_score=self.min_score,
-            rerank_texts=False,
-        )
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
@@ -186,13 +152,8 @@ class CiragConfig:
         elif asks and self.prefilled_headers:
             abilities["integrator"] = ("continue_final",)
         rankers = ("triples",) if rounds and self.use_reranker else ()
-        planner = ()
-        if self.checks_plan:
-            planner, own = ("planner",), self.sufficiency.needs
-            abilities |= own.abilities
-            rankers = tuple(dict.fromkeys((*rankers, *own.rankers)))
         return Needs(
-            roles=(*planner, *(("integrator", "reader") if asks else ("reader",))),
+            roles=("integrator", "reader") if asks else ("reader",),
             abilities=abilities,
             rankers=rankers,
             units=self.units if rankers else None,

@@ -18,13 +18,12 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint._src import asyncio_utils
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
@@ -32,6 +31,7 @@ from cirag_jax.io import Closing, replacing
 PyTree = Any
 # What reading a damaged file of a checkpoint raises.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_CLOSING = 60.0  # Seconds that an event loop waits for its tasks before it closes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,18 +466,27 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
 logging.getLogger("absl").addFilter(_is_not_from_orbax)
 
 
-async def _ended(work: Coroutine[Any, Any, Any]) -> Any:
-    """What ``work`` gives; where it fails, once its tasks have ended too."""
-    try:
-        return await work
-    except Exception:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+class _PatientLoop(asyncio.SelectorEventLoop):
+    """An event loop that lets its unfinished tasks end before it closes."""
+
+    def close(self) -> None:
+        """Waits for the tasks at most `_CLOSING` seconds."""
+        tasks = () if self.is_closed() else asyncio.all_tasks(self)
+        if tasks:
+            waiting = asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                self.run_until_complete(asyncio.wait_for(waiting, _CLOSING))
+        super().close()
 
 
-# Orbax leaves at the first of many writes or reads that fails and closes its loop, to which
-# TensorStore reports the others later: each printed a traceback, and a file might still be written
-# after the save had failed. 0.12.8 has no option against it.
-_run_sync = asyncio_utils.run_sync
-asyncio_utils.run_sync = lambda work: _run_sync(_ended(work))
+class _PatientLoops(asyncio.DefaultEventLoopPolicy):
+    """Makes every new event loop a `_PatientLoop`."""
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return _PatientLoop()
+
+
+# Orbax closes its loop at the first of many writes or reads that fails. TensorStore reports the
+# others to the closed loop, each with a traceback, and may still write files after the save has
+# failed. Orbax 0.12.8 has no option against it, so the loops of this program wait.
+asyncio.set_event_loop_policy(_PatientLoops())

@@ -22,7 +22,6 @@ from cirag_jax.errors import UserError, check_at_least, parsing
 from cirag_jax.io import local_path, read_json, read_object
 from cirag_jax.models.encoder import (
     RELATIVE_BUCKETS,
-    Encoder,
     EncoderConfig,
     Pooling,
     choose_attention,
@@ -471,11 +470,3 @@ def load_encoder(
         revision=revision,
         hf_config=raw,
     )
-
-
-def random_state(config: EncoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
-    """Split `Encoder` with random parameters, drawn in one compilation, for tests and the like."""
-    abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
-    graphdef, _ = nnx.split(abstract)
-    state = jax.jit(lambda: nnx.split(Encoder(config, rngs=nnx.Rngs(seed)))[1])()
-    return graphdef, state

@@ -41,7 +41,6 @@ class Data(NamedTuple):
       counts: for the result: how many of what, and how many were cut or dropped for which reason.
       described: for the checkpoint: how conversations are rendered, which inference must repeat.
       num_candidates: most candidates that a teacher was shown; 0: the extractor.
-      dev_trajectories: of ``dev``, for whoever decodes them; empty for the extractor.
     """
 
     train: list[Example]
@@ -49,7 +48,6 @@ class Data(NamedTuple):
     counts: dict[str, Any]
     described: dict[str, Any]
     num_candidates: int = 0
-    dev_trajectories: tuple[Trajectory, ...] = ()
 
     @property
     def trained_on(self) -> tuple[str, ...]:
@@ -181,7 +179,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         "teachers": dict(collections.Counter(t.teacher for t in found)),
     }
     shown = max((len(step.candidates) for t in found for step in t.steps), default=0)
-    return Data(train_examples + query_examples, dev_examples, counts, described, shown, tuple(dev))
+    return Data(train_examples + query_examples, dev_examples, counts, described, shown)
 
 
 def _trajectories(

@@ -265,7 +265,7 @@ def pairs_of_step(
     pairs = []
     first = step * sampling.targets_per_step
     numbers = range(first, first + sampling.targets_per_step)
-    drawn = [targets[place_of(number, len(targets), sampling.seed)] for number in numbers]
+    drawn = [_target(targets, number, sampling.seed) for number in numbers]
     for number, target in zip(numbers, drawn, strict=True):
         rng = np.random.default_rng((sampling.seed, number, 1))
         own = _draw(target.own, sampling.own, rng)
@@ -280,15 +280,15 @@ def pairs_of_step(
     return pairs
 
 
-def place_of(number: int, count: int, seed: int) -> int:
-    """Which of ``count`` examples has this number in the endless sequence of epochs."""
-    epoch, place = divmod(number, count)
-    return int(_order(seed, epoch, count)[place])
+def _target(targets: Sequence[Target], number: int, seed: int) -> Target:
+    """The target in this place of the endless sequence of epochs."""
+    epoch, place = divmod(number, len(targets))
+    return targets[_order(seed, epoch, len(targets))[place]]
 
 
 @functools.lru_cache(maxsize=2)  # a step may begin in one epoch and end in the next
 def _order(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of an epoch."""
+    """The order of an epoch's targets."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
@@ -334,41 +334,5 @@ def pack(
     return Batch(
         tuple(chunks),
         sum(len(row.tokens_T) for row in rows),
-        sum(chunk[0].size for chunk in chunks),
-    )
-
-
-def pack_groups(
-    groups: Sequence[Sequence[PairTokens]],
-    labels: Sequence[np.ndarray],
-    size: int,
-    buckets: Sequence[int],
-    chunk_groups: int,
-    pad_id: int,
-) -> Batch:
-    """As `pack`, in whole groups of ``size`` rows; of a smaller group the last rows weigh 0.
-
-    All groups weigh the same.
-    """
-    longest = [max(len(row.tokens_T) for row in rows) for rows in groups]
-    order = sorted(range(len(groups)), key=longest.__getitem__)
-    chunks = []
-    for start in range(0, len(order), chunk_groups):
-        part = order[start : start + chunk_groups]
-        bucket = next(b for b in buckets if b >= longest[part[-1]])
-        tokens_GST = np.full((chunk_groups, size, bucket), pad_id, np.int32)
-        types_GST, lengths_GS = np.zeros_like(tokens_GST), np.ones((chunk_groups, size), np.int32)
-        label_GS, weight_GS = np.zeros((2, chunk_groups, size), np.float32)
-        for place, group in enumerate(part):
-            rows = groups[group]
-            padded = pad_pairs(rows, size, bucket, pad_id)
-            tokens_GST[place], types_GST[place], lengths_GS[place] = padded
-            label_GS[place, : len(rows)] = labels[group]
-            weight_GS[place, : len(rows)] = 1.0 / (len(groups) * len(rows))
-        arrays = (tokens_GST, types_GST, lengths_GS, label_GS, weight_GS)
-        chunks.append(tuple(a.reshape(-1, *a.shape[2:]) for a in arrays))
-    return Batch(
-        tuple(chunks),
-        sum(len(row.tokens_T) for rows in groups for row in rows),
         sum(chunk[0].size for chunk in chunks),
     )

@@ -8,8 +8,8 @@ on the host (see ``contrastive_loss``); the device sees each distinct text once.
 import collections
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import grain
 import numpy as np
@@ -33,6 +33,8 @@ _EPOCHS = 1 << 32
 NEGATIVES = ("own", "in_batch", "cross_device")
 ORDERS = ("dependency", "printed", "annotation")
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
+# What the negatives of each prefix of a chain are drawn from, by the number of its steps.
+PrefixPools = tuple[tuple[Unit, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,15 +45,13 @@ class Sampling:
     can come next is a positive. ``order="printed"`` is KiRAG's paper: the first h annotated steps,
     and the next one. ``order="annotation"`` is its released code: the same, but for comparison
     questions any single step at h = 0 and any permutation of the first h + 1 for h > 0.
-    ``chain_negatives`` lets the question's other chain units be drawn as negatives. Beside the
-    prefixes, ``num_soft`` of the question's soft examples are drawn.
+    ``chain_negatives`` lets the question's other chain units be drawn as negatives.
     """
 
     prefixes_per_question: int
     num_negatives: int
     order: Literal["dependency", "printed", "annotation"] = "dependency"
     chain_negatives: bool = False
-    num_soft: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,21 +59,12 @@ class Example:
     """One query of the contrastive loss.
 
     ``positives`` are all texts that may come next, the sampled target first; ``negatives`` are hard
-    negatives from the question's own pool. ``shares`` are a teacher's, of the target and the
-    negatives, which are then all that the query sees; of none the target is right. ``weight`` is
-    that of its loss.
+    negatives from the question's own pool.
     """
 
     query: str
     positives: tuple[str, ...]
     negatives: tuple[str, ...]
-    shares: tuple[float, ...] = ()
-    weight: float = 1.0
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """The texts that it brings into a batch."""
-        return (self.positives[0], *self.negatives)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +89,7 @@ class Batch:
     """
 
     chunks: tuple[Chunk, ...]
-    share_BC: np.ndarray
+    positive_B: np.ndarray
     count_BC: np.ndarray
     weight_B: np.ndarray
     tokens: int  # Real tokens in the batch, distinct texts only.
@@ -156,11 +147,13 @@ def sample_examples(
     kind: UnitKind,
     sampling: Sampling,
     rng: np.random.Generator,
+    of_prefixes: PrefixPools = (),
 ) -> list[Example]:
     """Draws distinct prefix lengths of one chain, and negatives that its prefixes share.
 
     Sharing halves the texts to encode. With ``chain_negatives`` each prefix has its own, because
-    what is gold depends on it. Pure in ``rng``: the same generator state gives the same examples.
+    what is gold depends on it; so it has with ``of_prefixes``, which replace the pool. Pure in
+    ``rng``: the same generator state gives the same examples.
     """
     draw = random.Random(int(rng.integers(2**63)))
     lengths = draw.sample(
@@ -174,8 +167,10 @@ def sample_examples(
         found = [chain.steps[step].text for step in prefix]
         positives = [chain.steps[step].text for step in following]
         negatives = shared
-        if sampling.chain_negatives:
-            negatives = _draw(draw, pool, {*found, *positives}, sampling.num_negatives)
+        if sampling.chain_negatives or of_prefixes:
+            excluded = {*found, *positives} if sampling.chain_negatives else gold
+            of_prefix = of_prefixes[length] if of_prefixes else pool
+            negatives = _draw(draw, of_prefix, excluded, sampling.num_negatives)
         query = query_text(chain.question, found, kind)
         examples.append(Example(query, tuple(positives), negatives))
     return examples
@@ -263,19 +258,17 @@ def build_batch(
         group_of = [i * layout.groups // layout.num_queries for i in range(len(examples))]
     candidates: dict[str, int] = {}
     for example in examples:
-        for text in example.candidates:
+        for text in (example.positives[0], *example.negatives):
             candidates.setdefault(text, len(candidates))
-    share_BC = np.zeros((layout.num_queries, layout.num_candidates), np.float32)
+    positive_B = np.zeros(layout.num_queries, np.int32)
     weight_B = np.zeros(layout.num_queries, np.float32)
-    weight_B[: len(examples)] = [example.weight for example in examples]
-    for share_C, example in zip(share_BC, examples, strict=False):
-        for text, share in zip(example.candidates, example.shares or (1.0,), strict=False):
-            share_C[candidates[text]] += share  # Equal texts are one candidate.
+    positive_B[: len(examples)] = [candidates[e.positives[0]] for e in examples]
+    weight_B[: len(examples)] = 1.0
     tokens = tokenize([e.query for e in examples], "query") + tokenize(list(candidates), "passage")
     rows = [*range(len(examples)), *(layout.num_queries + i for i in range(len(candidates)))]
     return Batch(
         _chunks(tokens, rows, layout, pad_id),
-        share_BC,
+        positive_B,
         _counts(examples, candidates, layout, group_of),
         weight_B,
         sum(map(len, tokens)),
@@ -290,17 +283,19 @@ def _counts(
 ) -> np.ndarray:
     """count_BC: how often each candidate stands in each query's denominator."""
 
-    def group(index: int) -> tuple[Any, ...]:
+    def group(index: int) -> tuple[int, ...]:
         micro, device = divmod(group_of[index], layout.device_groups)
-        if layout.negatives == "own" or examples[index].shares:
-            return (index, "own")
+        if layout.negatives == "own":
+            return (index,)
         return (micro,) if layout.negatives == "cross_device" else (micro, device)
 
-    seen: dict[tuple[Any, ...], collections.Counter[int]] = collections.defaultdict(
+    seen: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(
         collections.Counter
     )
     for index, example in enumerate(examples):
-        seen[group(index)].update(candidates[text] for text in example.candidates)
+        seen[group(index)].update(
+            candidates[text] for text in (example.positives[0], *example.negatives)
+        )
     count_BC = np.zeros((layout.num_queries, layout.num_candidates), np.float32)
     for index, example in enumerate(examples):
         for candidate, count in seen[group(index)].items():
@@ -360,10 +355,8 @@ class _Sample(grain.transforms.RandomMap):
     sampling: Sampling
 
     def random_map(self, element, rng: np.random.Generator) -> list[Example]:
-        chain, pool, soft = element
-        examples = sample_examples(chain, pool, self.kind, self.sampling, rng)
-        drawn = rng.permutation(len(soft))[: self.sampling.num_soft]
-        return examples + [soft[place] for place in drawn]
+        chain, pool, of_prefixes = element
+        return sample_examples(chain, pool, self.kind, self.sampling, rng, of_prefixes)
 
 
 def check_enough(chains: int, per_batch: int) -> None:
@@ -383,16 +376,15 @@ def batches(
     tokenize: Tokenize,
     pad_id: int,
     seed: int,
-    soft: Mapping[str, Sequence[Example]] | None = None,
+    of_prefixes: Sequence[PrefixPools] = (),
 ) -> grain.DatasetIterator:
     """An endless iterator of ``Batch``, reshuffled every epoch, whose state is JSON-sized.
 
-    A batch holds as many questions as ``layout.num_queries`` has room for, divided evenly over the
-    layout's groups: chains may have fewer prefixes than asked for, and questions fewer examples in
-    ``soft``, where they are by question id.
+    A batch holds ``layout.num_queries // sampling.prefixes_per_question`` questions, divided
+    evenly over the layout's groups: chains may have fewer prefixes than asked for. See
+    `sample_examples` for ``of_prefixes``, one for each chain.
     """
-    per_batch = layout.num_queries // (sampling.prefixes_per_question + sampling.num_soft)
-    softs = [(soft or {}).get(chain.question_id, ()) for chain in chains]
+    per_batch = layout.num_queries // sampling.prefixes_per_question
     check_enough(len(chains), per_batch)
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
@@ -401,7 +393,9 @@ def batches(
         return build_batch(examples, layout, tokenize, pad_id, groups)
 
     dataset = (
-        grain.MapDataset.source(list(zip(chains, pools, softs, strict=True)))
+        grain.MapDataset.source(
+            list(zip(chains, pools, of_prefixes or [()] * len(chains), strict=True))
+        )
         .seed(seed)
         .shuffle()
         .repeat(_EPOCHS)

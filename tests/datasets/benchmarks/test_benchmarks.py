@@ -161,8 +161,7 @@ def test_hotpotqa_distractor(build):
 
 
 def test_hotpotqa_fullwiki_does_not_know_gold_passages_that_were_not_retrieved(build):
-    dataset = to_dataset(build("hotpotqa", "fullwiki"), ["dev", "test"])
-    dev, test = dataset.questions
+    *_, dev, test = to_dataset(build("hotpotqa", "fullwiki")).questions
     assert (dev.id, dev.answers, dev.setting) == ("h3", ("90",), "fullwiki")
     assert dev.supporting is dev.supporting_sentences is None
     assert (test.id, test.answers, test.type) == ("h4", (), None)
@@ -194,8 +193,8 @@ def test_musique_ans(build):
 
 
 def test_musique_full_keeps_both_twins(build):
-    dataset = to_dataset(build("musique", "full"), ["dev"])
-    answerable, twin = dataset.questions
+    dataset = to_dataset(build("musique", "full"))
+    answerable, twin = (q for q in dataset.questions if q.split == "dev")
     assert [answerable.id, twin.id] == ["2hop__12_13", "2hop__12_13__2"]
     assert [answerable.setting, twin.setting] == ["answerable", "unanswerable"]
     assert twin.decomposition and twin.supporting
@@ -293,7 +292,6 @@ def test_multihop_rag_names_its_articles(build):
     assert titles(dataset, dataset.corpus)[2] == "Salt prices fall"  # no question is about it
     text = dataset.corpus["https://news.example/1"].text
     assert text.startswith("The Osk Herald, 2023-10-02. Osk sold Skerry Light on Monday.\n")
-    assert to_dataset(build("multihop_rag", "default"), ["test"]) == dataset
 
 
 def test_multihop_rag_without_its_articles_knows_no_gold_passage(tmp_path, caplog):

@@ -16,6 +16,7 @@ from cirag_jax.llm.engine.rows import upload
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import load_decoder
+from tests import tiny_decoder
 from tests.llm.engine.asking import ask, make, mixed, numbers, pages_are_free, text
 
 
@@ -154,9 +155,7 @@ def test_no_program_makes_a_copy_of_the_cache(stored):
     config = decoder.DecoderConfig(
         64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
     )
-    params = decoder_params.unstack_layers(
-        decoder_params.to_params(decoder_params.random_state(config))
-    )
+    params = decoder_params.unstack_layers(tiny_decoder.random_params(config))
     weights, lora = steps.Weights(params, None), decoder.PLAIN_LORA
     cache = decoder.empty_cache(config, 4 * 32, 128)
     table_N, tokens_NT = np.arange(32, dtype=np.int32), np.zeros((2, 8), np.int32)

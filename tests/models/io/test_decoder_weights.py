@@ -97,7 +97,7 @@ def test_sharded_index(tmp_path):
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     homes = {name: file.name for name, file, _ in read_tensors(tmp_path / "out")}
     assert index["weight_map"] == homes
-    assert index["metadata"]["total_size"] == 4 * decoder_params.parameter_count(loaded.config)
+    assert index["metadata"]["total_size"] == 4 * tiny_decoder.parameter_count(loaded.config)
     again = decoder_params.to_params(_open(tmp_path / "out").state)
     jax.tree.map(np.testing.assert_array_equal, again, params)
     np.testing.assert_array_equal(_logits(folder), _logits(tmp_path / "out"))
@@ -299,7 +299,7 @@ def test_each_slice_is_read_once(tmp_path):
     with TensorFiles(folder) as files:
         spy = _Spy(files)
         decoder_weights.load_source(spy, folder, config, "llama", mesh)
-    assert spy.elements == decoder_params.parameter_count(config)
+    assert spy.elements == tiny_decoder.parameter_count(config)
     assert spy.largest == config.vocab_size * config.d_model // 4
 
 
@@ -317,7 +317,7 @@ def test_streaming_holds_one_parameter(tmp_path):
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    total = 4 * decoder_params.parameter_count(config)
+    total = 4 * tiny_decoder.parameter_count(config)
     assert total > 3 * largest  # else the bound below would say little
     # On a CPU JAX may keep numpy's own memory, which is then the model's.
     assert peak < held + 1.5 * largest, (peak, held, largest, total)

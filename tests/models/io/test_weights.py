@@ -12,14 +12,14 @@ import safetensors.numpy
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io import tensor_files, weights
-from cirag_jax.models.io.pretrained import random_state
+from tests.tiny import random_encoder
 
 CONFIG = EncoderConfig(31, 16, 2, 2, 24, max_positions=12)
 
 
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
-    return weights.to_tensors(random_state(CONFIG)[1], CONFIG)
+    return weights.to_tensors(random_encoder(CONFIG)[1], CONFIG)
 
 
 def save(tensors, folder) -> None:
@@ -28,7 +28,7 @@ def save(tensors, folder) -> None:
 
 def test_a_relative_bias_that_is_absent_or_has_other_buckets_is_refused(tmp_path):
     config = dataclasses.replace(CONFIG, type_vocab_size=0, relative_bias=True)
-    tensors = weights.to_tensors(random_state(config)[1], config, "mpnet")
+    tensors = weights.to_tensors(random_encoder(config)[1], config, "mpnet")
     name = "encoder.relative_attention_bias.weight"
     bias_RN = tensors.pop(name)
     save(tensors, tmp_path)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cirag_jax.models import decoder, decoder_params, lora
+from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
@@ -136,7 +136,7 @@ def model():
     state = lora.init_adapter(config, LoraConfig(rank=4))
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32), state)
-    return config, decoder_params.to_params(decoder_params.random_state(config)), state
+    return config, tiny_decoder.random_params(config), state
 
 
 def summed(model, found, layout):
@@ -269,7 +269,7 @@ def test_a_shared_beginning_changes_neither_loss_nor_gradients(family):
     state = lora.init_adapter(config, LoraConfig(rank=4))
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32), state)
-    model = config, decoder_params.to_params(decoder_params.random_state(config)), state
+    model = config, tiny_decoder.random_params(config), state
     found = two_kinds()
     wanted = summed(model, found, Layout(128, False, (128,), 1, 1))
     loss, count, slope = summed(model, found, SHARING)

@@ -166,6 +166,23 @@ def test_chain_negatives_draws_other_steps_of_the_chain():
         assert not set(example.negatives) & set(example.positives)
 
 
+@pytest.mark.parametrize(("chain_negatives", "more"), [(False, set()), (True, {"c"})])
+def test_sample_examples_with_prefix_pools_draws_from_the_pool_of_each_prefix(
+    chain_negatives, more
+):
+    of_prefixes = tuple(
+        tuple(map(unit, ("a", "b", "c", f"far {n}", f"near {n}"))) for n in range(3)
+    )
+    sampling = Sampling(3, 9, order="printed", chain_negatives=chain_negatives)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        examples = sample_examples(BRIDGE, POOL, "triple", sampling, rng, of_prefixes)
+        negatives = {example.positives[0]: {*example.negatives} for example in examples}
+        assert negatives["a"] - {"b"} == {"far 0", "near 0"} | more
+        assert negatives["b"] == {"far 1", "near 1"} | more
+        assert negatives["c"] == {"far 2", "near 2"}
+
+
 EXAMPLES = [
     Example("q one", ("pos a", "pos b"), ("neg 1",)),
     Example("q two words", ("pos b",), ("neg 1", "neg 2")),
@@ -186,34 +203,13 @@ def test_cross_device_negatives_leave_out_other_positives_and_repeats():
     everything = dict.fromkeys(NAMES, 1)
     without_b = {k: 1 for k in NAMES if k != "pos b"}  # Another positive of the first query.
     assert counts == [without_b, everything, everything]
-    right = [
-        {NAMES[c]: share for c, share in enumerate(row[:5]) if share} for row in batch.share_BC
-    ]
-    assert right == [{"pos a": 1}, {"pos b": 1}, {"pos a": 1}, {}]
+    assert [NAMES[i] for i in batch.positive_B[:3]] == ["pos a", "pos b", "pos a"]
     np.testing.assert_array_equal(batch.weight_B, [1, 1, 1, 0])
 
 
 def test_code_preset_keeps_false_negatives_and_counts_repeats():
     counts, _ = _counts(mask_false_negatives=False)
     assert counts[0] == {"pos a": 2, "neg 1": 2, "pos b": 1, "neg 2": 1, "neg 3": 1}
-
-
-def test_a_query_with_a_teachers_shares_sees_its_own_candidates_and_nobody_sees_them():
-    """Equal texts are one candidate, whose shares add up."""
-    soft = Example("q", ("pos a",), ("neg 9", "neg 9", "neg 8"), (0.5, 0.25, 0.125, 0.125), 0.3)
-    layout = dataclasses.replace(LAYOUT, mask_false_negatives=True)
-    batch = build_batch([*EXAMPLES[:2], soft], layout, tokenize, 0)
-    names = ["pos a", "neg 1", "pos b", "neg 2", "neg 9", "neg 8"]
-
-    def named(row):
-        return {name: x for name, x in zip(names, row.tolist(), strict=False) if x}
-
-    assert named(batch.count_BC[2]) == {"pos a": 1, "neg 9": 1, "neg 8": 1}
-    assert named(batch.share_BC[2]) == {"pos a": 0.5, "neg 9": 0.375, "neg 8": 0.125}
-    np.testing.assert_array_equal(batch.weight_B, np.float32([1, 1, 0.3, 0]))
-    alone = build_batch(EXAMPLES[:2], layout, tokenize, 0)
-    np.testing.assert_array_equal(batch.count_BC[:2], alone.count_BC[:2])
-    np.testing.assert_array_equal(batch.share_BC[:2], alone.share_BC[:2])
 
 
 def test_own_negatives_see_no_other_query():
@@ -315,44 +311,6 @@ def test_iterator_goes_on_from_its_state():
     second = _iterator()
     second.set_state(state)
     assert all(_same(a, b) for a, b in zip(expected, (next(second) for _ in range(4)), strict=True))
-
-
-def test_soft_examples_are_drawn_for_their_own_question():
-    chains = [
-        dataclasses.replace(BRIDGE, question_id=f"q{i}", question=f"question {i}") for i in range(4)
-    ]
-    soft = {
-        f"q{i}": [Example(f"soft {i}", ("a",), (f"b{n}",), (0.7, 0.3)) for n in range(3)]
-        for i in range(3)
-    }
-    layout = dataclasses.replace(LAYOUT, num_queries=8, num_candidates=40)
-    seen = []
-
-    def tokenize_queries(texts, role):
-        if role == "query":
-            seen.append(list(texts))
-        return tokenize(texts, role)
-
-    def drawn(num_soft, soft):
-        sampling = Sampling(2, 2, num_soft=num_soft)
-        given = (chains, [POOL] * 4, "triple", sampling, layout, tokenize_queries, 0, 0, soft)
-        seen.clear()
-        made = batches(*given)
-        found = [next(made) for _ in range(6)]
-        return found, [texts for texts in seen[:6]]
-
-    found, queries = drawn(2, soft)
-    for batch, texts in zip(found, queries, strict=True):
-        for place in range(4):
-            number = sum(f"question {place}" in text for text in texts)
-            softs = sum(text == f"soft {place}" for text in texts)
-            assert softs == (number if place < 3 else 0)
-        shares = np.sort(batch.share_BC, axis=1)[batch.weight_B > 0][:, -2:]
-        assert {tuple(row) for row in shares.tolist()} <= {(0, 1), tuple(np.float32([0.3, 0.7]))}
-    assert any("question 3" in text for texts in queries for text in texts)
-    without, _ = drawn(0, soft)
-    plain, _ = drawn(0, None)
-    assert all(_same(a, b) for a, b in zip(without, plain, strict=True))
 
 
 def test_epochs_differ_and_seeds_differ():

@@ -106,7 +106,7 @@ def data(tmp_path):
 
 
 def test_only_training_questions_that_are_not_held_out(data):
-    held_out = {t.question_id for t in data.dev_trajectories}
+    held_out = set(data.measured_on)
     assert len(held_out) == 1
     expected = {"m1", "m2", "q0", "q1"} - held_out
     assert set(data.trained_on) == expected
