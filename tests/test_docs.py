@@ -23,6 +23,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "experiments/*.md", "cirag_jax/shipped/*/README.md")
     for path in ROOT.glob(pattern)
 )
+EARLIER = "# git checkout "  # first line of a block whose commands need an earlier commit
 _FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^ {4}\S.*\n)+", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
@@ -31,7 +32,8 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 def commands(page: str) -> Iterator[tuple[str, list[str]]]:
     """Name and arguments of every ``launch/NAME.py`` in a page's blocks of code."""
     text = (ROOT / page).read_text("utf-8")
-    blocks = "\n".join([*_FENCED.findall(text), *_INDENTED.findall(_FENCED.sub("", text))])
+    fenced = [block for block in _FENCED.findall(text) if not block.startswith(EARLIER)]
+    blocks = "\n".join([*fenced, *_INDENTED.findall(_FENCED.sub("", text))])
     for line in blocks.replace("\\\n", " ").splitlines():
         found = re.search(r"launch/(\w+)\.py(.*)", line)
         if found:
