@@ -41,7 +41,8 @@ def contrastive_loss(
     )
     # Padding rows see nothing; give them a finite row, weighted by zero below.
     logits_BC = jnp.where(weight_B[:, None] > 0, logits_BC, 0.0)
-    positive_score_B = jnp.take_along_axis(scores_BC, positive_B[:, None], axis=1)[:, 0]
+    is_positive_BC = jax.nn.one_hot(positive_B, scores_BC.shape[1])
+    positive_score_B = (is_positive_BC * scores_BC).sum(axis=1)
     loss_B = jax.nn.logsumexp(logits_BC, axis=1) - positive_score_B / temperature
     correct_B = (jnp.argmax(logits_BC, axis=1) == positive_B).astype(jnp.float32)
     total = weight_B.sum()
