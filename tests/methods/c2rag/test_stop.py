@@ -129,9 +129,9 @@ def test_what_it_opens_and_what_it_refuses():
     bare = CiragConfig(stop="c2rag", use_reranker=False).needs
     assert set(bare.rankers) == {"triples", "relations"}
     assert CiragConfig(stop="c2rag", max_steps=0).needs == CiragConfig(max_steps=0).needs
-    with pytest.raises(UserError, match="stop='enough' must be one of integrator, c2rag"):
+    with pytest.raises(UserError, match="stop='enough' is not one of integrator, c2rag"):
         CiragConfig(stop="enough")
     with pytest.raises(UserError, match="stop=c2rag .* needs units=triple"):
         CiragConfig(stop="c2rag", units="sentence", integrator="aligner")
-    with pytest.raises(UserError, match="neff_rule='most' must be one of"):
+    with pytest.raises(UserError, match="neff_rule='most' is not one of"):
         CiragConfig(stop="c2rag", neff_rule="most")  # pyright: ignore

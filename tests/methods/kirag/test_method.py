@@ -410,9 +410,9 @@ def test_the_presets_are_what_paper_and_code_say():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"units": "word"}, "units='word' must be one of triple, sentence, passage"),
-        ({"stop": "soon"}, "stop='soon' must be one of chain, text, empty"),
-        ({"reader": "me"}, "reader='me' must be one of passages, cascade, nothing"),
+        ({"units": "word"}, "units='word' is not one of triple, sentence, passage"),
+        ({"stop": "soon"}, "stop='soon' is not one of chain, text, empty"),
+        ({"reader": "me"}, "reader='me' is not one of passages, cascade, nothing"),
         ({"ranking": "best"}, "ranking='best'"),
         ({"retriever_query": "all"}, "retriever_query='all'"),
         ({"normalization": "utf"}, "normalization='utf'"),

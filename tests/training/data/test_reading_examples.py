@@ -239,7 +239,7 @@ def test_too_long_an_example_is_dropped(tmp_path):
     [
         ({"granularities": ("page",)}, "granularities=.'page',. must be of triple"),
         ({"missing": 1.1}, "missing=1.1 and forced=0.25 must be"),
-        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
+        ({"reader_format": "xml"}, "reader_format='xml' is not one of thought, chain, brief"),
     ],
 )
 def test_settings_that_cannot_be(fields, words):
