@@ -1,8 +1,8 @@
 """Validation of settings against the annotations of their fields.
 
-A field's allowed values are stated once, in its annotation: a `Literal` lists words, and one of the
-types below, or another ``Annotated[int, Meta(...)]``, gives a range. Relations between fields
-remain code.
+A field's allowed values are stated once, in its annotation: a `Literal` lists words, and a type
+such as `types.PositiveInt`, or another ``Annotated[int, msgspec.Meta(...)]``, gives a range.
+Relations between fields remain code.
 """
 
 import dataclasses
@@ -13,15 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from cirag_jax.errors import UserError
-
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 
 _TYPES: Mapping[Any, str] = {
     bool: "true or false",
@@ -88,7 +81,7 @@ def _has_type(value: Any, kind: type[Any]) -> bool:
     return is_int or isinstance(value, float) if kind is float else is_int and kind is int
 
 
-def _range(limits: Meta) -> str:
+def _range(limits: msgspec.Meta) -> str:
     if limits.ge is not None and limits.le is not None:
         return f"lie between {limits.ge} and {limits.le}"
     if limits.ge is not None:

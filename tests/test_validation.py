@@ -8,14 +8,8 @@ from ml_collections import ConfigDict
 from msgspec import Meta
 
 from cirag_jax.errors import UserError
-from cirag_jax.validation import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    UnitInterval,
-    check_fields,
-)
+from cirag_jax.types import Count, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from cirag_jax.validation import check_fields
 
 Unit = Literal["triple", "sentence"]
 
@@ -35,7 +29,7 @@ class Settings:
     name: str = ""
     retry: bool = True
     num_passages: PositiveInt = 10
-    limit: NonNegativeInt = 0
+    limit: Count = 0
     budget: PositiveInt | None = None
     bonus: NonNegativeFloat = 0.0
     temperature: PositiveFloat = 1.0
