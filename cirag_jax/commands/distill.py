@@ -176,8 +176,6 @@ def _check(config: Config) -> CiragConfig:
         )
     if settings.integrator != "model":
         raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
-    if settings.stop != "integrator":
-        raise UserError(f"config.cirag.stop={settings.stop}: config.teacher says when to stop.")
     if not 0 <= config.teacher.share <= 1:
         raise UserError("config.teacher.share must lie in [0, 1].")
     check_at_least(0, config, "limit")

@@ -100,18 +100,15 @@ def preset(config: Any, name: str) -> Any:
     models, for a GPU.
     """
     needs = find_method(config.method).config().needs
-    blocks = {name: block for name, block in config.items() if isinstance(block, ConfigDict)}
-    # Those of switches that are off, too.
-    roles = [who for who in blocks if "max_tokens" in blocks[who] and who != "extractor"]
     if name == "small":
-        for who in roles:
+        for who in needs.roles:
             config[who].prefix_tokens = 65536
         if config[block_name(config.method)].get("reader_format") == "thought":
             config.reader.max_tokens = 96
     elif name == "medium":
         config.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # or its GGUF: --config.model=FILE.gguf
         config.in_flight = 16
-        for who in roles:
+        for who in needs.roles:
             config[who].context = 4096
             config[who].overflow = "truncate"
             config[who].dtype = "bfloat16"  # On CPUs that multiply it, see `Engine.open`.

@@ -47,8 +47,7 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     """CIRAG as the preset says."""
-    switches = {"stop": "c2rag"}  # It has a planner and a ranker of relations.
-    config = blocks.method("cirag", switches, planner=512, integrator=384)
+    config = blocks.method("cirag", integrator=384)
     if preset == "code":
         preset = "paper"  # Its code could not be obtained; what the paper leaves open is a switch.
     if preset == "small":

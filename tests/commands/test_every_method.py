@@ -97,12 +97,3 @@ def test_cirags_cascade_may_read_kirags_chain(folders, tmp_path, capsys):
     assert found["answered"] == 2
     # Three granularities, and once more without leave to refuse, or less where one answers.
     assert 1 <= found["answer_calls"] <= 4
-
-
-def test_c2rags_plan_may_end_cirags_rounds(folders, tmp_path, capsys):
-    """A random model makes no plan: it is asked twice, and the rounds go on without one."""
-    settings = {"max_steps": 1, "integrator": "aligner", "stop": "c2rag", "num_candidates": 4}
-    more = {f"planner.{key}": n for key, n in (("max_tokens", 6), ("batch_size", 2))}
-    found = run(capsys, folders, tmp_path, "cirag", settings, more | {"planner.prefix_tokens": 0})
-    assert (found["answered"], found["steps"]) == (2, 1.0)
-    assert found["parse_errors"]["plan_invalid"] == found["roles"]["planner"]["calls"] == 4

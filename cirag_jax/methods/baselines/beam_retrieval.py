@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, query_text
-from cirag_jax.errors import check_at_least
-from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Passage, Prediction, Question, Step
+from cirag_jax.types import Passage, PositiveInt, Prediction, Question, Step
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +30,14 @@ class BeamRetrievalConfig:
 
     needs = Needs(roles=("reader",))
 
-    max_hops: int = 2
-    num_chains: int = 5
-    num_passages: int = 10
-    num_read: int = 5
-    reader_format: str = "documents"
+    max_hops: PositiveInt = 2
+    num_chains: PositiveInt = 5
+    num_passages: PositiveInt = 10
+    num_read: PositiveInt = 5
+    reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        check_at_least(1, self, "max_hops", "num_chains", "num_passages", "num_read", prefix="")
-        check_reader_format(self.reader_format)
+        check_fields(self)
 
 
 class Chain(NamedTuple):

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from cirag_jax.datasets.sentences import split_sentences
-from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import passage_line
-from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Passage, Prediction, Question, Step
+from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +31,15 @@ class IrcotConfig:
       reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
     """
 
-    num_passages: int = 5
-    max_passages: int = 15
-    max_thoughts: int = 5
+    num_passages: PositiveInt = 5
+    max_passages: PositiveInt = 15
+    max_thoughts: PositiveInt = 5
     thoughts: Literal["model", "documents"] = "model"
-    num_read: int = 0
-    reader_format: str = "documents"
+    num_read: Count = 0
+    reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        counts = ("num_passages", "max_passages", "max_thoughts")
-        check_at_least(1, self, *counts, prefix="")
-        check_at_least(0, self, "num_read", prefix="")
-        check_choice("thoughts", self.thoughts, ("model", "documents"))
-        check_reader_format(self.reader_format)
+        check_fields(self)
 
     @property
     def needs(self) -> Needs:

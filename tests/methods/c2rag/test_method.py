@@ -438,7 +438,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"kg_scope": "world"}, "kg_scope='world' is not one of per_question, corpus"),
         ({"num_texts": 0}, "num_texts=0 must be at least 1"),
         ({"max_bound": -1}, "max_bound=-1 must not be negative"),
-        ({"num_examples": 9}, "num_examples must lie between 0 and 3"),
+        ({"num_examples": 9}, "num_examples=9 must lie between 0 and 3"),
         ({"kg_scope": "corpus", "plain_hops": 1}, "kg_scope must be per_question"),
         ({"sufficiency": "score"}, "sufficiency=score needs min_score"),
         ({"use_relations": False, "rerank_structural": False}, "leave candidates without a score"),

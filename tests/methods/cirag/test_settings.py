@@ -26,7 +26,7 @@ from cirag_jax.methods.cirag.settings import CiragConfig
         ),
         ({"on_repeat": "ponder"}, "on_repeat='ponder' is not one of ask, stop, chain"),
         ({"next_query": "none"}, "next_query='none' is not one of written, chain"),
-        ({"keep_above": 1.5}, "keep_above=1.5 must lie in"),
+        ({"keep_above": 1.5}, "keep_above=1.5 must lie between 0 and 1"),
         ({"keep_above": 0.5}, "keep_above needs prompt_format=compact"),
         ({"max_steps": -1}, "max_steps"),
         ({"num_passages": 0}, "num_passages"),
