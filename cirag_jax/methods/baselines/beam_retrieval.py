@@ -40,7 +40,7 @@ class BeamRetrievalConfig:
         check_fields(self)
 
 
-class Chain(NamedTuple):
+class PassageChain(NamedTuple):
     """Passages in the order in which they were found, and the sum of their scores."""
 
     passages: tuple[Passage, ...] = ()
@@ -50,7 +50,7 @@ class Chain(NamedTuple):
 def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Prediction]:
     """Extends the best chains hop by hop; reads the passages of those that are left."""
     question, steps = asked.question, []
-    beam, errors = [Chain()], collections.Counter[str]()
+    beam, errors = [PassageChain()], collections.Counter[str]()
     for _ in range(config.max_hops):
         # An aligner is asked in the words it was trained in.
         queries = [
@@ -62,7 +62,7 @@ def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Pred
             for query, chain in zip(queries, beam, strict=True)
         ]
         longer = [
-            Chain((*chain.passages, passage), chain.score + score)
+            PassageChain((*chain.passages, passage), chain.score + score)
             for chain, hits in zip(beam, found, strict=True)
             for passage, score in zip(hits.passages, hits.scores, strict=True)
             if passage not in chain.passages
@@ -88,7 +88,9 @@ def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Pred
 METHOD = Method(beam_retrieval, BeamRetrievalConfig)
 
 
-def _step(queries: Sequence[str], found: Sequence[Retrieved], beam: Sequence[Chain]) -> Step[str]:
+def _step(
+    queries: Sequence[str], found: Sequence[Retrieved], beam: Sequence[PassageChain]
+) -> Step[str]:
     best: dict[str, float] = {}
     for hits in found:
         for passage, score in zip(hits.passages, hits.scores, strict=True):

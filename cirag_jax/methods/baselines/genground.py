@@ -257,7 +257,7 @@ def parse_deduction(text: str, *, truncated: bool = False) -> Deduction:
     return Deduction(asked, answer, None if problem == "loose_json" else problem)
 
 
-class Grounding(NamedTuple):
+class GroundingReply(NamedTuple):
     """A reference, empty where no document has it, the revised answer, and what was wrong."""
 
     reference: str
@@ -265,15 +265,15 @@ class Grounding(NamedTuple):
     problem: str | None
 
 
-def parse_grounding(text: str) -> Grounding:
+def parse_grounding(text: str) -> GroundingReply:
     """Reads a grounding; never fails. Without its marks it supports nothing."""
     parts = [_inside(tag, text) for tag in ("ref", "revise")]
     if parts[0] is None:
-        return Grounding("", "", "no_reference")
+        return GroundingReply("", "", "no_reference")
     reference = "" if parts[0].strip(" .").lower() == EMPTY.lower() else parts[0]
     if reference and not parts[1]:
-        return Grounding(reference, "", "no_revision")
-    return Grounding(reference, parts[1] or "", None)
+        return GroundingReply(reference, "", "no_revision")
+    return GroundingReply(reference, parts[1] or "", None)
 
 
 def _inside(tag: str, text: str) -> str | None:

@@ -24,15 +24,15 @@ def construct(
       linked: the passages whose facts get ``link_bonus`` (ours).
     """
     if state.config.units == "sentence":
-        candidates = yield from rank_sentences(query, passages, state.config)
+        candidates = yield from sentence_candidates(query, passages, state.config)
     else:
-        candidates = yield from rank_triples(state, query, passages)
+        candidates = yield from triple_candidates(state, query, passages)
     if state.config.link_bonus:
         candidates = links.prefer(candidates, linked, state.config)
     return drop_kept(state, candidates) if state.config.only_new else candidates
 
 
-def rank_triples(state: State, query: str, passages: Sequence[Passage]) -> Program[Candidates]:
+def triple_candidates(state: State, query: str, passages: Sequence[Passage]) -> Program[Candidates]:
     """The triples of the passages, merged by surface, best first."""
     config = state.config
     extracted: Extracted = yield Extract(tuple(passages))
@@ -52,7 +52,7 @@ def rank_triples(state: State, query: str, passages: Sequence[Passage]) -> Progr
     return Candidates(ranked.texts, ranked.scores)
 
 
-def rank_sentences(
+def sentence_candidates(
     query: str, passages: Sequence[Passage], config: CiragConfig
 ) -> Program[Candidates]:
     """The sentences of the passages, best first: candidates that need no extraction."""
