@@ -83,4 +83,4 @@ def check_choice(field: str, value: Any, options: Iterable[Any]) -> None:
     options = tuple(options)
     if value not in options:
         known = ", ".join("null" if option is None else str(option) for option in options)
-        raise UserError(f"{field}={value!r} must be one of {known}.")
+        raise UserError(f"{field}={value!r} is not one of {known}.")

@@ -12,9 +12,13 @@ import msgspec
 # An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
 Config = Any
 
-# What reading a record from a file checks beside the type.
+# Types with limits, which hold for records of files and for settings.
 Filled = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+UnitInterval = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from configs import common, comparison
 def get_config() -> Any:
     """Which methods, with which settings, on which questions."""
     config: Any = ConfigDict()
-    # METHOD, METHOD:PRESET or NAME=METHOD:PRESET, with commas between: "cirag,llm=cirag:llm".
+    # METHOD, METHOD:PRESET or NAME=METHOD:PRESET, with commas between: "cirag,llm=cirag:llm"; a
+    # method outside of the package is the path of its config file.
     config.methods = placeholder(object)
     config.preset = "small"  # Of every method that names none; "": the papers' settings.
     # Settings, "('KEY=VALUE', 'NAME:KEY=VALUE')": of every method that has the key, or of one.

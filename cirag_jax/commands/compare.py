@@ -20,8 +20,8 @@ from cirag_jax.io import say
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.types import Config
 
-# ``[NAME=]METHOD[:PRESET]``; a name is a folder's.
-_ENTRY = re.compile(r"(?:(?P<name>\w[\w.-]*)=)?(?P<method>\w+)(?::(?P<preset>\w*))?")
+# ``[NAME=]METHOD[:PRESET]``; METHOD may be the path of a config file, NAME is a folder's.
+_ENTRY = re.compile(r"(?:(?P<name>\w[\w.-]*)=)?(?P<method>\w+|[\w./-]+\.py)(?::(?P<preset>\w*))?")
 # ``[NAME:]KEY=VALUE``
 _VALUE = re.compile(r"(?:(?P<name>\w[\w.-]*):)?(?P<key>[\w.]+)=.*", re.DOTALL)
 # What all runs have of the comparison's own config.
@@ -92,10 +92,11 @@ def read_entries(methods: Any, preset: str | None) -> list[Entry]:
         if match is None:
             raise UserError(
                 f"config.methods: {text!r} is no method; write METHOD, METHOD:PRESET or "
-                "NAME=METHOD:PRESET, with commas between."
+                "NAME=METHOD:PRESET, with commas between; METHOD may be the path of a config file."
             )
         own = preset if match["preset"] is None else match["preset"]
-        found.append(Entry(match["name"] or match["method"], match["method"], own or ""))
+        name = match["name"] or pathlib.PurePath(match["method"]).stem
+        found.append(Entry(name, match["method"], own or ""))
     if not found:
         raise UserError("config.methods is required: --config.methods=direct,native_rag,cirag")
     twice = [n for n, count in collections.Counter(e.name for e in found).items() if count > 1]

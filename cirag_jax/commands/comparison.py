@@ -19,7 +19,7 @@ from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import Answered, Scoring, over
 from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
-from cirag_jax.methods.registry import find_method
+from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
 from cirag_jax.runtime import journal, journal_reader
@@ -240,9 +240,9 @@ def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
         found.attempts for r in records.values() if (found := r.result(Prediction))
     ):
         raise UserError(f"{folder} is a run of launch/distill.py that answered nothing.")
-    own = f"{settings['method']}."
+    prefix = f"{block_name(settings['method'])}."
     settings = {
-        f"method.{name.removeprefix(own)}" if name.startswith(own) else name: value
+        f"method.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: value
         for name, value in settings.items()
     }
     found = sorted(folder.glob(f"{REPEAT}*/{journal.FILE}"))

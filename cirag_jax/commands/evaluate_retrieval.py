@@ -24,7 +24,7 @@ from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import bar, write_lines
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.method import kirag
-from cirag_jax.methods.kirag.settings import RANKINGS, KiragConfig
+from cirag_jax.methods.kirag.settings import KiragConfig, Ranking
 from cirag_jax.models.io.encoder_adapter import base_of
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.workdir import open_encoder, trained_on, trained_units
@@ -50,6 +50,7 @@ from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, Program, Retrieve
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler
 from cirag_jax.types import Config, Dataset, Prediction, Question
+from cirag_jax.validation import check_value
 
 # Every system, what is trained first.
 SYSTEMS = (
@@ -128,7 +129,7 @@ def _check(config: Config) -> None:
     for stop in config.stops:
         if not 0 <= stop <= 1:
             raise UserError(f"config.stops={stop} must be from 0 to 1.")
-    check_choice("config.ranking", config.ranking, RANKINGS)
+    check_value("config.ranking", config.ranking, Ranking)
     check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
     WalkOptions.of(config.links)
 

@@ -35,17 +35,19 @@ OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Han
 
 
 def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> Config:
-    """``configs/methods/METHOD.py:PRESET``, locked.
+    """The config of a method, locked.
 
     Args:
-      method: its name.
-      preset: "": the paper's setting.
+      method: its name, for ``configs/methods/METHOD.py``, or the path of a config file (``.py``).
+      preset: "" is the paper's setting.
       values: ``KEY=VALUE`` each, as ``--config.KEY=VALUE`` on the command line.
     """
-    file = _CONFIGS / f"{method}.py"
+    file = pathlib.Path(method) if method.endswith(".py") else _CONFIGS / f"{method}.py"
     if method == "blocks" or not file.is_file():
         known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
-        raise UserError(f"method={method!r} is unknown; there are {known}.")
+        raise UserError(
+            f"method={method!r} is unknown; there are {known}, or give the path of a config file."
+        )
     overrides = [f"--config.{value}" for value in values]
     return config_files.load_config(f"{file}:{preset}" if preset else str(file), overrides)
 

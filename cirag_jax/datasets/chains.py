@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from absl import logging
 
@@ -21,7 +21,7 @@ from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 UnitKind = Literal["triple", "sentence", "passage"]
-UNIT_KINDS: tuple[UnitKind, ...] = ("triple", "sentence", "passage")
+UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

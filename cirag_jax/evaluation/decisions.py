@@ -4,7 +4,7 @@ At every step of every trajectory the model gets what the teacher had: the quest
 own decisions so far and the candidates that retrieval really gave. So a step is scored by itself,
 and all steps of all trajectories decode together. The steps are programs of the runtime: batches,
 resumption and isolated failures are the scheduler's and the journal's, and the prompt, the
-prefilled headers and the parser are `cirag.integrate`'s own.
+prefilled headers and the parser are those of `integrators.ask_model`.
 """
 
 import collections
@@ -17,10 +17,11 @@ import numpy as np
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
-from cirag_jax.methods.cirag import method as cirag
+from cirag_jax.methods.cirag import integrators
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import CiragConfig
-from cirag_jax.methods.common.evidence import Evidence, Fact, fact_key, triple_line
+from cirag_jax.methods.cirag.state import State
+from cirag_jax.methods.common.evidence import Candidates, Fact, fact_key, triple_line
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Program
@@ -93,8 +94,7 @@ def _decide(
     question: str, steps: Sequence[Step], candidates: Sequence[Fact], settings: CiragConfig
 ) -> Program[dict[str, Any]]:
     """One integration call, as the journal holds its outcome."""
-    parse_errors: collections.Counter[str] = collections.Counter()
-    decision, text = yield from cirag.integrate(question, steps, candidates, settings, parse_errors)
+    decision = yield from integrators.ask_model(State(question, settings, steps), candidates)
     return codec.encode(
         Decided(
             decision.thought,
@@ -102,7 +102,7 @@ def _decide(
             decision.next_query,
             decision.has_question,
             decision.parse_errors,
-            text,
+            decision.response,
         )
     )
 
@@ -115,7 +115,7 @@ def _decided(record: Record) -> Decided:
 def top_k(
     trajectories: Sequence[Trajectory], chain: bool = False, units: Units = "triple"
 ) -> list[list[Decided]]:
-    """The baselines without a model, `methods.cirag.method.top_k`.
+    """The baselines without a model, `integrators.keep_top`.
 
     With ``chain`` the next query has what the teacher kept before, and what this step keeps.
     """
@@ -124,7 +124,7 @@ def top_k(
         found.append([])
         before: list[Fact] = []
         for step in trajectory.steps:
-            made = cirag.top_k(trajectory.question, step.candidates)
+            made = integrators.keep_top(trajectory.question, step.candidates)
             query = made.next_query
             if chain:
                 known = dict.fromkeys((*before, *made.kept))
@@ -144,7 +144,7 @@ def _text(fact: Fact) -> str:
 
 
 def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Decided]]:
-    """What ``integrator=aligner`` decides after the teacher's rounds, `cirag.extend_chain`.
+    """What ``integrator=aligner`` decides after the teacher's rounds, `integrators.extend_chain`.
 
     Args:
       trajectories: of a teacher, with the scores of the aligner that ranked their candidates.
@@ -154,10 +154,9 @@ def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[l
 
 
 def _aligner(trajectory: Trajectory, index: int, settings: CiragConfig) -> Decided:
-    step, evidence = trajectory.steps[index], Evidence(settings.normalization)
-    candidates = cirag.Candidates(step.candidates, step.scores)
-    before = trajectory.steps[:index]
-    made = cirag.extend_chain(trajectory.question, before, candidates, evidence, settings)
+    step = trajectory.steps[index]
+    state = State(trajectory.question, settings, trajectory.steps[:index])
+    made = integrators.extend_chain(state, Candidates(step.candidates, step.scores))
     return Decided(made.thought, made.kept, made.next_query)
 
 

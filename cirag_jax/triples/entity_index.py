@@ -8,7 +8,7 @@ import collections
 import difflib
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from cirag_jax.triples.normalization import Normalization, merge_sources, name_k
 from cirag_jax.types import Triple
 
 Match = Literal["coverage", "ratio"]
-MATCHES: tuple[Match, ...] = ("coverage", "ratio")
+MATCHES: tuple[Match, ...] = get_args(Match)
 
 # One integer orders candidates: shared words, then the shorter name, then the earlier entity.
 _ID_BITS, _LENGTH_BITS = 26, 16

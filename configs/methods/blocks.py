@@ -24,7 +24,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     """Everything but the presets, with a block for whatever the method may need.
 
     Args:
-      name: of the method; ``config.<name>`` holds its own settings.
+      name: of the method; the last part of it names the block with its own settings.
       switches: settings other than the defaults whose needs get a block, too.
       **max_tokens: how much each of its roles may write; by default a reader what its format needs
         (`methods.common.reading.ANSWER_TOKENS`), others 128 tokens.
@@ -33,7 +33,8 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     config.method = name  # What the launch scripts run: leave it.
     # Fields and defaults of the method's dataclass, which describes them (cirag_jax/methods).
     settings = find_method(name).config()
-    config[block_name(name)] = config_words.block_of(settings)
+    block = block_name(name)
+    config[block] = config_words.block_of(settings)
 
     config.question = placeholder(str)  # One question of your own instead of the data set's.
     if settings.needs.corpus:
@@ -57,10 +58,9 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     if needs.rankers:
         config.rankers = ConfigDict()
     for ranker in needs.rankers:
-        block: Any = retrievers.ranker()
-        if "normalization" in config[name]:  # Triples are ranked in the form they are shown in.
-            block.normalization = config[name].get_ref("normalization")
-        config.rankers[ranker] = block
+        config.rankers[ranker] = retrievers.ranker()
+        if "normalization" in config[block]:  # Triples are ranked in the form they are shown in.
+            config.rankers[ranker].normalization = config[block].get_ref("normalization")
     if needs.triples:
         config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
         config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".

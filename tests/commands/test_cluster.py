@@ -308,7 +308,7 @@ def test_a_deadline_ends_cleanly_and_other_engines_go_on(server, tmp_path, ray):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("engine=slurm", "config.engine='slurm' must be one of local, ray"),
+        ("engine=slurm", "config.engine='slurm' is not one of local, ray"),
         ("workers=-1", "config.workers=-1 must not be negative"),
         ("extractor.budget_tokens=9", "budget_tokens holds in one process"),
     ],

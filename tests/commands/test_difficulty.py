@@ -481,10 +481,10 @@ def test_bad_input(tmp_path):
     refuses("two runs of the name a; name them", good, f"a={tmp_path / 'a'}")
     refuses(r"is no run of launch/answer.py: it has no predictions.jsonl; name its runs: a\.",
             str(tmp_path))  # fmt: skip
-    refuses(r"config\.score='bleu' must be one of em, f1, acc", good, score="bleu")
-    refuses(r"config\.unit='word' must be one of passage, chunk, article", good, unit="word")
+    refuses(r"config\.score='bleu' is not one of em, f1, acc", good, score="bleu")
+    refuses(r"config\.unit='word' is not one of passage, chunk, article", good, unit="word")
     refuses(r"config\.chunks: overlap must not exceed least", good, **{"chunks.most": 100})
-    refuses(r"config\.aggregate='max' must be one of min, mean", good, aggregate="max")
+    refuses(r"config\.aggregate='max' is not one of min, mean", good, aggregate="max")
     refuses(r"config\.power must not be 0", good, power=0.0)
     refuses(r"config\.profile='x' is no profile", good, profile="x")
     refuses(r"config\.bootstrap_samples=0 must be at least 1", good, bootstrap_samples=0)

@@ -410,10 +410,10 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("teacher.kind=oracle", "config.teacher.kind='oracle' must be one of annotations, llm"),
+        ("teacher.kind=oracle", "config.teacher.kind='oracle' is not one of annotations, llm"),
         ("teacher.share=1.5", "config.teacher.share must lie in [0, 1]"),
         ("min_steps=0", "config.min_steps=0 must be at least 1"),
-        ("keep=good", "config.keep='good' must be one of all, parsed, correct_only"),
+        ("keep=good", "config.keep='good' is not one of all, parsed, correct_only"),
         ("limit=-1", "config.limit=-1 must not be negative"),
         ("profile=squad", "config.profile='squad' is no profile"),
         ("cirag.prefilled_headers=true", "config.cirag.prefilled_headers=true: a teacher writes"),

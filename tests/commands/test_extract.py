@@ -218,7 +218,7 @@ def test_the_contexts_of_selected_questions_alone(server, tmp_path):
         ({"data.limit": 2}, "config.data.limit selects questions; .*corpus=selected_questions"),
         (
             {"data.corpus": "all"},
-            "config.data.corpus='all' must be one of ircot_full",
+            "config.data.corpus='all' is not one of ircot_full",
         ),
         ({"data.corpus": "selected_questions", "import_openie": "x"}, "takes the whole file"),
     ],

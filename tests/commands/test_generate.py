@@ -234,7 +234,7 @@ def test_a_bad_line_is_named(tmp_path, record, words):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"backend": "vllm"}, "backend='vllm' must be one of jax, openai, transformers"),
+        ({"backend": "vllm"}, "backend='vllm' is not one of jax, openai, transformers"),
         ({"overflow": "drop"}, "error, truncate"),
         ({"base_url": "http://localhost/v1"}, "base_url belongs to backend=openai"),
         ({"temperature": -1.0}, "config: field 'temperature'"),

@@ -156,8 +156,8 @@ def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"text": "thought"}, "config.text='thought' must be one of answer, response"),
-        ({"judge.rubric": "mine"}, "config.judge.rubric='mine' must be one of dualrag, grade"),
+        ({"text": "thought"}, "config.text='thought' is not one of answer, response"),
+        ({"judge.rubric": "mine"}, "config.judge.rubric='mine' is not one of dualrag, grade"),
         ({"second.run": True}, "config.second is the same model with the same rubric"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"retries": -1}, "retries"),

@@ -269,7 +269,7 @@ def test_collectives_of_a_loop_count_as_often_as_it_runs():
         ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
         ("reader", "mesh.devices=3", "config.batch_size=2 is not a multiple of 3"),
         # What the training refuses as well, and before the model is looked at.
-        ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' must be one of"),
+        ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' is not one of"),
         ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),
         (
             "aligner",
@@ -278,7 +278,7 @@ def test_collectives_of_a_loop_count_as_often_as_it_runs():
         ),
         ("aligner", "mesh.devices=3", "8 queries does not divide into .* on 3 devices"),
         ("aligner", "mesh.devices=3 mesh.tensor=3", "config.mesh.tensor=3 does not divide .* 4 h"),
-        ("reader", "gpu=H1000", "config.gpu='H1000' must be one of null, B200, "),
+        ("reader", "gpu=H1000", "config.gpu='H1000' is not one of null, B200, "),
         ("reader", "memory_gib=-1", "config.memory_gib=-1.0 must not be negative"),
         ("reader", "peak_share=0", "config.peak_share=0.0 must be above 0"),
         ("reader", "num_epochs=0", "config.num_epochs and config.num_steps must not both be 0"),

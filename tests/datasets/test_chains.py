@@ -151,7 +151,7 @@ def test_units_and_pool():
         "person",
         "other",
     }
-    with pytest.raises(UserError, match="units='word' must be one of triple"):
+    with pytest.raises(UserError, match="units='word' is not one of triple"):
         units_of(dataset, "jon", "word")  # pyright: ignore[reportArgumentType]
 
 

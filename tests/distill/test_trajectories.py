@@ -133,7 +133,7 @@ def test_the_filters_nest():
     assert {trajectories.drop_reason(t, "parsed", longest + 1) for t in ALL} == {"short"}
     with pytest.raises(UserError, match="keep=correct_only needs"):
         trajectories.select((CUT, unknown), "correct_only")
-    with pytest.raises(UserError, match="config.keep='best' must be one of all, parsed"):
+    with pytest.raises(UserError, match="config.keep='best' is not one of all, parsed"):
         trajectories.select(ALL, "best")
 
 

@@ -566,7 +566,7 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
         ({"integrator.adapter": "x"}, "config.checkpoint"),
         ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
         ({"prompt_format": "prose"}, "prompt_format"),
-        ({"match_cutoff": 80.0}, "match_cutoff=80.0 must lie in"),
+        ({"match_cutoff": 80.0}, "match_cutoff=80.0 must lie between 0 and 1"),
         ({"stop_after_minutes": -1.0}, "stop_after_minutes"),
     ],
 )

@@ -267,7 +267,7 @@ def test_a_passage_that_changed_is_extracted_again():
         ({"data.dir": "nowhere"}, "nowhere"),
         ({"entity_tokens": 0}, "entity_tokens"),
         ({"limit": -1}, "limit"),
-        ({"normalization": "ASCII"}, "config.normalization='ASCII' must be one of ascii, unicode"),
+        ({"normalization": "ASCII"}, "config.normalization='ASCII' is not one of ascii, unicode"),
         ({"extractor.adapter": "x"}, "config.checkpoint"),
         ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
     ],

@@ -474,7 +474,7 @@ def test_every_response_is_handed_over_as_it_comes(server, backend_of):
     [
         ({"api_key_env": KEY}, "not a key"),
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY must hold"),
-        ({"server": "sglang"}, "must be one of openai"),
+        ({"server": "sglang"}, "is not one of openai"),
         ({"base_url": "http://user:secret@host/v1"}, "no credentials"),
         ({"base_url": "localhost:8000"}, "is not like"),
         ({"max_concurrency": 0}, "positive"),

@@ -114,7 +114,7 @@ def test_the_best_checkpoint_is_that_of_the_metric_it_was_trained_by(model, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "pickle"}, "config.encoder.backend='pickle' must be one of"),
+        ({"backend": "pickle"}, "config.encoder.backend='pickle' is not one of"),
         ({"query_max_length": 0}, "config.encoder.query_max_length=0"),
         ({"backend": "sentence_transformers", "dtype": "float8"}, "config.encoder.dtype"),
     ],

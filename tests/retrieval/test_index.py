@@ -425,7 +425,7 @@ def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
         command.build_index([], encoder, tmp_path / "i")
     with pytest.raises(UserError, match="no passage"):
         PassageIndex.in_memory([], encoder)
-    with pytest.raises(UserError, match="must be one of exact"):
+    with pytest.raises(UserError, match="is not one of exact"):
         PassageIndex.in_memory(_PASSAGES, encoder, "annoy")
 
 

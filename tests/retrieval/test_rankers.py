@@ -66,10 +66,10 @@ def test_bm25_ranks_by_words():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"kind": "oracle"}, "kind='oracle' must be one of bi_encoder, aligner"),
+        ({"kind": "oracle"}, "kind='oracle' is not one of bi_encoder, aligner"),
         ({"kind": "aligner"}, r"kind=aligner needs config\.rankers\.units\.model"),
         ({"kind": "cross_encoder"}, "kind=cross_encoder needs"),
-        ({"triple_text": "json"}, "must be one of null, tuple, angle"),
+        ({"triple_text": "json"}, "is not one of null, tuple, angle"),
     ],
 )
 def test_a_block_that_cannot_be_right_is_refused(fields, words):

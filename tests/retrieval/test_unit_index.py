@@ -76,7 +76,7 @@ def test_a_question_finds_what_it_may(encoder):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"units": "page"}, "units='page' must be one of triple, sentence, passage"),
+        ({"units": "page"}, "units='page' is not one of triple, sentence, passage"),
         ({"kind": "bm25"}, "units=sentence needs config.retriever.kind=exact"),
         ({"folder": "x"}, "and no folder"),
     ],

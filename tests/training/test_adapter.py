@@ -253,7 +253,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
         ({"length": 600}, r"config\.length=600 exceeds the model's 512"),
         ({"length": 30}, "nothing to train on"),
         ({"batch_size": 3, "rows_per_device": 2}, r"batch_size=3 is not a multiple of 2"),
-        ({"model.remat": "some"}, r"remat='some' must be one of"),
+        ({"model.remat": "some"}, r"remat='some' is not one of"),
         ({"buckets": "(9, 5)"}, r"buckets=\(9, 5\)"),
         ({"num_steps": 0, "num_epochs": 0}, "must not both be 0"),
         ({"chunk": 0}, r"config\.chunk=0"),

@@ -183,8 +183,8 @@ def test_the_export_command(trained, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "float16"}, r"config\.dtype='float16' must be one of null, float32, bfloat16"),
-        ({"dtype": "int8", "merge": True}, r"config\.dtype='int8' must be one of"),
+        ({"dtype": "float16"}, r"config\.dtype='float16' is not one of null, float32, bfloat16"),
+        ({"dtype": "int8", "merge": True}, r"config\.dtype='int8' is not one of"),
         ({"share": 0.3}, r"config\.share=0\.3 needs config\.average_with"),
     ],
 )

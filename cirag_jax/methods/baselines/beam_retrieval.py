@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, query_text
-from cirag_jax.errors import check_at_least
-from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Passage, Prediction, Question, Step
+from cirag_jax.types import Passage, PositiveInt, Prediction, Question, Step
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,18 +30,17 @@ class BeamRetrievalConfig:
 
     needs = Needs(roles=("reader",))
 
-    max_hops: int = 2
-    num_chains: int = 5
-    num_passages: int = 10
-    num_read: int = 5
-    reader_format: str = "documents"
+    max_hops: PositiveInt = 2
+    num_chains: PositiveInt = 5
+    num_passages: PositiveInt = 10
+    num_read: PositiveInt = 5
+    reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        check_at_least(1, self, "max_hops", "num_chains", "num_passages", "num_read", prefix="")
-        check_reader_format(self.reader_format)
+        check_fields(self)
 
 
-class Chain(NamedTuple):
+class PassageChain(NamedTuple):
     """Passages in the order in which they were found, and the sum of their scores."""
 
     passages: tuple[Passage, ...] = ()
@@ -51,7 +50,7 @@ class Chain(NamedTuple):
 def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Prediction]:
     """Extends the best chains hop by hop; reads the passages of those that are left."""
     question, steps = asked.question, []
-    beam, errors = [Chain()], collections.Counter[str]()
+    beam, errors = [PassageChain()], collections.Counter[str]()
     for _ in range(config.max_hops):
         # An aligner is asked in the words it was trained in.
         queries = [
@@ -63,7 +62,7 @@ def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Pred
             for query, chain in zip(queries, beam, strict=True)
         ]
         longer = [
-            Chain((*chain.passages, passage), chain.score + score)
+            PassageChain((*chain.passages, passage), chain.score + score)
             for chain, hits in zip(beam, found, strict=True)
             for passage, score in zip(hits.passages, hits.scores, strict=True)
             if passage not in chain.passages
@@ -89,7 +88,9 @@ def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Pred
 METHOD = Method(beam_retrieval, BeamRetrievalConfig)
 
 
-def _step(queries: Sequence[str], found: Sequence[Retrieved], beam: Sequence[Chain]) -> Step[str]:
+def _step(
+    queries: Sequence[str], found: Sequence[Retrieved], beam: Sequence[PassageChain]
+) -> Step[str]:
     best: dict[str, float] = {}
     for hits in found:
         for passage, score in zip(hits.passages, hits.scores, strict=True):

@@ -7,15 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
-from cirag_jax.methods.common.reading import check_reader_format, read, search
+from cirag_jax.methods.common.reading import ReaderFormat, read, search
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
-from cirag_jax.types import Attempt, Passage, Prediction, Question, Step
+from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +38,18 @@ class GengroundConfig:
         the pairs only where none was.
     """
 
-    max_steps: int = 5
-    num_passages: int = 10
-    rerank_from: int = 50
+    max_steps: PositiveInt = 5
+    num_passages: PositiveInt = 10
+    rerank_from: Count = 50
     min_score: float = 0.0
-    batch: int = 3
-    max_batches: int = 4
+    batch: PositiveInt = 3
+    max_batches: PositiveInt = 4
     constrained: bool = True
     grounding: Literal["tags", "reader"] = "tags"
-    reader_format: str = "pairs"
+    reader_format: Literal["pairs", ReaderFormat] = "pairs"
 
     def __post_init__(self):
-        check_at_least(1, self, "max_steps", "num_passages", "batch", "max_batches", prefix="")
-        check_at_least(0, self, "rerank_from", prefix="")
-        check_choice("grounding", self.grounding, ("tags", "reader"))
-        if self.reader_format != "pairs":
-            check_reader_format(self.reader_format)
+        check_fields(self)
         if self.grounding == "reader" and self.reader_format not in reading_prompts.FORMATS:
             raise UserError("grounding=reader needs reader_format=thought, chain or brief.")
 
@@ -260,7 +257,7 @@ def parse_deduction(text: str, *, truncated: bool = False) -> Deduction:
     return Deduction(asked, answer, None if problem == "loose_json" else problem)
 
 
-class Grounding(NamedTuple):
+class GroundingReply(NamedTuple):
     """A reference, empty where no document has it, the revised answer, and what was wrong."""
 
     reference: str
@@ -268,15 +265,15 @@ class Grounding(NamedTuple):
     problem: str | None
 
 
-def parse_grounding(text: str) -> Grounding:
+def parse_grounding(text: str) -> GroundingReply:
     """Reads a grounding; never fails. Without its marks it supports nothing."""
     parts = [_inside(tag, text) for tag in ("ref", "revise")]
     if parts[0] is None:
-        return Grounding("", "", "no_reference")
+        return GroundingReply("", "", "no_reference")
     reference = "" if parts[0].strip(" .").lower() == EMPTY.lower() else parts[0]
     if reference and not parts[1]:
-        return Grounding(reference, "", "no_revision")
-    return Grounding(reference, parts[1] or "", None)
+        return GroundingReply(reference, "", "no_revision")
+    return GroundingReply(reference, parts[1] or "", None)
 
 
 def _inside(tag: str, text: str) -> str | None:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from cirag_jax.datasets.sentences import split_sentences
-from cirag_jax.errors import check_at_least, check_choice
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import passage_line
-from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Passage, Prediction, Question, Step
+from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +31,15 @@ class IrcotConfig:
       reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
     """
 
-    num_passages: int = 5
-    max_passages: int = 15
-    max_thoughts: int = 5
+    num_passages: PositiveInt = 5
+    max_passages: PositiveInt = 15
+    max_thoughts: PositiveInt = 5
     thoughts: Literal["model", "documents"] = "model"
-    num_read: int = 0
-    reader_format: str = "documents"
+    num_read: Count = 0
+    reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        counts = ("num_passages", "max_passages", "max_thoughts")
-        check_at_least(1, self, *counts, prefix="")
-        check_at_least(0, self, "num_read", prefix="")
-        check_choice("thoughts", self.thoughts, ("model", "documents"))
-        check_reader_format(self.reader_format)
+        check_fields(self)
 
     @property
     def needs(self) -> Needs:
@@ -51,43 +47,43 @@ class IrcotConfig:
         return Needs(roles=("reasoner", "reader") if self.thoughts == "model" else ("reader",))
 
 
-def ircot(asked: Question, config: IrcotConfig) -> Program[Prediction]:
+def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
     """Retrieves with the question, then with each thought; a reader reads what was collected."""
-    query, thoughts, steps = asked.question, [], []
+    query, thoughts, steps = question.question, [], []
     collected: dict[str, Passage] = {}
     best: dict[str, float] = {}  # the highest score of each passage
     errors = collections.Counter[str]()
     while True:
-        found: Retrieved = yield Retrieve(query, config.num_passages)
-        for passage, score in zip(found.passages, found.scores, strict=True):
+        retrieved: Retrieved = yield Retrieve(query, config.num_passages)
+        for passage, score in zip(retrieved.passages, retrieved.scores, strict=True):
             best[passage.id] = max(score, best.get(passage.id, score))
-        collected = {p.id: p for p in (*collected.values(), *found.passages)}
+        collected = {p.id: p for p in (*collected.values(), *retrieved.passages)}
         collected = dict(list(collected.items())[: config.max_passages])
-        ids = tuple(p.id for p in found.passages)
+        ids = tuple(p.id for p in retrieved.passages)
         if len(thoughts) == config.max_thoughts:
             steps.append(Step(query, ids))
             break
-        said = ""
+        text = ""
         if config.thoughts == "model":
-            messages = thought_messages(asked.question, collected.values(), thoughts)
+            messages = thought_messages(question.question, collected.values(), thoughts)
             response: Generated = yield Generate(messages, "reasoner")
-            said, thought = response.text, parse_thought(response.text)
+            text, thought = response.text, parse_thought(response.text)
             errors["thought_empty"] += not thought
         else:
-            new = (passage_line(p) for p in found.passages if passage_line(p) not in thoughts)
+            new = (passage_line(p) for p in retrieved.passages if passage_line(p) not in thoughts)
             thought = next(new, "")
-        repeats = thought in thoughts or thought == asked.question
+        repeats = thought in thoughts or thought == question.question
         errors["repeated_query"] += repeats
         ends = repeats or not thought or FINAL.lower() in thought.lower()
         following = None if ends else thought
-        steps.append(Step(query, ids, thought=thought, next_query=following, response=said))
+        steps.append(Step(query, ids, thought=thought, next_query=following, response=text))
         if ends:
             break
         thoughts.append(thought)
         query = thought
     ranked = sorted(collected.values(), key=lambda passage: -best[passage.id])
     passages = ranked[: config.num_read or None]
-    attempt = yield from read(asked.question, "passage", passages, config.reader_format, errors)
+    attempt = yield from read(question.question, "passage", passages, config.reader_format, errors)
     return Prediction(
         attempt.answer,
         "passage",

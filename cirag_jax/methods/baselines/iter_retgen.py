@@ -4,11 +4,12 @@ import collections
 import dataclasses
 from typing import Literal
 
-from cirag_jax.errors import UserError, check_choice
-from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.errors import UserError
+from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Prediction, Question, Step
+from cirag_jax.types import PositiveInt, Prediction, Question, Step
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +27,18 @@ class IterRetgenConfig:
 
     needs = Needs(roles=("reader",))
 
-    num_rounds: int = 3
-    num_passages: int = 5
-    num_read: int = 5
+    num_rounds: PositiveInt = 3
+    num_passages: PositiveInt = 5
+    num_read: PositiveInt = 5
     query_with: Literal["answer", "response"] = "answer"
-    reader_format: str = "documents"
+    reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        if self.num_rounds < 1 or not 1 <= self.num_read <= self.num_passages:
-            raise UserError("num_rounds must be at least 1, num_read between 1 and num_passages.")
-        check_choice("query_with", self.query_with, ("answer", "response"))
-        check_reader_format(self.reader_format)
+        check_fields(self)
+        if self.num_read > self.num_passages:
+            raise UserError(
+                f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
+            )
 
 
 def iter_retgen(asked: Question, config: IterRetgenConfig) -> Program[Prediction]:

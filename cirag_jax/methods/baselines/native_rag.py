@@ -4,8 +4,8 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.datasets.chains import UnitKind
+from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import (
     Evidence,
     Fact,
@@ -15,11 +15,12 @@ from cirag_jax.methods.common.evidence import (
     rank_sentences,
     triple_line,
 )
-from cirag_jax.methods.common.reading import check_reader_format, read, search
+from cirag_jax.methods.common.reading import ReaderFormat, read, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Extract, Extracted, Needs, Program, Rank, Ranked
 from cirag_jax.triples.normalization import Normalization, merge_sources
-from cirag_jax.types import Passage, Prediction, Question, Step, Triple
+from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step, Triple
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +39,22 @@ class NativeRagConfig:
       normalization: normalisation by which triples are equal.
     """
 
-    num_passages: int = 10
-    num_read: int = 10
-    reader_format: str = "documents"
+    num_passages: PositiveInt = 10
+    num_read: PositiveInt = 10
+    reader_format: ReaderFormat = "documents"
     units: UnitKind = "passage"
-    rerank_from: int = 0
+    rerank_from: Count = 0
     min_score: float = 0.0
     normalization: Normalization = "ascii"
 
     def __post_init__(self):
-        check_choice("units", self.units, UNIT_KINDS)
-        check_at_least(1, self, "num_passages", "num_read", prefix="")
-        check_at_least(0, self, "rerank_from", prefix="")
+        check_fields(self)
         if self.units == "passage" and self.num_read > self.num_passages:
-            raise UserError("num_read must lie between 1 and num_passages.")
+            raise UserError(
+                f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
+            )
         if self.rerank_from and self.rerank_from < self.num_passages:
             raise UserError("rerank_from must be 0, or at least num_passages.")
-        check_reader_format(self.reader_format)
         if self.units != "passage" and self.reader_format == "documents":
             raise UserError(f"units={self.units} needs reader_format=thought, chain or brief.")
 

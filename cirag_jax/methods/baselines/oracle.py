@@ -5,15 +5,16 @@ import dataclasses
 from collections.abc import Sequence
 
 from cirag_jax.datasets.annotations import fill
-from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
+from cirag_jax.datasets.chains import UnitKind
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import sentence_line, triple_line
-from cirag_jax.methods.common.reading import check_reader_format, read
+from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Fetch, Needs, Program, Retrieved
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Passage, Prediction, Question, Step, Triple
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,10 @@ class OracleConfig:
 
     units: UnitKind = "passage"
     normalization: Normalization = "ascii"
-    reader_format: str = "documents"
+    reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        check_choice("units", self.units, UNIT_KINDS)
-        check_reader_format(self.reader_format)
+        check_fields(self)
         if self.units != "passage" and self.reader_format == "documents":
             raise UserError(f"units={self.units} needs reader_format=thought, chain or brief.")
 

@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pool:
+class CandidatePool:
     """What the graph says about a constraint (the paper's C_i^top).
 
     Attributes:
@@ -121,7 +121,7 @@ def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, .
 
 
 def bound_name(
-    pool: Pool, variable: str, fact: SourcedTriple, end: str, form: Normalization
+    pool: CandidatePool, variable: str, fact: SourcedTriple, end: str, form: Normalization
 ) -> str:
     """The name that a candidate gives an unknown; empty where it gives none.
 
@@ -149,7 +149,7 @@ class Entity(NamedTuple):
     score: float
 
 
-def entities_of(variable: str, pools: Iterable[Pool], config: C2ragConfig) -> list[Entity]:
+def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConfig) -> list[Entity]:
     """What the pools say of an unknown, best first: what all agree on, else what any says (Eq. 14).
 
     A pool scores an entity by its best candidate; an entity's score is the sum over the pools.
@@ -193,14 +193,17 @@ class Grounding(NamedTuple):
 
 
 def ground(
-    plan: Sequence[Constraint], pools: Mapping[int, Pool], known: Bindings, config: C2ragConfig
+    plan: Sequence[Constraint],
+    pools: Mapping[int, CandidatePool],
+    text_bindings: Bindings,
+    config: C2ragConfig,
 ) -> Grounding:
     """Checks what was found for each constraint, or for each unknown, and binds what suffices.
 
     Args:
       plan: the constraints.
       pools: of those looked up so far, by place in the plan.
-      known: bindings that stand whatever the graph says (read from text).
+      text_bindings: bindings that stand whatever the graph says (read from text).
       config: of `C2ragConfig`.
     """
     if config.neff_unit == "constraint":
@@ -209,17 +212,17 @@ def ground(
             for i, pool in pools.items()
         }
         resolved = frozenset(i for i, found in checks.items() if found.suffices)
-        bindings = dict(known)
+        bindings = dict(text_bindings)
         for variable in _variables(plan):
             found = entities_of(variable, (pools[i] for i in sorted(resolved)), config)
-            if found and variable not in known:
+            if found and variable not in text_bindings:
                 bindings[variable] = _names(found, config.max_bound)
         return Grounding(bindings, resolved, {i: found.n_eff for i, found in checks.items()})
-    bindings, of_variable = dict(known), {}
+    bindings, of_variable = dict(text_bindings), {}
     for variable in _variables(plan):
         found = entities_of(variable, pools.values(), config)[: config.num_structural]
         of_variable[variable] = check([entity.score for entity in found], config)
-        if of_variable[variable].suffices and variable not in known:
+        if of_variable[variable].suffices and variable not in text_bindings:
             bindings[variable] = _names(found, config.max_bound)
     ends = {i: (plan[i].head, plan[i].tail) for i in pools}
     resolved = frozenset(
@@ -229,7 +232,9 @@ def ground(
     return Grounding(bindings, resolved, n_eff)
 
 
-def consistent(pool: Pool, bindings: Bindings, config: C2ragConfig) -> tuple[Candidate, ...]:
+def consistent(
+    pool: CandidatePool, bindings: Bindings, config: C2ragConfig
+) -> tuple[Candidate, ...]:
     """The candidates that give their unknowns names these are bound to."""
     form = config.normalization
     kept = []

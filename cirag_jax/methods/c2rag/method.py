@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.methods.c2rag import constraints, prompts
-from cirag_jax.methods.c2rag.constraints import Candidate, Grounding, Pool
+from cirag_jax.methods.c2rag.constraints import Candidate, CandidatePool, Grounding
 from cirag_jax.methods.c2rag.prompts import Constraint, linearise, textual
-from cirag_jax.methods.c2rag.search import Run, Text, best, look_up, recover
+from cirag_jax.methods.c2rag.search import best, look_up, recover
 from cirag_jax.methods.c2rag.settings import C2ragConfig
+from cirag_jax.methods.c2rag.state import Excerpt, State
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.reading import parse_response
 from cirag_jax.methods.registry import Method
@@ -34,16 +35,16 @@ from cirag_jax.triples.normalization import name_key
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
 
 
-def c2rag(asked: Question, config: C2ragConfig) -> Program[Prediction]:
+def c2rag(question: Question, config: C2ragConfig) -> Program[Prediction]:
     """Answers q: plans constraints, grounds them in the graph or in text, reads the evidence."""
-    run = Run(asked.question, config)
-    first = yield from build_graph(run)
-    response = yield from make_plan(run)
-    grounding = yield from ground_plan(run)
-    blocks = yield from collect_evidence(run, grounding)
-    attempt = yield from answer(run, blocks)
+    state = State(question.question, config)
+    first = yield from build_graph(state)
+    response = yield from make_plan(state)
+    grounding = yield from ground_plan(state)
+    blocks = yield from collect_evidence(state, grounding)
+    attempt = yield from answer(state, blocks)
     return _prediction(
-        run, [dataclasses.replace(first, response=response)], grounding, blocks, attempt
+        state, [dataclasses.replace(first, response=response)], grounding, blocks, attempt
     )
 
 
@@ -53,40 +54,40 @@ METHOD = Method(c2rag, C2ragConfig)
 # ---------------------------------------------------------------------------- graph and planning
 
 
-def build_graph(run: Run) -> Program[Step]:
+def build_graph(state: State) -> Program[Step]:
     """U(q) and, unless the graph is the corpus's, the graph of its triples."""
-    found: Retrieved = yield Retrieve(run.question, run.config.num_passages)
-    run.see(found.passages)
+    found: Retrieved = yield Retrieve(state.question, state.config.num_passages)
+    state.see(found.passages)
     notes: dict[str, Any] = {}
-    if run.config.kg_scope == "per_question":
+    if state.config.kg_scope == "per_question":
         extracted: Extracted = yield Extract(found.passages)
-        run.parse_errors["passage_without_triples"] += sum(t == () for t in extracted.triples)
-        run.parse_errors["passage_not_extracted"] += sum(t is None for t in extracted.triples)
+        state.parse_errors["passage_without_triples"] += sum(t == () for t in extracted.triples)
+        state.parse_errors["passage_not_extracted"] += sum(t is None for t in extracted.triples)
         triples = (triple for triples in extracted.triples for triple in triples or ())
-        run.graph = EntityIndex(triples, run.config.normalization)
-        notes["graph"] = {"passages": len(found.passages), **run.graph.statistics()}
-    return Step(run.question, tuple(p.id for p in found.passages), notes=notes)
+        state.graph = EntityIndex(triples, state.config.normalization)
+        notes["graph"] = {"passages": len(found.passages), **state.graph.statistics()}
+    return Step(state.question, tuple(p.id for p in found.passages), notes=notes)
 
 
-def make_plan(run: Run) -> Program[str]:
+def make_plan(state: State) -> Program[str]:
     """P: the planner's constraints; where they cannot be used, q as a textual one."""
-    config, limits = run.config, _limits(run.config)
-    messages = prompts.plan_messages(run.question, num_examples=config.num_examples, **limits)
-    schema = prompts.plan_schema(run.question, **limits) if config.plan_schema else None
+    config, limits = state.config, _limits(state.config)
+    messages = prompts.plan_messages(state.question, num_examples=config.num_examples, **limits)
+    schema = prompts.plan_schema(state.question, **limits) if config.plan_schema else None
     asked, text, plan = messages, "", prompts.Plan((), "", ())
     for _ in range(config.plan_retries + 1):
         said: Generated = yield Generate(asked, "planner", json_schema=schema)
         text, truncated = said.text, said.finish_reason == "length"
-        plan = prompts.parse_plan(text, run.question, **limits, truncated=truncated)
-        run.parse_errors.update(plan.parse_errors)
+        plan = prompts.parse_plan(text, state.question, **limits, truncated=truncated)
+        state.parse_errors.update(plan.parse_errors)
         if not plan.problem:
             break
-        run.parse_errors["plan_invalid"] += 1
+        state.parse_errors["plan_invalid"] += 1
         asked = prompts.ask_again(messages, text, plan.problem)
     if not plan.problem:
-        run.plan = plan.constraints if config.typed_variables else untyped(plan.constraints)
+        state.plan = plan.constraints if config.typed_variables else untyped(plan.constraints)
     elif config.plan_failure == "question":
-        run.plan = (textual(run.question),)
+        state.plan = (textual(state.question),)
     return text
 
 
@@ -106,46 +107,46 @@ def untyped(plan: Sequence[Constraint]) -> tuple[Constraint, ...]:
 # --------------------------------------------------------------------- grounding, and propagation
 
 
-def ground_plan(run: Run) -> Program[Grounding]:
+def ground_plan(state: State) -> Program[Grounding]:
     """Constraints with one unknown first; then, from what they bind, those with two."""
-    plan, config = run.plan, run.config
+    plan, config = state.plan, state.config
     todo = [
         i for i, c in enumerate(plan) if c.entities and (c.variables or config.ground_constants)
     ]
     passes = 2 if config.propagation == "single_pass" else len(plan) + 1
-    grounding = constraints.ground(plan, run.pools, run.known, config)
+    grounding = constraints.ground(plan, state.pools, state.text_bindings, config)
     for _ in range(passes):
         if not todo:
             break
-        run.pools.update((yield from look_up(run, todo, grounding.bindings)))
-        grounding = constraints.ground(plan, run.pools, run.known, config)
+        state.pools.update((yield from look_up(state, todo, grounding.bindings)))
+        grounding = constraints.ground(plan, state.pools, state.text_bindings, config)
         if config.bind_from_text:
-            grounding = yield from fill(run, todo, grounding)
+            grounding = yield from fill(state, todo, grounding)
         todo = [
             i
             for i, constraint in enumerate(plan)
-            if i not in run.pools and set(constraint.variables) & set(grounding.bindings)
+            if i not in state.pools and set(constraint.variables) & set(grounding.bindings)
         ]
     return grounding
 
 
-def fill(run: Run, places: Sequence[int], grounding: Grounding) -> Program[Grounding]:
+def fill(state: State, places: Sequence[int], grounding: Grounding) -> Program[Grounding]:
     """Binds unknowns that others wait for, and that the graph does not bind, from text."""
-    others = collections.Counter(v for constraint in run.plan for v in constraint.variables)
+    others = collections.Counter(v for constraint in state.plan for v in constraint.variables)
     wanted: dict[str, int] = {}
     for place in places:
-        for variable in run.plan[place].variables:
+        for variable in state.plan[place].variables:
             if variable not in grounding.bindings and others[variable] > 1:
                 wanted.setdefault(variable, place)
     if not wanted:
         return grounding
-    yield from recover(run, tuple(dict.fromkeys(wanted.values())), grounding.bindings)
+    yield from recover(state, tuple(dict.fromkeys(wanted.values())), grounding.bindings)
     responses: list[Generated] = yield [
         Generate(
             prompts.fill_messages(
-                constraints.instances(run.plan[place], grounding.bindings)[0],
+                constraints.instances(state.plan[place], grounding.bindings)[0],
                 variable,
-                [text.line for text in run.texts[place]],
+                [text.line for text in state.texts[place]],
             ),
             "planner",
             max_tokens=32,
@@ -154,8 +155,8 @@ def fill(run: Run, places: Sequence[int], grounding: Grounding) -> Program[Groun
     ]
     for variable, response in zip(wanted, responses, strict=True):
         if (value := prompts.parse_fill(response.text)) is not None:
-            run.known[variable] = (value,)
-    return constraints.ground(run.plan, run.pools, run.known, run.config)
+            state.text_bindings[variable] = (value,)
+    return constraints.ground(state.plan, state.pools, state.text_bindings, state.config)
 
 
 # ---------------------------------------------------------------------------- evidence and answer
@@ -167,50 +168,50 @@ class Block(NamedTuple):
     place: int
     resolved: bool
     kept: tuple[Candidate, ...]
-    texts: tuple[Text, ...]
+    texts: tuple[Excerpt, ...]
 
 
-def collect_evidence(run: Run, grounding: Grounding) -> Program[list[Block]]:
+def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]:
     """Of resolved constraints the sources of their candidates, of the others recovered texts."""
-    config = run.config
-    resolved = [i for i in sorted(grounding.resolved) if i not in run.texts]
-    kept = {i: run.pools[i].candidates for i in resolved}
+    config = state.config
+    resolved = [i for i in sorted(grounding.resolved) if i not in state.texts]
+    kept = {i: state.pools[i].candidates for i in resolved}
     if config.consistent_only:
         kept = {
-            i: constraints.consistent(run.pools[i], grounding.bindings, config) for i in resolved
+            i: constraints.consistent(state.pools[i], grounding.bindings, config) for i in resolved
         }
     if config.kg_scope == "corpus" and config.fetch_sources:
         sources = (p for own in kept.values() for c in own for p, _ in c.fact.sources)
-        unseen = tuple(dict.fromkeys(p for p in sources if p and p not in run.passages))
+        unseen = tuple(dict.fromkeys(p for p in sources if p and p not in state.passages))
         if unseen:
             fetched: Retrieved = yield Fetch(unseen)
-            run.see(fetched.passages)
-    texts = {i: best(_source_texts(run, own)) for i, own in kept.items()}
-    unread = [i for i in range(len(run.plan)) if i not in texts and i not in run.texts]
+            state.see(fetched.passages)
+    texts = {i: best(_source_texts(state, own)) for i, own in kept.items()}
+    unread = [i for i in range(len(state.plan)) if i not in texts and i not in state.texts]
     if config.recover_if_empty:
         unread += [i for i, own in texts.items() if not own]
     if unread:
-        yield from recover(run, unread, grounding.bindings)
+        yield from recover(state, unread, grounding.bindings)
     return [
-        Block(i, i in kept, kept.get(i, ()), texts.get(i) or run.texts.get(i, ()))
-        for i in range(len(run.plan))
+        Block(i, i in kept, kept.get(i, ()), texts.get(i) or state.texts.get(i, ()))
+        for i in range(len(state.plan))
     ]
 
 
-def _source_texts(run: Run, kept: Sequence[Candidate]) -> Iterable[Text]:
+def _source_texts(state: State, kept: Sequence[Candidate]) -> Iterable[Excerpt]:
     for fact, score in kept:
         for passage_id, _ in fact.sources:
-            passage = run.passages.get(passage_id or "")
+            passage = state.passages.get(passage_id or "")
             if passage is None:
                 continue
-            kind = run.config.resolved_evidence
+            kind = state.config.resolved_evidence
             if kind == "passage":
-                yield Text(passage, None, score)
+                yield Excerpt(passage, None, score)
             elif kind == "naming_passage":
-                if _names_both(passage.text, fact.triple, run.config):
-                    yield Text(passage, None, score)
-            elif (place := _naming_sentence(passage, fact.triple, run.config)) is not None:
-                yield Text(passage, place, score)
+                if _names_both(passage.text, fact.triple, state.config):
+                    yield Excerpt(passage, None, score)
+            elif (place := _naming_sentence(passage, fact.triple, state.config)) is not None:
+                yield Excerpt(passage, place, score)
 
 
 def _names_both(text: str, triple: Triple, config: C2ragConfig) -> bool:
@@ -226,36 +227,36 @@ def _naming_sentence(passage: Passage, triple: Triple, config: C2ragConfig) -> i
     return None
 
 
-def answer(run: Run, blocks: Sequence[Block]) -> Program[Attempt]:
+def answer(state: State, blocks: Sequence[Block]) -> Program[Attempt]:
     """The reader's answer from the blocks, in the order of the plan."""
-    config, most = run.config, run.config.max_texts or None
+    config, most = state.config, state.config.max_texts or None
     shown = [
-        (linearise(run.plan[block.place]), [text.line for text in block.texts[:most]])
+        (linearise(state.plan[block.place]), [text.line for text in block.texts[:most]])
         for block in blocks
     ]
     lines = tuple(dict.fromkeys(line for _, texts in shown for line in texts))
     if config.reader_format == "blocks":
-        messages = prompts.answer_messages(run.question, shown)
+        messages = prompts.answer_messages(state.question, shown)
     else:
         messages = reading_prompts.answer_messages(
-            run.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
+            state.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
         )
     response: Generated = yield Generate(messages, "reader")
     found, sufficient, problem = parse_response(response, config.reader_format)
     if problem is not None:
-        run.parse_errors[f"answer_{problem}"] += 1
+        state.parse_errors[f"answer_{problem}"] += 1
     return Attempt("passage", lines, response.text, found, sufficient)
 
 
 def _prediction(
-    run: Run, steps: list[Step], grounding: Grounding, blocks: Sequence[Block], attempt: Attempt
+    state: State, steps: list[Step], grounding: Grounding, blocks: Sequence[Block], attempt: Attempt
 ) -> Prediction:
     texts = [text for block in blocks for text in block.texts]
     kept = sorted((c for block in blocks for c in block.kept), key=lambda c: -c.score)
-    if run.config.recall_order == "score":
+    if state.config.recall_order == "score":
         texts = sorted(texts, key=lambda text: -text.score)
     places = [(t.passage.id, t.sentence) for t in texts] + [s for c in kept for s in c.fact.sources]
-    steps = [*steps, *(_step(run, block, grounding) for block in blocks)]
+    steps = [*steps, *(_step(state, block, grounding) for block in blocks)]
     queries = [*(step.query for step in steps[1:]), None]
     return Prediction(
         attempt.answer,
@@ -268,14 +269,14 @@ def _prediction(
             for step, query in zip(steps, queries, strict=True)
         ),
         (attempt,),
-        {kind: count for kind, count in sorted(run.parse_errors.items()) if count},
+        {kind: count for kind, count in sorted(state.parse_errors.items()) if count},
     )
 
 
-def _step(run: Run, block: Block, grounding: Grounding) -> Step:
+def _step(state: State, block: Block, grounding: Grounding) -> Step:
     """A constraint as a trace shows it."""
-    constraint = run.plan[block.place]
-    pool = run.pools.get(block.place, Pool(constraint))
+    constraint = state.plan[block.place]
+    pool = state.pools.get(block.place, CandidatePool(constraint))
     n_eff = grounding.n_eff.get(block.place)
     names = {
         v: list(grounding.bindings[v]) for v in constraint.variables if v in grounding.bindings

@@ -1,15 +1,14 @@
 """C2RAG's two searches for a constraint: in the graph (section 3.2), and in text (section 3.3)."""
 
-import collections
-import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.methods.c2rag.constraints import Bindings, Candidate, Pool, instances
+from cirag_jax.methods.c2rag.constraints import Bindings, Candidate, CandidatePool, instances
 from cirag_jax.methods.c2rag.prompts import Constraint, linearise
 from cirag_jax.methods.c2rag.settings import C2ragConfig
-from cirag_jax.methods.common.evidence import passage_line, sentence_line
+from cirag_jax.methods.c2rag.state import Excerpt, State
+from cirag_jax.methods.common.evidence import sentence_line
 from cirag_jax.runtime.requests import (
     Anchor,
     Anchored,
@@ -19,67 +18,21 @@ from cirag_jax.runtime.requests import (
     Retrieve,
     Retrieved,
 )
-from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import merge_sources
-from cirag_jax.types import Passage, Triple
-
-
-class Text(NamedTuple):
-    """A piece of evidence: a passage, or one sentence of it, and its score."""
-
-    passage: Passage
-    sentence: int | None
-    score: float
-
-    @property
-    def line(self) -> str:
-        """As the reader sees it."""
-        if self.sentence is None:
-            return passage_line(self.passage)
-        return sentence_line(self.passage, self.sentence)
-
-
-@dataclasses.dataclass
-class Run:
-    """One question under way.
-
-    Attributes:
-      question: q.
-      config: the switches.
-      passages: everything retrieved, by id, in order.
-      graph: of U(q); None: the corpus's, which is asked for.
-      plan: the constraints.
-      pools: what was found in the graph, by place in the plan.
-      texts: what was recovered from text, by place in the plan.
-      known: bindings read from text.
-      parse_errors: malformed output by kind.
-    """
-
-    question: str
-    config: C2ragConfig
-    passages: dict[str, Passage] = dataclasses.field(default_factory=dict)
-    graph: EntityIndex | None = None
-    plan: tuple[Constraint, ...] = ()
-    pools: dict[int, Pool] = dataclasses.field(default_factory=dict)
-    texts: dict[int, tuple[Text, ...]] = dataclasses.field(default_factory=dict)
-    known: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    parse_errors: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-
-    def see(self, passages: Iterable[Passage]) -> None:
-        """Notes passages."""
-        self.passages.update((p.id, p) for p in passages if p.id not in self.passages)
-
+from cirag_jax.types import Triple
 
 # ------------------------------------------------------------------------------------ in the graph
 
 
-def look_up(run: Run, places: Sequence[int], bindings: Bindings) -> Program[dict[int, Pool]]:
+def look_up(
+    state: State, places: Sequence[int], bindings: Bindings
+) -> Program[dict[int, CandidatePool]]:
     """The refined pools C_i^top of constraints with a named end, all looked up together."""
-    config = run.config
-    asked = [(i, c) for i in places for c in instances(run.plan[i], bindings)]
-    anchors = yield from _anchor(run, asked)
-    aligned = yield from _align(run, asked, [triples for _, triples in anchors])
-    ranked = yield from _rerank(run, asked, aligned)
+    config = state.config
+    asked = [(i, c) for i in places for c in instances(state.plan[i], bindings)]
+    anchors = yield from _anchor(state, asked)
+    aligned = yield from _align(state, asked, [triples for _, triples in anchors])
+    ranked = yield from _rerank(state, asked, aligned)
     pools = {}
     for place in places:
         own = [row for row, (i, _) in enumerate(asked) if i == place]
@@ -88,26 +41,26 @@ def look_up(run: Run, places: Sequence[int], bindings: Bindings) -> Program[dict
             known = best.get(fact.triple)
             if known is None or score > known.score:
                 best[fact.triple] = Candidate(fact, score)
-        pools[place] = Pool(
-            run.plan[place],
+        pools[place] = CandidatePool(
+            state.plan[place],
             tuple(asked[row][1] for row in own),
             tuple(dict.fromkeys(name for row in own for name in anchors[row][0])),
             tuple(sorted(best.values(), key=lambda c: -c.score))[: config.num_structural],
-            tuple(v for v in run.plan[place].variables if v not in bindings),
+            tuple(v for v in state.plan[place].variables if v not in bindings),
         )
     return pools
 
 
-def _is_coarse(run: Run, place: int) -> bool:
-    return not run.config.use_constraints or place < run.config.plain_hops
+def _is_coarse(state: State, place: int) -> bool:
+    return not state.config.use_constraints or place < state.config.plain_hops
 
 
 def _anchor(
-    run: Run, asked: Sequence[tuple[int, Constraint]]
+    state: State, asked: Sequence[tuple[int, Constraint]]
 ) -> Program[list[tuple[tuple[str, ...], tuple[Triple, ...]]]]:
     """Of each constraint, the entities that its named ends match, and the triples around them."""
-    config, graph = run.config, run.graph
-    fine = [c for i, c in asked if not _is_coarse(run, i)]
+    config, graph = state.config, state.graph
+    fine = [c for i, c in asked if not _is_coarse(state, i)]
     surfaces = tuple(dict.fromkeys(surface for c in fine for surface in c.entities))
     if graph is None:
         requests = [Anchor(s, config.num_anchors, config.anchor_match) for s in surfaces]
@@ -118,7 +71,7 @@ def _anchor(
         found = {s: (near, graph.neighbours(near)) for s, near in names.items()}
     anchored = []
     for place, constraint in asked:
-        if graph is not None and _is_coarse(run, place):
+        if graph is not None and _is_coarse(state, place):
             anchored.append(((), tuple(graph.triples)))
             continue
         near = [found[surface] for surface in constraint.entities]
@@ -132,16 +85,16 @@ def _anchor(
 
 
 def _align(
-    run: Run, asked: Sequence[tuple[int, Constraint]], pools: Sequence[Sequence[Triple]]
+    state: State, asked: Sequence[tuple[int, Constraint]], pools: Sequence[Sequence[Triple]]
 ) -> Program[list[list[Candidate]]]:
     """C_i^init: the R candidates whose relation is nearest to a wording of the constraint's."""
-    config = run.config
+    config = state.config
     facts = [merge_sources(pool, config.normalization) for pool in pools]
     requests, owners = [], []
     for row, (place, constraint) in enumerate(asked):
         if not facts[row]:
             continue
-        if _is_coarse(run, place):
+        if _is_coarse(state, place):
             triples = tuple(fact.triple for fact in facts[row])
             wanted = [Rank(linearise(constraint), triples, config.num_structural, "relations")]
         elif config.use_relations:
@@ -158,7 +111,7 @@ def _align(
             score[row][text] = max(value, score[row].get(text, value))
     aligned = []
     for row, (place, _) in enumerate(asked):
-        if _is_coarse(run, place):
+        if _is_coarse(state, place):
             chosen = [
                 Candidate(f, score[row][f.triple]) for f in facts[row] if f.triple in score[row]
             ]
@@ -173,18 +126,18 @@ def _align(
 
 
 def _rerank(
-    run: Run, asked: Sequence[tuple[int, Constraint]], aligned: Sequence[Sequence[Candidate]]
+    state: State, asked: Sequence[tuple[int, Constraint]], aligned: Sequence[Sequence[Candidate]]
 ) -> Program[list[list[Candidate]]]:
     """The scores z of Eq. 6, and the K_s best candidates of each constraint."""
-    config = run.config
+    config = state.config
     ranked = [list(candidates[: config.num_structural]) for candidates in aligned]
     if not config.rerank_structural:
         return ranked
     requests, owners = [], []
     for row, (place, constraint) in enumerate(asked):
-        if aligned[row] and not _is_coarse(run, place):
+        if aligned[row] and not _is_coarse(state, place):
             shown = {_shown(c.fact.triple, config): c for c in aligned[row]}
-            query = f"{run.question}\n{_pattern(constraint, config)}"
+            query = f"{state.question}\n{_pattern(constraint, config)}"
             requests.append(Rank(query, tuple(shown), config.num_structural, "triples"))
             owners.append((row, shown))
     found: list[Ranked[Triple]] = yield requests
@@ -214,18 +167,18 @@ def _pattern(constraint: Constraint, config: C2ragConfig) -> str:
 # ---------------------------------------------------------------------------------------- in text
 
 
-def recover(run: Run, places: Sequence[int], bindings: Bindings) -> Program[None]:
+def recover(state: State, places: Sequence[int], bindings: Bindings) -> Program[None]:
     """The texts of constraints that the graph does not ground, all looked up together."""
-    config = run.config
-    asked = [(i, c) for i in places for c in instances(run.plan[i], bindings)]
+    config = state.config
+    asked = [(i, c) for i in places for c in instances(state.plan[i], bindings)]
     found: list[Retrieved] = yield [Retrieve(linearise(c), config.num_dense) for _, c in asked]
-    units = [_units(response, config) for response in found]
+    units = [_excerpts(response, config) for response in found]
     for response in found:
-        run.see(response.passages)
+        state.see(response.passages)
     if config.rerank_texts:
         rows = [row for row, own in enumerate(units) if own]
         ranked: list[Ranked[Any]] = yield [
-            Rank(_text_query(run, asked[row][1]), tuple(units[row]), config.num_texts, "passages")
+            Rank(_text_query(state, asked[row][1]), tuple(units[row]), config.num_texts, "passages")
             for row in rows
         ]
         for row, response in zip(rows, ranked, strict=True):
@@ -235,32 +188,32 @@ def recover(run: Run, places: Sequence[int], bindings: Bindings) -> Program[None
         texts = [
             t for (i, _), own in zip(asked, units, strict=True) if i == place for t in own.values()
         ]
-        run.texts[place] = best(texts)[: config.num_texts]
+        state.texts[place] = best(texts)[: config.num_texts]
 
 
-def _units(found: Retrieved, config: C2ragConfig) -> dict[Any, Text]:
+def _excerpts(found: Retrieved, config: C2ragConfig) -> dict[Any, Excerpt]:
     """What the reranker compares -> the text it stands for, best first."""
     pairs = zip(found.passages, found.scores, strict=True)
     if config.recovery_unit == "passage":
-        return {passage: Text(passage, None, score) for passage, score in pairs}
+        return {passage: Excerpt(passage, None, score) for passage, score in pairs}
     return {
-        sentence_line(passage, place): Text(passage, place, score)
+        sentence_line(passage, place): Excerpt(passage, place, score)
         for passage, score in pairs
         for place, sentence in enumerate(sentences_of(passage))
         if sentence.strip()
     }
 
 
-def _text_query(run: Run, constraint: Constraint) -> str:
-    pattern = _pattern(constraint, run.config)
-    if not run.config.recovery_question or pattern == run.question:
+def _text_query(state: State, constraint: Constraint) -> str:
+    pattern = _pattern(constraint, state.config)
+    if not state.config.recovery_question or pattern == state.question:
         return pattern
-    return f"{run.question}\n{pattern}"
+    return f"{state.question}\n{pattern}"
 
 
-def best(texts: Iterable[Text]) -> tuple[Text, ...]:
+def best(texts: Iterable[Excerpt]) -> tuple[Excerpt, ...]:
     """By falling score, each passage or sentence once."""
-    places: dict[Any, Text] = {}
+    places: dict[Any, Excerpt] = {}
     for text in sorted(texts, key=lambda text: -text.score):
         places.setdefault((text.passage.id, text.sentence), text)
     return tuple(places.values())

@@ -1,45 +1,26 @@
 """C2RAG's switches."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from msgspec import Meta
+
+from cirag_jax.errors import UserError
 from cirag_jax.io import say
 from cirag_jax.llm.types import Ability
 from cirag_jax.methods.c2rag import prompts
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.runtime.requests import Needs
-from cirag_jax.triples.entity_index import MATCHES, Match
+from cirag_jax.triples.entity_index import Match
 from cirag_jax.triples.normalization import Normalization
+from cirag_jax.types import Count, PositiveInt
+from cirag_jax.validation import check_fields
 
 # How scores become shares; see `cirag_jax.methods.c2rag.constraints.shares`.
 Rule = Literal["always_shift", "shift_if_nonpositive", "softmax"]
-RULES: tuple[Rule, ...] = ("always_shift", "shift_if_nonpositive", "softmax")
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 _NO_SCORE = -1e9  # Any score reaches it.
-
-# Fields with a choice of words.
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "kg_scope": ("per_question", "corpus"),
-    "plan_failure": ("question", "empty"),
-    "anchor_match": MATCHES,
-    "lin_relation": ("canonical", "variants"),
-    "sufficiency": ("neff", "score", "none"),
-    "neff_unit": ("constraint", "variable"),
-    "neff_rule": RULES,
-    "binding_end": ("slot", "other_end"),
-    "propagation": ("fixpoint", "single_pass"),
-    "resolved_evidence": ("passage", "sentence", "naming_passage"),
-    "recovery_unit": ("passage", "sentence"),
-    "recall_order": ("score", "plan"),
-    "normalization": ("ascii", "unicode"),
-    "reader_format": ("blocks", *reading_prompts.FORMATS),
-}
-_AT_LEAST_ONE = (
-    *("num_passages", "num_variants", "max_constraints", "num_anchors", "num_relations"),
-    *("num_structural", "num_dense", "num_texts"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,19 +90,19 @@ class C2ragConfig:
         unchecked (NoC2RAG-1, NoC2RAG-1&2).
     """
 
-    num_passages: int = 20
+    num_passages: PositiveInt = 20
     kg_scope: Literal["per_question", "corpus"] = "per_question"
     normalization: Normalization = "unicode"
-    num_variants: int = 3
-    max_constraints: int = 8
-    num_examples: int = prompts.NUM_EXAMPLES
+    num_variants: PositiveInt = 3
+    max_constraints: PositiveInt = 8
+    num_examples: Annotated[int, Meta(ge=0, le=prompts.NUM_EXAMPLES)] = prompts.NUM_EXAMPLES
     plan_schema: bool = False
-    plan_retries: int = 1
+    plan_retries: Count = 1
     plan_failure: Literal["question", "empty"] = "question"
-    num_anchors: int = 3
+    num_anchors: PositiveInt = 3
     anchor_match: Match = "coverage"
-    num_relations: int = 8
-    num_structural: int = 3
+    num_relations: PositiveInt = 8
+    num_structural: PositiveInt = 3
     lin_relation: Literal["canonical", "variants"] = "canonical"
     sufficiency: Literal["neff", "score", "none"] = "neff"
     gamma: float = 1.5
@@ -131,7 +112,7 @@ class C2ragConfig:
     floor_at_zero: bool = False
     binding_end: Literal["slot", "other_end"] = "slot"
     intersect: bool = True
-    max_bound: int = 0
+    max_bound: Count = 0
     consistent_only: bool = True
     propagation: Literal["fixpoint", "single_pass"] = "fixpoint"
     ground_constants: bool = False
@@ -140,28 +121,22 @@ class C2ragConfig:
     fetch_sources: bool = True
     recover_if_empty: bool = False
     recovery_unit: Literal["passage", "sentence"] = "passage"
-    num_dense: int = 8
-    num_texts: int = 3
+    num_dense: PositiveInt = 8
+    num_texts: PositiveInt = 3
     recovery_question: bool = True
-    max_texts: int = 0
+    max_texts: Count = 0
     recall_order: Literal["score", "plan"] = "score"
-    reader_format: str = "blocks"
+    reader_format: Literal["blocks", reading_prompts.ReaderFormat] = "blocks"
     use_constraints: bool = True
     use_relations: bool = True
     use_placeholders: bool = True
     typed_variables: bool = True
     rerank_structural: bool = True
     rerank_texts: bool = True
-    plain_hops: int = 0
+    plain_hops: Count = 0
 
     def __post_init__(self):
-        for name, words in _CHOICES.items():
-            check_choice(name, getattr(self, name), words)
-        check_at_least(1, self, *_AT_LEAST_ONE, prefix="")
-        none = ("plan_retries", "max_bound", "max_texts", "plain_hops")
-        check_at_least(0, self, *none, prefix="")
-        if not 0 <= self.num_examples <= prompts.NUM_EXAMPLES:
-            raise UserError(f"num_examples must lie between 0 and {prompts.NUM_EXAMPLES}.")
+        check_fields(self)
         if not (self.use_relations or self.rerank_structural):
             raise UserError(
                 "use_relations=false and rerank_structural=false leave candidates without a score."

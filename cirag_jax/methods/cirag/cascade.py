@@ -13,8 +13,6 @@ from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Attempt, Granularity, Passage
 
-GRANULARITIES: tuple[Granularity, ...] = ("triple", "sentence", "passage")
-
 
 class CascadeConfig(Protocol):
     """What the cascade reads of a method's settings; `CiragConfig` describes the fields."""

@@ -24,6 +24,7 @@ class Decision:
       next_query: what to retrieve for, or None to end; meaningless unless ``has_question``.
       has_question: whether there is a question section at all.
       parse_errors: kinds of malformed output met, one entry each time.
+      response: the text as it came.
     """
 
     thought: str
@@ -31,6 +32,7 @@ class Decision:
     next_query: str | None
     has_question: bool
     parse_errors: tuple[str, ...]
+    response: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

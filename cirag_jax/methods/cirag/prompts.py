@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import compact
@@ -20,7 +20,7 @@ from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
 from cirag_jax.types import Sentence, Step, Triple
 
-FORMATS = ("multi_turn", "paper", "compact")
+PromptFormat = Literal["multi_turn", "paper", "compact"]
 NO_QUESTION = "<no question>"
 HEADERS = ("thought", "fact_after_filter", "question")
 # A model that runs past its own turn starts to write the next observation.

@@ -1,30 +1,21 @@
 """CIRAG's switches."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
+from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability
-from cirag_jax.methods.cirag import prompts
-from cirag_jax.methods.cirag.cascade import GRANULARITIES
-from cirag_jax.methods.common import reading_prompts
+from cirag_jax.methods.cirag.compact import Units
+from cirag_jax.methods.cirag.prompts import PromptFormat
+from cirag_jax.methods.common.reading_prompts import ReaderFormat
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.triples.normalization import Normalization
-from cirag_jax.types import Granularity
+from cirag_jax.types import Count, Granularity, NonNegativeFloat, PositiveInt, UnitInterval
+from cirag_jax.validation import check_fields
 
 # The fields that say how the integrator's conversations read: a student is asked as it was trained.
 PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
-
-# Fields with a choice of words.
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "units": ("triple", "sentence"),
-    "prompt_format": tuple(prompts.FORMATS),
-    "normalization": ("ascii", "unicode"),
-    "on_repeat": ("ask", "stop", "chain"),
-    "next_query": ("written", "chain"),
-    "integrator": ("model", "aligner", "top_k"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,49 +69,41 @@ class CiragConfig:
       answer_tokens: most tokens of an answer; 0: the role's.
     """
 
-    max_steps: int = 4
-    num_passages: int = 10
-    units: Literal["triple", "sentence"] = "triple"
-    num_candidates: int = 30
+    max_steps: Count = 4
+    num_passages: PositiveInt = 10
+    units: Units = "triple"
+    num_candidates: PositiveInt = 30
     use_reranker: bool = True
-    granularities: tuple[str, ...] = GRANULARITIES
+    granularities: tuple[UnitKind, ...] = UNIT_KINDS
     force_answer: bool = False
     wide_refusal: bool = False
     grounded_answers: bool = False
-    prompt_format: str = "multi_turn"
+    prompt_format: PromptFormat = "multi_turn"
     normalization: Normalization = "ascii"
-    match_cutoff: float = 0.8
+    match_cutoff: UnitInterval = 0.8
     retry: bool = True
-    on_repeat: str = "ask"
-    next_query: str = "written"
+    on_repeat: Literal["ask", "stop", "chain"] = "ask"
+    next_query: Literal["written", "chain"] = "written"
     only_new: bool = False
     prefilled_headers: bool = False
     few_shot: bool = False
-    keep_above: float = 0.0
-    integrator: str = "model"
+    keep_above: UnitInterval = 0.0
+    integrator: Literal["model", "aligner", "top_k"] = "model"
     stop_below: float = -1.0
-    keep: int = 1
-    link_bonus: float = 0.0
-    reader_format: str = "thought"
-    decision_tokens: int = 0
-    answer_tokens: int = 0
+    keep: PositiveInt = 1
+    link_bonus: NonNegativeFloat = 0.0
+    reader_format: ReaderFormat = "thought"
+    decision_tokens: Count = 0
+    answer_tokens: Count = 0
 
     def __post_init__(self):
-        for field, options in _CHOICES.items():
-            check_choice(field, getattr(self, field), options)
-        check_at_least(0, self, "max_steps", "link_bonus", prefix="")
-        check_at_least(1, self, "num_passages", "num_candidates", "keep", prefix="")
-        if not self.granularities or list(self.granularities) != [
-            v for v in GRANULARITIES if v in self.granularities
-        ]:
+        check_fields(self)
+        in_order = [unit for unit in UNIT_KINDS if unit in self.granularities]
+        if not in_order or list(self.granularities) != in_order:
             raise UserError(
-                f"granularities={self.granularities!r} must be some of {', '.join(GRANULARITIES)}, "
+                f"granularities={self.granularities!r} must be some of {', '.join(UNIT_KINDS)}, "
                 "in this order."
             )
-        if not 0.0 <= self.match_cutoff <= 1.0:
-            raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
-        if not 0.0 <= self.keep_above <= 1.0:
-            raise UserError(f"keep_above={self.keep_above} must lie in [0, 1].")
         if self.keep_above and (self.prompt_format != "compact" or self.prefilled_headers):
             raise UserError("keep_above needs prompt_format=compact, without prefilled_headers.")
         by_model = self.units == "sentence" and self.integrator == "model"
@@ -133,13 +116,13 @@ class CiragConfig:
             raise UserError("units=sentence has no triples to read: granularities needs another.")
         if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
             raise UserError("integrator=aligner needs use_reranker; so does link_bonus.")
-        reading_prompts.check_reader_format(self.reader_format)
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
         """Granularities that can hold something, in the order of the cascade."""
-        empty = ("triple",) if self.units == "sentence" else ()
-        return tuple(g for g in GRANULARITIES if g in self.granularities and g not in empty)
+        return tuple(
+            unit for unit in self.granularities if unit != "triple" or self.units == "triple"
+        )
 
     @property
     def needs(self) -> Needs:
@@ -151,12 +134,12 @@ class CiragConfig:
             abilities["integrator"] = ("continue_final", "score")
         elif asks and self.prefilled_headers:
             abilities["integrator"] = ("continue_final",)
-        rankers = ("triples",) if rounds and self.use_reranker else ()
+        ranks = rounds and self.use_reranker
         return Needs(
             roles=("integrator", "reader") if asks else ("reader",),
             abilities=abilities,
-            rankers=rankers,
-            units=self.units if rankers else None,
+            rankers=("triples",) if ranks else (),
+            units=self.units if ranks else None,
             links=rounds and self.link_bonus > 0,
             triples=rounds and self.units == "triple",
         )

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import extraction_prompts
@@ -20,10 +20,10 @@ from cirag_jax.types import Passage
 # What an answer lacks; with triples beside it, the rest was lost.
 Problem = Literal["no_triples", "truncated", "wrong_shape"]
 
-OPENIE = (
-    "openie"  # The default: entities, then triples, as JSON (`methods.common.extraction_prompts`).
-)
-DIALECTS = (OPENIE, "kirag", "trace")
+# ``openie`` is the default: entities, then triples, as JSON (`methods.common.extraction_prompts`).
+Dialect = Literal["openie", "kirag", "trace"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+OPENIE: Dialect = "openie"
 
 _FORMAT = (
     "Write one fact a line, as <head; relation; tail>, and nothing else. State only what the "

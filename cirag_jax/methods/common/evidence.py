@@ -1,6 +1,7 @@
 """What a method has collected: facts with their provenance, and the rankings they induce."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, sentence_text, sentence_texts, triple_text
 from cirag_jax.datasets.sentences import sentences_of
@@ -8,6 +9,13 @@ from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Passage, Sentence, Step, Triple, Unit
 
 Fact = Unit  # a candidate of a round: a triple, a sentence, or a passage by its id
+
+
+class Candidates(NamedTuple):
+    """The facts that a round may keep, best first, with the ranker's scores."""
+
+    facts: tuple[Fact, ...]
+    scores: tuple[float, ...]
 
 
 class Evidence:

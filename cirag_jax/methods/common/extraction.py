@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
 from cirag_jax.methods.common import dialects
 from cirag_jax.methods.common import extraction_prompts as prompts
@@ -17,6 +17,7 @@ from cirag_jax.models.io import fingerprint
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Count, Passage, Triple
+from cirag_jax.validation import check_fields
 
 # Raise it with every change after which an answer that was given before yields other triples: in
 # `extract`, in the parsing of extraction_prompts.py and tolerant_json.py, in the choice of a
@@ -45,10 +46,10 @@ class ExtractionSettings:
     triple_tokens: int = 512
     constrained: bool = False
     grounded: bool = False
-    dialect: str = dialects.OPENIE
+    dialect: dialects.Dialect = dialects.OPENIE
 
     def __post_init__(self):
-        check_choice("dialect", self.dialect, dialects.DIALECTS)
+        check_fields(self)
         if self.constrained and self.dialect != dialects.OPENIE:
             raise UserError(f"dialect={self.dialect} is no JSON that constrained could enforce.")
 

@@ -2,8 +2,8 @@
 
 import collections
 from collections.abc import Sequence
+from typing import Literal
 
-from cirag_jax.errors import check_choice
 from cirag_jax.methods.common import reading_prompts, short_answers
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.runtime.requests import (
@@ -17,7 +17,8 @@ from cirag_jax.runtime.requests import (
 )
 from cirag_jax.types import Attempt, Granularity, Passage
 
-FORMATS = ("documents", *reading_prompts.FORMATS)
+# FlashRAG's prompt, or a format of CIRAG's reader.
+ReaderFormat = Literal["documents", reading_prompts.ReaderFormat]
 
 # What an answer of each format takes: four facts or a thought come first in some.
 ANSWER_TOKENS = {
@@ -29,11 +30,6 @@ ANSWER_TOKENS = {
     "blocks": 64,  # C2RAG
     "outline": 256,  # DualRAG
 }
-
-
-def check_reader_format(value: str) -> None:
-    """Raises UserError where there is no such format."""
-    check_choice("reader_format", value, FORMATS)
 
 
 def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:

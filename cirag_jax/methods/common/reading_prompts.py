@@ -7,13 +7,14 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from typing import Literal, get_args
 
-from cirag_jax.errors import check_choice
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.refusals import refuses
 
 UNANSWERABLE = "Unanswerable"
-FORMATS = ("thought", "chain", "brief")
+ReaderFormat = Literal["thought", "chain", "brief"]
+FORMATS: tuple[ReaderFormat, ...] = get_args(ReaderFormat)
 _ANSWER_MARK = re.compile(r"answer[\s*]*:", re.IGNORECASE)
 
 _READING = """\
@@ -82,11 +83,6 @@ def answer_messages(
         *(example if reader_format == "thought" else ()),
         Message("user", *_reading_turn(question, noun, evidence)),
     )
-
-
-def check_reader_format(value: str) -> None:
-    """Raises UserError where there is no such format."""
-    check_choice("reader_format", value, FORMATS)
 
 
 def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()) -> str:

@@ -31,8 +31,8 @@ Demands = Mapping[str, tuple[str, ...]]  # e -> Q(e)
 Documents = Mapping[str, tuple[Passage, ...]]  # e -> D_e
 
 
-class Research:
-    """What is known of one question.
+class State:
+    """The state of one question.
 
     Attributes:
       question: x.
@@ -65,11 +65,12 @@ class Research:
         """Entities of the outline, in order."""
         return tuple(entity for entity in self.outline if entity != prompts.ELSE)
 
-    def told(self) -> str:
+    def texts_with_names(self) -> str:
         """Everything that may name an entity: x, R, and what is known."""
-        noted = [line for entity, said in self.outline.items() for line in (entity, *said)]
-        known = noted or [passage_line(passage) for passage in self.documents.values()]
-        return "\n".join([self.question, *self.thoughts, *known])
+        knowledge = [
+            line for entity, fragments in self.outline.items() for line in (entity, *fragments)
+        ] or [passage_line(passage) for passage in self.documents.values()]
+        return "\n".join([self.question, *self.thoughts, *knowledge])
 
     def link(self, name: str) -> str:
         """The entity that a name means: a known one where only the spelling differs."""
@@ -77,28 +78,28 @@ class Research:
         return known.get(normalise(name, "unicode"), name)
 
 
-def dualrag(asked: Question, config: DualragConfig) -> Program[Prediction]:
+def dualrag(question: Question, config: DualragConfig) -> Program[Prediction]:
     """Reasons until knowledge is missing, searches for it entity by entity, notes it; answers."""
-    research, steps = Research(asked.question), []
+    state, steps = State(question.question), []
     for number in range(config.max_steps):
-        thought, retrieves, said = yield from reason(research, number, config)
+        thought, retrieves, said = yield from reason(state, number, config)
         demands: Demands = {}
         if retrieves:
-            demands = yield from identify(research, thought, config)
+            demands = yield from identify(state, thought, config)
         if not demands:
-            steps.append(Step(research.question, thought=thought, response=said))
+            steps.append(Step(state.question, thought=thought, response=said))
             break
-        documents = yield from retrieve(research, demands, config)
-        learnt = yield from aggregate(research, demands, documents, config)
+        documents = yield from retrieve(state, demands, config)
+        learnt = yield from aggregate(state, demands, documents, config)
         steps.append(_step(thought, said, demands, documents, learnt))
-    attempt = yield from answer(research, config)
+    attempt = yield from answer(state, config)
     return Prediction(
         attempt.answer,
         attempt.granularity,
-        passages=tuple(dict.fromkeys([*research.documents, *research.dropped])),
+        passages=tuple(dict.fromkeys([*state.documents, *state.dropped])),
         steps=tuple(steps),
         attempts=(attempt,),
-        parse_errors={kind: n for kind, n in sorted(research.parse_errors.items()) if n},
+        parse_errors={kind: n for kind, n in sorted(state.parse_errors.items()) if n},
     )
 
 
@@ -108,11 +109,9 @@ METHOD = Method(dualrag, DualragConfig)
 # -------------------------------------------------------------- reasoning-augmented querying (RaQ)
 
 
-def reason(
-    research: Research, number: int, config: DualragConfig
-) -> Program[tuple[str, bool, str]]:
+def reason(state: State, number: int, config: DualragConfig) -> Program[tuple[str, bool, str]]:
     """r^t and f^t of round ``number``, and the text that said so (Eq. 3)."""
-    known, x, thoughts = research.knowledge(config), research.question, research.thoughts
+    known, x, thoughts = state.knowledge(config), state.question, state.thoughts
     if config.use_reasoner:
         messages = prompts.reasoning_messages(known, x, thoughts, few_shot=config.few_shot)
         schema = prompts.THOUGHT_SCHEMA if config.constrained else None
@@ -123,7 +122,7 @@ def reason(
             found = prompts.parse_thought(said, truncated=truncated)
             if found.problem is None:
                 break
-            research.parse_errors[f"reasoner_{found.problem}"] += 1
+            state.parse_errors[f"reasoner_{found.problem}"] += 1
             messages = prompts.ask_again(messages, said)
         # Nobody says whether to search: as long as nothing is known, that is the better guess.
         thought, wanted = found.text, found.need_retrieve
@@ -132,48 +131,48 @@ def reason(
         messages = prompts.sentence_messages(known, x, thoughts)
         response = yield Generate(messages, "reasoner")
         said, thought = response.text, ircot.parse_thought(response.text)
-        research.parse_errors["reasoner_empty"] += not thought
+        state.parse_errors["reasoner_empty"] += not thought
         retrieves = bool(thought) and ircot.FINAL.lower() not in thought.lower()
     if thought:
         thoughts.append(thought)
     return thought, retrieves or number < config.min_retrievals, said
 
 
-def identify(research: Research, thought: str, config: DualragConfig) -> Program[Demands]:
+def identify(state: State, thought: str, config: DualragConfig) -> Program[Demands]:
     """E^t and Q^t(e) (Eq. 5): those not asked before; the question where all were, once."""
-    wanted: Demands = {prompts.ELSE: (thought or research.question,)}
+    wanted: Demands = {prompts.ELSE: (thought or state.question,)}
     if config.use_entities:
-        wanted = (yield from _ask_for_entities(research, config)) or wanted
-    fresh = _fresh(research, wanted)
+        wanted = (yield from _ask_for_entities(state, config)) or wanted
+    fresh = _fresh(state, wanted)
     if not fresh:
-        research.parse_errors["repeated_query"] += 1
-        fresh = _fresh(research, {prompts.ELSE: (research.question,)})
-    research.asked.update((entity, query) for entity in fresh for query in fresh[entity])
+        state.parse_errors["repeated_query"] += 1
+        fresh = _fresh(state, {prompts.ELSE: (state.question,)})
+    state.asked.update((entity, query) for entity in fresh for query in fresh[entity])
     return fresh
 
 
-def _fresh(research: Research, demands: Demands) -> Demands:
-    fresh = {e: tuple(q for q in demands[e] if (e, q) not in research.asked) for e in demands}
+def _fresh(state: State, demands: Demands) -> Demands:
+    fresh = {e: tuple(q for q in demands[e] if (e, q) not in state.asked) for e in demands}
     return {entity: queries for entity, queries in fresh.items() if queries}
 
 
-def _ask_for_entities(research: Research, config: DualragConfig) -> Program[Demands]:
+def _ask_for_entities(state: State, config: DualragConfig) -> Program[Demands]:
     """What the entity identifier wants, known entities under their known names."""
-    names = research.names()
+    names = state.names()
     allowed: tuple[str, ...] = ()
     if config.entities == "named":
-        searched = [normalise(entity, "unicode") for entity, _ in research.asked]
+        searched = [normalise(entity, "unicode") for entity, _ in state.asked]
         names = allowed = tuple(
             name
-            for name in prompts.names_in(research.told())
+            for name in prompts.names_in(state.texts_with_names())
             if not any(normalise(name, "unicode") in entity for entity in searched)
         )
         if not allowed:
             return {}
     messages = prompts.entity_messages(
-        research.knowledge(config),
-        research.question,
-        research.thoughts,
+        state.knowledge(config),
+        state.question,
+        state.thoughts,
         names,
         few_shot=config.few_shot,
     )
@@ -189,22 +188,22 @@ def _ask_for_entities(research: Research, config: DualragConfig) -> Program[Dema
             config.max_keywords,
             truncated=response.finish_reason == "length",
         )
-        research.parse_errors.update(f"entities_{problem}" for problem in problems)
+        state.parse_errors.update(f"entities_{problem}" for problem in problems)
         if demands:
             break
         messages = prompts.ask_again(messages, response.text)
     linked: dict[str, tuple[str, ...]] = {}
-    known = normalise(research.told(), "unicode")
+    known = normalise(state.texts_with_names(), "unicode")
     for name, queries in demands:
-        entity = prompts.ELSE if name.lower() == prompts.ELSE else research.link(name)
+        entity = prompts.ELSE if name.lower() == prompts.ELSE else state.link(name)
         if entity != prompts.ELSE and normalise(entity, "unicode") not in known:
-            research.parse_errors["entity_never_named"] += 1
+            state.parse_errors["entity_never_named"] += 1
         own = (entity,) if config.entities == "named" else ()
         linked[entity] = tuple(dict.fromkeys((*linked.get(entity, ()), *own, *queries)))
     return linked
 
 
-def retrieve(research: Research, demands: Demands, config: DualragConfig) -> Program[Documents]:
+def retrieve(state: State, demands: Demands, config: DualragConfig) -> Program[Documents]:
     """D_e: what the queries of each entity find, reranked against its name (Eq. 6 to 8)."""
     asked = [(entity, query) for entity, queries in demands.items() for query in queries]
     found: Sequence[Retrieved] = yield [Retrieve(q, config.num_retrieved) for _, q in asked]
@@ -222,13 +221,13 @@ def retrieve(research: Research, demands: Demands, config: DualragConfig) -> Pro
         for entity, best_first in zip(pools, ranked, strict=True):
             scored = zip(best_first.texts, best_first.scores, strict=True)
             kept[entity] = tuple(passage for passage, score in scored if score > config.min_score)
-    research.parse_errors["entity_without_documents"] += sum(not kept.get(e) for e in demands)
+    state.parse_errors["entity_without_documents"] += sum(not kept.get(e) for e in demands)
     # Best first: every entity's best, then every entity's second.
     for place in range(config.num_documents):
         for passages in kept.values():
             for passage in passages[place : place + 1]:
-                research.documents.setdefault(passage.id, passage)
-    research.dropped.update((p.id, None) for pool in pools.values() for p in pool)
+                state.documents.setdefault(passage.id, passage)
+    state.dropped.update((p.id, None) for pool in pools.values() for p in pool)
     return kept
 
 
@@ -236,7 +235,7 @@ def retrieve(research: Research, demands: Demands, config: DualragConfig) -> Pro
 
 
 def aggregate(
-    research: Research, demands: Demands, documents: Documents, config: DualragConfig
+    state: State, demands: Demands, documents: Documents, config: DualragConfig
 ) -> Program[Mapping[str, str]]:
     """k_e of every entity, noted in K (Eq. 9 and 10); only documents new to it are read."""
     if not config.use_outline:
@@ -244,20 +243,20 @@ def aggregate(
     if not config.use_entities:
         documents = _by_title(documents)
     new = {
-        entity: tuple(p for p in passages if (entity, p.id) not in research.read)
+        entity: tuple(p for p in passages if (entity, p.id) not in state.read)
         for entity, passages in documents.items()
     }
     new = {entity: passages for entity, passages in new.items() if passages}
     if not new:
         return {}
-    research.read.update((entity, p.id) for entity, passages in new.items() for p in passages)
+    state.read.update((entity, p.id) for entity, passages in new.items() for p in passages)
     if config.summarizer == "model":
-        fragments = yield from _summarise(research, demands, new)
+        fragments = yield from _summarise(state, demands, new)
     else:
-        fragments = yield from _best_sentences(research, new, config)
+        fragments = yield from _best_sentences(state, new, config)
     learnt = {entity: said for entity, said in fragments.items() if said}
     for entity, said in learnt.items():
-        research.outline.setdefault(entity, []).append(said)
+        state.outline.setdefault(entity, []).append(said)
     return learnt
 
 
@@ -270,15 +269,15 @@ def _by_title(documents: Documents) -> Documents:
     return found
 
 
-def _summarise(research: Research, demands: Demands, new: Documents) -> Program[Mapping[str, str]]:
+def _summarise(state: State, demands: Demands, new: Documents) -> Program[Mapping[str, str]]:
     """M_KS: what the documents of each entity say, in a model's words."""
     said: Sequence[Generated] = yield [
         Generate(
             prompts.summary_messages(
-                research.question,
-                research.thoughts,
+                state.question,
+                state.thoughts,
                 entity,
-                demands.get(entity, research.thoughts[-1:]),
+                demands.get(entity, state.thoughts[-1:]),
                 passages,
             ),
             "summarizer",
@@ -289,19 +288,17 @@ def _summarise(research: Research, demands: Demands, new: Documents) -> Program[
 
 
 def _best_sentences(
-    research: Research, new: Documents, config: DualragConfig
+    state: State, new: Documents, config: DualragConfig
 ) -> Program[Mapping[str, str]]:
     """In the summarizer's place: the sentences nearest to the question and the outline."""
-    noted = [
-        line for told in research.outline.values() for said in told for line in said.split("\n")
-    ]
+    noted = [line for told in state.outline.values() for said in told for line in said.split("\n")]
     pools: dict[str, tuple[str, ...]] = {}
     for entity, passages in new.items():
         if pool := tuple(text for text in places_of(passages) if text not in noted):
             pools[entity] = pool
     if not pools:
         return {}
-    query = query_text(research.question, noted, "sentence")
+    query = query_text(state.question, noted, "sentence")
     ranked: Sequence[Ranked[str]] = yield [
         Rank(query, pool, config.num_sentences, "passages") for pool in pools.values()
     ]
@@ -311,42 +308,40 @@ def _best_sentences(
 # --------------------------------------------------------------------------------------- the answer
 
 
-def answer(research: Research, config: DualragConfig) -> Program[Attempt]:
+def answer(state: State, config: DualragConfig) -> Program[Attempt]:
     """M_A(K, x, R) (Eq. 4)."""
-    messages, granularity, evidence = _reading(research, config)
+    messages, granularity, evidence = _reading(state, config)
     response: Generated = yield Generate(messages, "reader")
     found, sufficient, problem = reading_prompts.parse_answer(
         response.text, truncated=response.finish_reason == "length"
     )
     if problem is not None:
-        research.parse_errors[f"answer_{problem}"] += 1
+        state.parse_errors[f"answer_{problem}"] += 1
     return Attempt(granularity, evidence, response.text, found, sufficient)
 
 
 def _reading(
-    research: Research, config: DualragConfig
+    state: State, config: DualragConfig
 ) -> tuple[tuple[Message, ...], Granularity, tuple[str, ...]]:
     """The reader's conversation, and the evidence in it."""
     lines = tuple(
         dict.fromkeys(
             # A sentence brings its title along.
             line if config.summarizer == "sentences" else f"{entity}: {line}"
-            for entity, fragments in research.outline.items()
+            for entity, fragments in state.outline.items()
             for fragment in fragments
             for line in fragment.split("\n")
         )
     )
     granularity: Granularity = "sentence" if lines else "passage"
-    evidence = lines or tuple(map(passage_line, research.documents.values()))
+    evidence = lines or tuple(map(passage_line, state.documents.values()))
     if config.reader_format == "outline":
-        messages = prompts.answer_messages(
-            research.knowledge(config), research.question, research.thoughts
-        )
+        messages = prompts.answer_messages(state.knowledge(config), state.question, state.thoughts)
         if config.use_outline:  # An empty one is what it reads.
             return messages, "sentence", lines
     else:
         messages = reading_prompts.answer_messages(
-            research.question,
+            state.question,
             granularity,
             evidence,
             may_refuse=False,

@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Literal
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability
 from cirag_jax.methods.common import reading_prompts
-from cirag_jax.runtime.requests import (
-    Needs,
-)
+from cirag_jax.runtime.requests import Needs
+from cirag_jax.types import Count, PositiveInt
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,37 +41,31 @@ class DualragConfig:
         CIRAG's reader: thought, chain, brief.
     """
 
-    max_steps: int = 5
-    num_retrieved: int = 50
-    num_documents: int = 10
+    max_steps: PositiveInt = 5
+    num_retrieved: PositiveInt = 50
+    num_documents: PositiveInt = 10
     min_score: float = 0.0
     use_reasoner: bool = True
     use_entities: bool = True
     use_outline: bool = True
     use_reranker: bool = True
-    max_entities: int = 5
-    max_keywords: int = 4
+    max_entities: PositiveInt = 5
+    max_keywords: PositiveInt = 4
     constrained: bool = True
-    max_retries: int = 1
+    max_retries: Count = 1
     few_shot: bool = True
-    min_retrievals: int = 0
+    min_retrievals: Count = 0
     entities: Literal["free", "named"] = "free"
     summarizer: Literal["model", "sentences"] = "model"
-    num_sentences: int = 2
-    reader_format: str = "outline"
+    num_sentences: PositiveInt = 2
+    reader_format: Literal["outline", reading_prompts.ReaderFormat] = "outline"
 
     def __post_init__(self):
-        counts = ("max_steps", "num_retrieved", "num_documents", "max_entities", "max_keywords")
-        check_at_least(1, self, *counts, "num_sentences", prefix="")
-        check_at_least(0, self, "max_retries", "min_retrievals", prefix="")
-        check_choice("entities", self.entities, ("free", "named"))
-        check_choice("summarizer", self.summarizer, ("model", "sentences"))
+        check_fields(self)
         if self.entities == "named" and not self.constrained:
             raise UserError("entities=named needs constrained.")
         if self.summarizer == "sentences" and not self.use_reranker:
             raise UserError("summarizer=sentences needs use_reranker.")
-        if self.reader_format != "outline":
-            reading_prompts.check_reader_format(self.reader_format)
 
     @property
     def needs(self) -> Needs:

@@ -1,23 +1,17 @@
 """KiRAG's settings."""
 
 import dataclasses
+from typing import Literal
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
-from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.methods.cirag.cascade import GRANULARITIES
-from cirag_jax.methods.common import reading_prompts
-from cirag_jax.runtime.requests import (
-    Needs,
-)
+from cirag_jax.errors import UserError
+from cirag_jax.methods.common import reading
+from cirag_jax.runtime.requests import Needs
 from cirag_jax.triples.normalization import Normalization
-from cirag_jax.types import (
-    Granularity,
-)
+from cirag_jax.types import Count, Granularity, NonNegativeFloat, PositiveInt, UnitInterval
+from cirag_jax.validation import check_fields
 
-STOPS = ("chain", "text", "empty")
-RANKINGS = ("score", "chain")
-READERS = ("passages", "cascade", "nothing")
-DOCUMENTS = "documents"
+Ranking = Literal["score", "chain"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,57 +58,44 @@ class KiragConfig:
       force_answer, wide_refusal, grounded_answers, answer_tokens: as `CiragConfig` says.
     """
 
-    max_steps: int = 5
-    num_passages: int = 10
-    num_candidates: int = 20
+    max_steps: PositiveInt = 5
+    num_passages: PositiveInt = 10
+    num_candidates: Count = 20
     units: UnitKind = "triple"
     use_aligner: bool = True
     use_constructor: bool = True
     accumulate: bool = False
-    retriever_query: str = "chain"
+    retriever_query: Literal["chain", "last"] = "chain"
     list_when_empty: bool = False
-    pool_size: int = 0
-    num_demonstrations: int = 5
-    match_cutoff: float = 1.0
+    pool_size: Count = 0
+    num_demonstrations: Count = 5
+    match_cutoff: UnitInterval = 1.0
     as_written: bool = False
-    stop: str = "chain"
+    stop: Literal["chain", "text", "empty"] = "chain"
     prefilled_opening: bool = False
     append_best: bool = False
     continues: bool = True
-    boost: float = 0.0
-    ranking: str = "score"
+    boost: NonNegativeFloat = 0.0
+    ranking: Ranking = "score"
     normalization: Normalization = "ascii"
-    reader: str = "passages"
-    num_read: int = 3
-    reader_format: str = DOCUMENTS
-    granularities: tuple[str, ...] = GRANULARITIES
+    reader: Literal["passages", "cascade", "nothing"] = "passages"
+    num_read: PositiveInt = 3
+    reader_format: reading.ReaderFormat = "documents"
+    granularities: tuple[UnitKind, ...] = UNIT_KINDS
     force_answer: bool = True
     wide_refusal: bool = False
     grounded_answers: bool = False
-    answer_tokens: int = 0
+    answer_tokens: Count = 0
 
     def __post_init__(self):
-        for name, known in (
-            ("units", UNIT_KINDS),
-            ("retriever_query", ("chain", "last")),
-            ("stop", STOPS),
-            ("ranking", RANKINGS),
-            ("reader", READERS),
-            ("normalization", ("ascii", "unicode")),
-        ):
-            check_choice(name, getattr(self, name), known)
-        check_at_least(1, self, "max_steps", "num_passages", "num_read", prefix="")
-        none = ("num_candidates", "pool_size", "num_demonstrations", "boost", "answer_tokens")
-        check_at_least(0, self, *none, prefix="")
-        if not 0.0 <= self.match_cutoff <= 1.0:
-            raise UserError(f"match_cutoff={self.match_cutoff} must lie in [0, 1].")
+        check_fields(self)
         if not self.use_aligner and (not self.use_constructor or self.append_best):
             raise UserError(
                 "use_aligner=false leaves no best unit: it needs use_constructor=true and "
                 "append_best=false."
             )
-        if self.reader == "cascade" or self.reader_format != DOCUMENTS:
-            reading_prompts.check_reader_format(self.reader_format)
+        if self.reader == "cascade" and self.reader_format == "documents":
+            raise UserError("reader=cascade needs reader_format=thought, chain or brief.")
         if not self.pools:
             raise UserError(
                 f"granularities={self.granularities!r} leaves the cascade nothing to read of "
@@ -124,8 +105,8 @@ class KiragConfig:
     @property
     def pools(self) -> tuple[Granularity, ...]:
         """Granularities that the cascade has something of: those of the units and above."""
-        first = GRANULARITIES.index(self.units)
-        return tuple(g for g in GRANULARITIES[first:] if g in self.granularities)
+        first = UNIT_KINDS.index(self.units)
+        return tuple(g for g in UNIT_KINDS[first:] if g in self.granularities)
 
     @property
     def needs(self) -> Needs:

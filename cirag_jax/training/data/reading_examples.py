@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cirag_jax.datasets.annotations import fact_of, fill, hops_of, words
-from cirag_jax.datasets.chains import chain_of, sentence_texts
+from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind, chain_of, sentence_texts
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
@@ -28,9 +28,9 @@ from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line, sentence_line, triple_line
 from cirag_jax.training.data.comparisons import BEFORE, OTHER, SAME, conclusion
 from cirag_jax.training.data.examples import Example, Part, chat_examples, weighted
-from cirag_jax.types import Dataset, Question, Triple
+from cirag_jax.types import Count, Dataset, Question, Triple, UnitInterval
+from cirag_jax.validation import check_fields
 
-GRANULARITIES = ("triple", "sentence", "passage")
 _CONCLUDES = re.compile(rf"^(?:Answer:|[^;\n]*; (?:{BEFORE}|{SAME}|{OTHER}); )", re.M)
 
 
@@ -50,25 +50,17 @@ class ReadingSettings:
       seed: of everything that is drawn.
     """
 
-    granularities: tuple[str, ...] = GRANULARITIES
-    distractors: int = 4
-    missing: float = 0.25
-    forced: float = 0.25
-    reader_format: str = "brief"
+    granularities: tuple[UnitKind, ...] = UNIT_KINDS
+    distractors: Count = 4
+    missing: UnitInterval = 0.25
+    forced: UnitInterval = 0.25
+    reader_format: reading_prompts.ReaderFormat = "brief"
     seed: int = 0
 
     def __post_init__(self):
-        reading_prompts.check_reader_format(self.reader_format)
-        unknown = set(self.granularities) - set(GRANULARITIES)
-        if unknown or not self.granularities:
-            raise UserError(
-                f"granularities={self.granularities!r} must be of {', '.join(GRANULARITIES)}."
-            )
-        if self.distractors < 0 or not 0 <= self.missing <= 1 or not 0 <= self.forced <= 1:
-            raise UserError(
-                f"distractors={self.distractors} must not be negative, missing={self.missing} and "
-                f"forced={self.forced} must be in [0, 1]."
-            )
+        check_fields(self)
+        if not self.granularities:
+            raise UserError("granularities must not be empty.")
 
 
 class Reading(NamedTuple):

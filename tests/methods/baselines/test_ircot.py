@@ -91,7 +91,7 @@ def test_passages_are_collected_up_to_the_cap():
         ({"max_passages": 0}, "max_passages=0 must be at least 1"),
         ({"max_thoughts": 0}, "max_thoughts=0 must be at least 1"),
         ({"num_read": -1}, "num_read=-1 must not be negative"),
-        ({"thoughts": "none"}, "thoughts='none' must be one of model, documents"),
+        ({"thoughts": "none"}, "thoughts='none' is not one of model, documents"),
         ({"reader_format": "xml"}, "reader_format='xml'"),
     ],
 )

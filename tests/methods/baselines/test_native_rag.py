@@ -3,7 +3,6 @@
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.methods import registry
 from cirag_jax.methods.baselines.native_rag import NativeRagConfig, native_rag
 from cirag_jax.runtime.requests import Generate, Generated, Retrieve
 from cirag_jax.types import Passage, Question, Triple
@@ -110,9 +109,3 @@ def test_passages_may_be_reranked():
 def test_units_and_formats_out_of_range_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         NativeRagConfig(**settings)
-
-
-def test_methods_are_found_by_name():
-    assert registry.find_method("native_rag").config is NativeRagConfig
-    with pytest.raises(UserError, match=r"config\.method='crag'.*cirag, direct, dualrag"):
-        registry.find_method("crag")

@@ -435,14 +435,14 @@ def test_readers_read_as_they_were_trained():
 
 def test_settings_that_cannot_be_are_refused():
     for settings, said in (
-        ({"kg_scope": "world"}, "kg_scope='world' must be one of per_question, corpus"),
+        ({"kg_scope": "world"}, "kg_scope='world' is not one of per_question, corpus"),
         ({"num_texts": 0}, "num_texts=0 must be at least 1"),
         ({"max_bound": -1}, "max_bound=-1 must not be negative"),
-        ({"num_examples": 9}, "num_examples must lie between 0 and 3"),
+        ({"num_examples": 9}, "num_examples=9 must lie between 0 and 3"),
         ({"kg_scope": "corpus", "plain_hops": 1}, "kg_scope must be per_question"),
         ({"sufficiency": "score"}, "sufficiency=score needs min_score"),
         ({"use_relations": False, "rerank_structural": False}, "leave candidates without a score"),
-        ({"reader_format": "poem"}, "reader_format='poem' must be one of blocks, thought"),
+        ({"reader_format": "poem"}, "reader_format='poem' is not one of blocks, thought"),
     ):
         with pytest.raises(UserError, match=said):
             C2ragConfig(**settings)

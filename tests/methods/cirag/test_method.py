@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cirag_jax.methods.cirag.method import top_k
+from cirag_jax.methods.cirag.integrators import keep_top
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve, Score
 from cirag_jax.types import Triple
 from tests.methods.ada import (
@@ -94,7 +94,7 @@ def test_the_rule_keeps_the_best_three_and_asks_again():
     found = run(hand(reader=[ANSWERS]), integrator="top_k", max_steps=4, on_repeat="stop")
     assert len(found.steps) == 1
     four = (PLACE, BORN, CHURCH, MINE)
-    assert top_k(QUESTION, four).kept == four[:3]
+    assert keep_top(QUESTION, four).kept == four[:3]
     # It may also ask for what follows from what it kept.
     hands = hand(reader=[ANSWERS])
     run(hands, integrator="top_k", next_query="chain", max_steps=2)

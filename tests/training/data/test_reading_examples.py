@@ -237,9 +237,10 @@ def test_too_long_an_example_is_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"granularities": ("page",)}, "granularities=.'page',. must be of triple"),
-        ({"missing": 1.1}, "missing=1.1 and forced=0.25 must be"),
-        ({"reader_format": "xml"}, "reader_format='xml' must be one of thought, chain, brief"),
+        ({"granularities": ("page",)}, "granularities=.'page',. must be a list of triple"),
+        ({"granularities": ()}, "granularities must not be empty"),
+        ({"missing": 1.1}, "missing=1.1 must lie between 0 and 1"),
+        ({"reader_format": "xml"}, "reader_format='xml' is not one of thought, chain, brief"),
     ],
 )
 def test_settings_that_cannot_be(fields, words):

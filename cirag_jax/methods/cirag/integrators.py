@@ -1,0 +1,111 @@
+"""Integration: from the candidates of a round to what is kept of them and the next query.
+
+The paper's integrator is a language model. An aligner, or a rule, may take its place (ours).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from cirag_jax.datasets.chains import query_text
+from cirag_jax.llm.types import Message
+from cirag_jax.methods.cirag import prompts
+from cirag_jax.methods.cirag.decisions import Decision
+from cirag_jax.methods.cirag.decoding import write_decision
+from cirag_jax.methods.cirag.state import State
+from cirag_jax.methods.common.evidence import Candidates, Fact, fact_key
+from cirag_jax.runtime.requests import Generate, Generated, Program
+
+TOP_K = 3
+
+
+def integrate(state: State, candidates: Candidates) -> Program[Decision]:
+    """K_D(x, T^, I, H): the thought r_t, the core facts T~_t and the next query a_{t+1} (Eq. 1)."""
+    if state.config.integrator == "aligner":
+        return extend_chain(state, candidates)
+    if state.config.integrator == "top_k":
+        return keep_top(state.question, candidates.facts)
+    return (yield from ask_model(state, candidates.facts))
+
+
+def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
+    """The decision of the role ``integrator``."""
+    config = state.config
+    messages = prompts.integration_messages(
+        state.question,
+        state.steps,
+        candidates,
+        normalization=config.normalization,
+        prompt_format=config.prompt_format,
+        few_shot=config.few_shot,
+        units=config.units,
+    )
+    text, truncated = yield from write_decision(messages, len(candidates), config)
+    decision = prompts.parse_decision(
+        text,
+        candidates,
+        normalization=config.normalization,
+        prompt_format=config.prompt_format,
+        cutoff=config.match_cutoff,
+        truncated=truncated,
+    )
+    if not decision.has_question and text.strip() and config.retry:
+        decision = yield from _ask_for_question(state, messages, text, decision)
+    state.parse_errors.update(decision.parse_errors)
+    # Such a decision ends the rounds, but the model did not choose to stop.
+    state.parse_errors["no_decision"] += not decision.has_question
+    return dataclasses.replace(decision, response=text)
+
+
+def _ask_for_question(
+    state: State, messages: Sequence[Message], text: str, decision: Decision
+) -> Program[Decision]:
+    """The decision with the next query of one more call, where ``text`` lacks it."""
+    prompt_format = state.config.prompt_format
+    response: Generated = yield Generate(
+        prompts.ask_for_question(messages, text, prompt_format), "integrator", max_tokens=64
+    )
+    reply = prompts.parse_reply(
+        response.text,
+        prompt_format=prompt_format,
+        truncated=response.finish_reason == "length",
+    )
+    state.parse_errors["asked_again"] += 1
+    return dataclasses.replace(
+        decision,
+        next_query=reply.next_query,
+        has_question=reply.has_question,
+        parse_errors=decision.parse_errors + reply.parse_errors,
+    )
+
+
+def keep_top(question: str, candidates: Sequence[Fact]) -> Decision:
+    """The decision of the top-k baseline: keeps the first three, asks the question again.
+
+    Args:
+      question: x.
+      candidates: best first.
+    """
+    return Decision("", tuple(candidates[:TOP_K]), question, True, ())
+
+
+def extend_chain(state: State, candidates: Candidates) -> Decision:
+    """The decision of an aligner: the best candidate that is not in the chain extends it.
+
+    The next query is the question and the chain. Kept are that fact and, up to ``keep`` new ones,
+    the best candidates. Without a candidate that reaches ``stop_below`` the rounds end.
+    """
+    config = state.config
+    in_chain = {fact_key(fact, config.normalization) for fact in state.chain}
+    kept = {fact_key(fact, config.normalization) for fact in state.kept}
+    pairs = [
+        (fact, fact_key(fact, config.normalization))
+        for fact, score in zip(candidates.facts, candidates.scores, strict=True)
+        if score >= config.stop_below
+    ]
+    best = next((fact for fact, key in pairs if key not in in_chain), None)
+    if best is None:
+        return Decision("", (), None, True, ())
+    new = [fact for fact, key in pairs if key not in kept][: config.keep]
+    texts = [state.evidence.text(fact) for fact in (*state.chain, best)]
+    query = query_text(state.question, texts, config.units)
+    return Decision("", tuple(dict.fromkeys((best, *new))), query, True, ())
