@@ -1,5 +1,6 @@
 """A grid of settings over a training or an evaluation: one run each, one table."""
 
+import copy
 import hashlib
 import itertools
 import json
@@ -144,13 +145,15 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         flags = [f"--config.{field}={value}" for field, value in values.items()]
-        own = config_files.copy_without(config, "array_index", "dry_run", "metric")
-        own = config_files.override(own, flags, "--config")
-        key = json.dumps(own.to_dict(), default=str, sort_keys=True)
+        run_config = copy.deepcopy(config).unlock()  # keeps the types of unset fields
+        for field in ("array_index", "dry_run", "metric"):
+            del run_config[field]
+        run_config = config_files.override(run_config, flags, "--config")
+        key = json.dumps(run_config.to_dict(), default=str, sort_keys=True)
         name = _name(values)
         if key in runs:
             raise UserError(f"{runs[key].name} and {name} are the same run.")
-        runs[key] = Run(name, values, own)
+        runs[key] = Run(name, values, run_config)
     return list(runs.values())
 
 

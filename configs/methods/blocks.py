@@ -57,10 +57,9 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     if needs.rankers:
         config.rankers = ConfigDict()
     for ranker in needs.rankers:
-        block: Any = retrievers.ranker()
+        config.rankers[ranker] = retrievers.ranker()
         if "normalization" in config[name]:  # Triples are ranked in the form they are shown in.
-            block.normalization = config[name].get_ref("normalization")
-        config.rankers[ranker] = block
+            config.rankers[ranker].normalization = config[name].get_ref("normalization")
     if needs.triples:
         config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
         config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
