@@ -17,6 +17,7 @@ from cirag_jax import cli, config_files
 from cirag_jax.commands import jobs, series
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import one_line, say, write_json, write_text
+from cirag_jax.training.state import is_training
 from cirag_jax.types import Config
 
 FAILED = "failed.txt"  # in a run's folder: why it failed
@@ -55,7 +56,7 @@ def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> di
       `series.figures`), the name of the ``best``, and ``complete``: whether the runs that this
       command was to carry out have ended or failed.
     """
-    if jax.process_count() > 1 and not jobs.trains(config):
+    if jax.process_count() > 1 and not is_training(config):
         raise UserError(f"an evaluation runs in one process, not in {jax.process_count()}")
     runs = make_runs(config, arguments)
     metric = series.metric_of(config)
