@@ -91,7 +91,9 @@ def run(
     if logging.lastResort is not None:  # who writes where nobody asked for another handler
         logging.lastResort.setFormatter(_Formatter())
     try:
-        code = _run(main, default_config, argv, default_workdir, several_processes, shared, extend)
+        code = _run_command(
+            main, default_config, argv, default_workdir, several_processes, shared, extend
+        )
     except UserError as error:
         say(f"{program}: {one_line(str(error))}")
         code = 2
@@ -122,7 +124,7 @@ class _Formatter(logging.Formatter):
         return visible(super().format(record))
 
 
-def _run(
+def _run_command(
     main: Main,
     default_config: str,
     argv: list[str],
@@ -304,7 +306,7 @@ def _help_text(
         return "\n".join([*lines, f"The fields are not shown: {one_line(str(error))}"])
     lines.append(f"Fields of {own.config}:")
     functions = [config_files.function_of(own.config), *([extend] if extend else [])]
-    descriptions = config_words.describe(config, functions)
+    descriptions = config_words.describe_fields(config, functions)
     for key, value in config_files.leaves(config):
         lines.append(f"  --config.{key}={json.dumps(_jsonable(value))}")
         indents: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}

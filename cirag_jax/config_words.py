@@ -29,7 +29,7 @@ def block_of(settings: Any) -> ConfigDict:
     return block
 
 
-def describe(config: ConfigDict, functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
+def describe_fields(config: ConfigDict, functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
     """Returns the description of each field of a config; empty where its sources have none.
 
     Args:
@@ -38,7 +38,7 @@ def describe(config: ConfigDict, functions: Iterable[Callable[..., Any]]) -> dic
         defined in the same folders or in `config_files.CONFIGS`.
     """
     functions = [function for function in functions if inspect.isfunction(function)]
-    folders = {config_files.CONFIGS, *(_file(function).parent for function in functions)}
+    folders = {config_files.CONFIGS, *(_source_file(function).parent for function in functions)}
     comments = [comment for function in functions for comment in _comments(function, folders)]
     described = {}
     for key, _ in config_files.leaves(config):
@@ -56,7 +56,7 @@ def _matches(pattern: tuple[str, ...], parts: list[str]) -> bool:
     )
 
 
-def _file(function: types.FunctionType) -> pathlib.Path:
+def _source_file(function: types.FunctionType) -> pathlib.Path:
     return pathlib.Path(function.__code__.co_filename).resolve()
 
 
@@ -71,24 +71,24 @@ def _comments(
     A field is its name in parts, "*" for one that is computed; ``prefix`` stands before it. Another
     function that is named in the value of a field sets fields of that one.
     """
-    if function in callers or not any(map(_file(function).is_relative_to, folders)):
+    if function in callers or not any(map(_source_file(function).is_relative_to, folders)):
         return
     lines = textwrap.dedent("".join(inspect.getsourcelines(function)[0])).splitlines()
     inside: dict[ast.AST, tuple[str, ...]] = {}  # of a value: the field that it is given to
-    for node in sorted(ast.walk(ast.parse("\n".join(lines))), key=_order):
+    for node in sorted(ast.walk(ast.parse("\n".join(lines))), key=_source_order):
         if isinstance(node, ast.Assign):
             for target in (part for one in node.targets for part in getattr(one, "elts", [one])):
                 if name := _field_name(target):
                     yield (*prefix, *name), _comment(lines, node)
                     inside |= dict.fromkeys(ast.walk(node.value), name)
         elif isinstance(node, (ast.Name, ast.Attribute)):
-            other = _named(node, function.__globals__)
+            other = _referenced(node, function.__globals__)
             if inspect.isfunction(other):
                 within = (*prefix, *inside.get(node, ()))
                 yield from _comments(other, folders, within, (*callers, function))
 
 
-def _order(node: ast.AST) -> tuple[int, bool, int]:
+def _source_order(node: ast.AST) -> tuple[int, bool, int]:
     """In a line the assignment is first, and the inner call before the outer one."""
     is_assignment = isinstance(node, ast.Assign)
     return getattr(node, "lineno", 0), not is_assignment, -getattr(node, "col_offset", 0)
@@ -101,10 +101,10 @@ def _field_name(target: ast.expr) -> tuple[str, ...]:
     return (*_field_name(target.value), "*") if isinstance(target, ast.Subscript) else ()
 
 
-def _named(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def _referenced(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """What ``name`` or ``module.name`` stands for."""
     if isinstance(node, ast.Attribute):
-        return getattr(_named(node.value, names), node.attr, None)
+        return getattr(_referenced(node.value, names), node.attr, None)
     return names.get(node.id) if isinstance(node, ast.Name) else None
 
 

@@ -55,7 +55,7 @@ def finished(config):
 
 
 def described(config, path):
-    return config_words.describe(config, [function_of(str(path))])
+    return config_words.describe_fields(config, [function_of(str(path))])
 
 
 def test_describe_comments_of_the_statements_that_set_fields(tmp_path):
@@ -108,7 +108,7 @@ def test_the_docstring_of_a_dataclass_describes_its_block():
     config.block = block = config_words.block_of(_Settings())
     block.first = False
     assert block.to_dict() == {**dataclasses.asdict(_Settings()), "first": False}
-    assert list(config_words.describe(config, ()).values()) == [
+    assert list(config_words.describe_fields(config, ()).values()) == [
         "both.", "", "both.", "how many; 0: none.",
     ]  # fmt: skip
 

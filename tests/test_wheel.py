@@ -16,6 +16,7 @@ _CONFIGS = "cirag_jax/_installed/configs/"
 
 _ASK = """
 import pathlib
+import sys
 
 import configs
 from cirag_jax import Cirag, config_files
@@ -31,6 +32,7 @@ names = [file.relative_to(config_files.CONFIGS) for file in config_files.CONFIGS
 files = [f"configs/{name}" for name in names if name.name not in ("common.py", "retrievers.py")]
 files.remove("configs/methods/blocks.py")
 assert len(files) > 20 and all(config_files.load_config(file).is_locked for file in files)
+assert sys.modules["configs"] is configs
 import configs.mine
 assert configs.OWNER == configs.mine.OWNER == "the user"
 print(pathlib.Path(config_files.__file__).parent)

@@ -25,7 +25,7 @@ _TRIES = 3  # of a task whose worker dies
 _AHEAD = 8  # tasks per worker that may be begun before the oldest is done
 
 
-class Task(Protocol):
+class NamedTask(Protocol):
     """What a worker is given; ``name`` is for messages."""
 
     @property
@@ -34,7 +34,7 @@ class Task(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=NamedTask)
 R = TypeVar("R")
 
 
@@ -89,11 +89,11 @@ def in_order(
             logging_level="ERROR",
         )
     try:
-        count, options = _options(ray, on_devices)
-        actor, folders = ray.remote(**options)(_Worker), (pathlib.Path.cwd(), workdir.resolve())
+        count, options = _actor_options(ray, on_devices)
+        actor, folders = ray.remote(**options)(_Actor), (pathlib.Path.cwd(), workdir.resolve())
         workers = [actor.remote(folders, make) for _ in range(config.workers or count)]
         say(f"Ray: {len(workers)} workers")
-        yield from _run(ray, workers, itertools.chain(first, tasks))
+        yield from _run_tasks(ray, workers, itertools.chain(first, tasks))
     finally:
         ray.shutdown()
 
@@ -102,7 +102,7 @@ def _extra() -> Any:
     return extra("ray", "config.engine=ray", "requirements-cluster.txt")
 
 
-class _Worker:
+class _Actor:
     """Lives in a process of its own on a node of the cluster; Ray restarts one that dies."""
 
     def __init__(self, folders: tuple[pathlib.Path, ...], make: Callable[[], Callable[[T], R]]):
@@ -129,7 +129,7 @@ class _Worker:
         return self._work(task), _extra().get_runtime_context().was_current_actor_reconstructed
 
 
-def _options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
+def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
     """Returns the default number of workers, and what Ray is told about each."""
     gpus = int(ray.cluster_resources().get("GPU", 0)) if on_devices else 0
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -146,7 +146,7 @@ def _options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
     }
 
 
-def _run(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+def _run_tasks(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
     """Yields tasks and results in the order of the tasks; a task is begun once a worker is idle."""
     tasks, idle = iter(tasks), list(workers)
     begun: collections.deque[tuple[T, Any]] = collections.deque()  # tasks and calls, oldest first
@@ -168,11 +168,11 @@ def _run(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple
         else:
             (done,), _ = ray.wait(list(busy), num_returns=1)
             task, worker = busy.pop(done)
-            results[done] = _result(ray, task, done)
+            results[done] = _result_of_call(ray, task, done)
             idle.append(worker)
 
 
-def _result(ray: Any, task: Task, call: Any) -> Any:
+def _result_of_call(ray: Any, task: NamedTask, call: Any) -> Any:
     try:
         result, is_replacement = ray.get(call)
     except ray.exceptions.RayTaskError as error:

@@ -25,7 +25,7 @@ FAILED = "failed.txt"  # in a run's folder: why it failed
 _VALUE = re.compile(r"""(?:[^,()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")+""")
 
 
-class Run(NamedTuple):
+class GridRun(NamedTuple):
     """A point of the grid.
 
     Attributes:
@@ -106,7 +106,7 @@ def _choice(config: Config, count: int) -> slice:
     return slice(index, index + 1)
 
 
-def _carry_out(run: Run, folder: pathlib.Path) -> bool:
+def _carry_out(run: GridRun, folder: pathlib.Path) -> bool:
     """Whether the run has come to its end."""
 
     def work() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _carry_out(run: Run, folder: pathlib.Path) -> bool:
 # --------------------------------------------------------------------------------------- the grid
 
 
-def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
+def make_runs(config: Config, arguments: Sequence[str]) -> list[GridRun]:
     """Every combination of the values, the last field's changing first.
 
     Args:
@@ -142,7 +142,7 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
         grid[field] = values
     if not grid:
         raise UserError("nothing is swept: give --config.sweep.FIELD=VALUE,VALUE at least once.")
-    runs: dict[str, Run] = {}
+    runs: dict[str, GridRun] = {}
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         flags = [f"--config.{field}={value}" for field, value in values.items()]
@@ -151,14 +151,14 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
             del run_config[field]
         run_config = config_files.override(run_config, flags, "--config")
         key = json.dumps(run_config.to_dict(), default=str, sort_keys=True)
-        name = _name(values)
+        name = _folder_name(values)
         if key in runs:
             raise UserError(f"{runs[key].name} and {name} are the same run.")
-        runs[key] = Run(name, values, run_config)
+        runs[key] = GridRun(name, values, run_config)
     return list(runs.values())
 
 
-def _name(values: Mapping[str, str]) -> str:
+def _folder_name(values: Mapping[str, str]) -> str:
     """A folder's; what no folder can be named is told apart by a hash."""
     text = ",".join(f"{field}={value}" for field, value in values.items())
     name = re.sub(r"[^\w.,=+@:-]", "_", text, flags=re.ASCII)[:200]
@@ -169,7 +169,7 @@ def _name(values: Mapping[str, str]) -> str:
 
 
 def _report(
-    workdir: pathlib.Path, runs: Sequence[Run], metric: str, complete: bool
+    workdir: pathlib.Path, runs: Sequence[GridRun], metric: str, complete: bool
 ) -> dict[str, Any]:
     """Writes and returns how far all runs are, whoever carried them out."""
     rows: dict[tuple[str, ...], series.Figures] = {}
