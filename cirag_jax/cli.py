@@ -70,32 +70,30 @@ def run(
     shared: bool = False,
     extend: Callable[[Any], None] | None = None,
 ) -> NoReturn:
-    """Runs ``main(config, workdir)`` as a command and leaves the process.
+    """Runs ``main(config, workdir)`` as a command and exits with a code of the module's docstring.
 
     Args:
-      main: gets the locked ``ConfigDict`` and the existing working directory, returns the result,
+      main: takes the locked ``ConfigDict`` and the existing working directory; returns the result,
         a mapping that JSON can hold once arrays are listed; NaN and infinities become null. It is
-        kept in ``result.json``, except a `Shown`.
-      default_config: path of the default config file (``path.py`` or ``path.py:preset``), looked
-        up in the current directory first, then in the repository.
+        saved as ``result.json``, except a `Shown`.
+      default_config: path of the default config file, or ``path.py:preset``; see
+        `config_files.load_config`.
       argv: the command line with the program's name first; ``sys.argv`` by default.
-      default_workdir: used where ``--workdir`` is not given; without it the flag is required.
-      resumes: whether the same command resumes an interrupted one; its message says so.
-      several_processes: whether the command shares its work among the processes of a run; others
-        refuse to be run in several.
-      shared: whether other commands may work in the workdir meanwhile: it is neither locked nor
-        written to here, only in the folders that `run_inside` is given.
-      extend: adds the command's own fields to the config, see `config_files.load_config`.
-
-    Raises:
-      SystemExit: always, with the exit code of the module's docstring.
+      default_workdir: the default of ``--workdir``; without it the flag is required.
+      resumes: whether the same command resumes an interrupted one, which its message then says.
+      several_processes: whether the processes of a run share the work; otherwise they are refused.
+      shared: whether other commands may use the workdir at the same time: it is neither locked nor
+        written to, only the folders that `run_inside` is given.
+      extend: adds the command's own fields to the config; see `config_files.load_config`.
     """
     argv = list(sys.argv if argv is None else argv)
     program = pathlib.Path(argv[0]).name
     if logging.lastResort is not None:  # who writes where nobody asked for another handler
         logging.lastResort.setFormatter(_Formatter())
     try:
-        code = _run(main, default_config, argv, default_workdir, several_processes, shared, extend)
+        code = _run_command(
+            main, default_config, argv, default_workdir, several_processes, shared, extend
+        )
     except UserError as error:
         say(f"{program}: {one_line(str(error))}")
         code = 2
@@ -104,17 +102,19 @@ def run(
         say(f"{program}: interrupted{hint if resumes else ''}")
         code = 130
     except Exception as error:
-        code = 1
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            path = str(error.filename or "a path")[:80]
-            say(f"{program}: {path}... is too long for the name of a file")
-            code = 2
-        elif isinstance(error, OSError) and error.errno in _REFUSED:
-            say(f"{program}: {error.filename or 'a file'} cannot be written: {error.strerror}")
-            code = 2
-        else:
-            say(traceback.format_exc().rstrip())
+        told = _unwritable(error)
+        say(f"{program}: {told}" if told else traceback.format_exc().rstrip())
+        code = 2 if told else 1
     sys.exit(code)
+
+
+def _unwritable(error: Exception) -> str | None:
+    """What a user can mend of an error of the file system: names, room and rights."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename or 'a path')[:80]}... is too long for the name of a file"
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
+    return None
 
 
 class _Formatter(logging.Formatter):
@@ -124,7 +124,7 @@ class _Formatter(logging.Formatter):
         return visible(super().format(record))
 
 
-def _run(
+def _run_command(
     main: Main,
     default_config: str,
     argv: list[str],
@@ -151,20 +151,12 @@ def _run(
             raise UserError(f"this command runs in one process, not in {process_count}")
         enable_compilation_cache()
         if shared:
-            result = _result_of(main(config, workdir))
+            result = _jsonable(dict(main(config, workdir)))
         else:
             result = run_inside(workdir, config, lambda: main(config, workdir), argv)
         if process_index == 0:
             _tell(_printable(result), stdout)
     return 0
-
-
-def _result_of(found: Any) -> dict[str, Any]:
-    """What a command returned, as JSON holds it."""
-    result = _jsonable(found)
-    if not isinstance(result, dict):
-        raise TypeError(f"main returned {type(result).__name__}, not a mapping")
-    return result
 
 
 def _tell(text: str, file: TextIO) -> None:
@@ -191,17 +183,14 @@ def run_inside(
     work: Callable[[], Mapping[str, Any]],
     argv: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """A command, or a part of one that leaves a folder as a command of its own would.
+    """Runs a command, or a part of one that leaves a folder as a command does; returns its result.
 
     Args:
-      workdir: locked while it runs; gets ``config.json``, ``environment.json`` and, unless the
-        result is `Shown`, ``result.json``. Of several processes the first does so for all.
+      workdir: locked until ``work`` returns; gets ``config.json``, ``environment.json`` and, unless
+        the result is `Shown`, ``result.json``. The first of several processes does so for all.
       config: of the part.
-      work: returns its result.
+      work: returns the result.
       argv: the command line, ``sys.argv`` by default.
-
-    Returns:
-      The result as JSON holds it.
 
     Raises:
       InUse: another command works in ``workdir``.
@@ -214,49 +203,41 @@ def run_inside(
     with contextlib.ExitStack() as held:
         lock = _lock(workdir, pathlib.Path(argv[0]).name) if first else contextlib.nullcontext()
         processes.together(lambda: held.enter_context(lock))
-        take_back = held.enter_context(_recorded(workdir, config, argv, first))
-        found = work()
-        result = _result_of(found)
-        if isinstance(found, Shown):
-            take_back()
+        before = _record(workdir, config, argv) if first else {}
+        there = set(workdir.iterdir())
+        try:
+            returned = work()
+        except UserError:
+            if there.issuperset(workdir.iterdir()):  # refused before it left anything else
+                _restore(before)
+            raise
+        result = _jsonable(dict(returned))
+        if isinstance(returned, Shown):
+            _restore(before)
         elif first:
             write_json(workdir / "result.json", result)
     return result
 
 
-@contextlib.contextmanager
-def _recorded(
-    workdir: pathlib.Path, config: Any, argv: list[str], writes: bool
-) -> Iterator[Callable[[], None]]:
-    """Writes ``config.json`` and ``environment.json``; a command that is refused before it has left
-    anything else leaves what was there.
-
-    Yields what takes them back.
-    """
-    if not writes:
-        yield lambda: None
-        return
+def _record(
+    workdir: pathlib.Path, config: Any, argv: list[str]
+) -> dict[pathlib.Path, bytes | None]:
+    """Writes ``config.json`` and ``environment.json``; returns what they held before."""
     contents = {"config.json": config.to_dict(), "environment.json": _environment(argv)}
     paths = [workdir / name for name in contents]
     before = {path: path.read_bytes() if path.is_file() else None for path in paths}
+    for path, content in zip(paths, contents.values(), strict=True):
+        write_json(path, _jsonable(content))
+    return before
 
-    def take_back() -> None:
-        for path, content in before.items():
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                with replacing(path) as aside:
-                    aside.write_bytes(content)
 
-    for name, content in contents.items():
-        write_json(workdir / name, _jsonable(content))
-    there = set(workdir.iterdir())
-    try:
-        yield take_back
-    except UserError:
-        if there.issuperset(workdir.iterdir()):
-            take_back()
-        raise
+def _restore(before: Mapping[pathlib.Path, bytes | None]) -> None:
+    for path, content in before.items():
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            with replacing(path) as aside:
+                aside.write_bytes(content)
 
 
 # ---------------------------------------------------------------------------------------- flags
@@ -271,18 +252,21 @@ def _parse_own_flags(
             raise UserError(f"the argument {argument!r} is not valid UTF-8")
     own = flags.FlagValues()
     where: Any = {"flag_values": own}
-    flags.DEFINE_string("config", default_config, "config file, or file.py:preset", **where)
-    flags.DEFINE_string("workdir", default_workdir, "folder that receives every output", **where)
-    flags.DEFINE_string("coordinator_address", None, "host:port of process 0", **where)
-    flags.DEFINE_integer("num_processes", None, "number of processes", lower_bound=1, **where)
-    flags.DEFINE_integer("process_id", None, "index of this process", lower_bound=0, **where)
-    flags.DEFINE_integer(
-        "process_timeout",
-        processes.TIMEOUT,
-        "seconds without a heartbeat after which a process ends the others",
-        lower_bound=1,
-        **where,
+    default = f"default {default_workdir}" if default_workdir else "required"
+    told = f"config file, or file.py:preset (default {default_config})"
+    flags.DEFINE_string("config", default_config, told, **where)
+    told = f"folder that receives every output ({default})"
+    flags.DEFINE_string("workdir", default_workdir, told, **where)
+    told = "host:port of process 0; SLURM and JAX_COORDINATOR_ADDRESS are understood, too"
+    flags.DEFINE_string("coordinator_address", None, told, **where)
+    told = "number of processes; else JAX_NUM_PROCESSES"
+    flags.DEFINE_integer("num_processes", None, told, lower_bound=1, **where)
+    told = "index of this process; else JAX_PROCESS_ID"
+    flags.DEFINE_integer("process_id", None, told, lower_bound=0, **where)
+    told = (
+        f"seconds without a heartbeat after which a process ends the others ({processes.TIMEOUT})"
     )
+    flags.DEFINE_integer("process_timeout", processes.TIMEOUT, told, lower_bound=1, **where)
     flags.DEFINE_boolean("help", False, "show this help", short_name="h", **where)
     own.set_gnu_getopt(True)
     try:
@@ -295,8 +279,7 @@ def _parse_own_flags(
     known = list(own)
     for argument in rest[1:]:
         name = argument.lstrip("-").partition("=")[0]
-        is_override = name.removeprefix("no").startswith("config.") or name.startswith("config.")
-        if argument.startswith("-") and not is_override:
+        if argument.startswith("-") and not name.removeprefix("no").startswith("config."):
             hint = config_files.did_you_mean(name, known, "--")
             hint = hint or "; fields of the config are set by --config.FIELD=VALUE"
             raise UserError(f"unknown flag --{name}{hint}")
@@ -310,34 +293,26 @@ def _help_text(
     main: Main, program: str, own: flags.FlagValues, extend: Callable[[Any], None] | None
 ) -> str:
     doc = inspect.getdoc(sys.modules.get(main.__module__)) or ""
-    default_workdir = own["workdir"].default
     lines = [
         *([doc.strip(), ""] if doc else []),
         f"usage: python {program} [--config=FILE.py[:preset]] [--config.FIELD=VALUE ...]"
         f" --workdir=DIRECTORY",
         "",
-        f"  --config                 config file (default {own['config'].default})",
-        "  --config.FIELD=VALUE     set one field; null clears a field that may be unset",
-        "  --workdir                folder that receives every output"
-        + (f" (default {default_workdir})" if default_workdir else " (required)"),
-        "  --coordinator_address, --num_processes, --process_id",
-        "                           several processes by hand; SLURM and JAX_COORDINATOR_ADDRESS,",
-        "                           JAX_NUM_PROCESSES, JAX_PROCESS_ID are understood without them",
-        "  --process_timeout        seconds without heartbeat after which a process ends the others"
-        f" (default {processes.TIMEOUT})",
-        "  --help                   show this help",
+        *(f"  --{name:<22} {own[name].help}" for name in own if len(name) > 1),
+        f"  --{'config.FIELD=VALUE':<22} set one field; null clears a field that may be unset",
         "",
     ]
     try:
-        with config_words.recorded() as words:
-            config = config_files.load_config(own.config, extend=extend)
+        config = config_files.load_config(own.config, extend=extend)
     except UserError as error:
         return "\n".join([*lines, f"The fields are not shown: {one_line(str(error))}"])
     lines.append(f"Fields of {own.config}:")
+    functions = [config_files.function_of(own.config), *([extend] if extend else [])]
+    descriptions = config_words.describe_fields(config, functions)
     for key, value in config_files.leaves(config):
         lines.append(f"  --config.{key}={json.dumps(_jsonable(value))}")
-        said = words(*config_files.find_block(config, key))
-        lines += textwrap.wrap(said, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        indents: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+        lines += textwrap.wrap(descriptions[key], 100, **indents)
     return "\n".join(lines)
 
 
@@ -394,23 +369,22 @@ def _environment(argv: Sequence[str]) -> dict[str, Any]:
         "devices": [device.device_kind for device in jax.devices()],
         "num_processes": jax.process_count(),
         "cpu_count": os.cpu_count(),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_git_state(),
     }
 
 
-def _git(*arguments: str) -> str | None:
-    try:
-        # Without locks: a command that is killed while git looks would leave git's behind.
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def _git_state() -> dict[str, Any]:
+    """The commit that the repository is at; of an installed package there is none."""
+    # Without locks: a command that is killed while git looks would leave git's behind.
+    command = ["git", "--no-optional-locks", "-C", str(_ROOT), "describe", "--always"]
+    command += ["--abbrev=40", "--dirty", "--exclude=*"]
+    commit = ""
+    if (_ROOT / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            commit = done.stdout.strip()
+    is_modified = commit.endswith("-dirty")
+    return {"git_commit": commit.removesuffix("-dirty") or None, "git_modified": is_modified}
 
 
 # --------------------------------------------------------------------------------------- output

@@ -1,14 +1,17 @@
 """Config files: which one is meant, its preset, the overrides of the command line."""
 
 import contextlib
-import copy
 import difflib
+import importlib.machinery
+import importlib.util
 import inspect
+import itertools
 import pathlib
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, FieldReference, config_flags
@@ -16,8 +19,13 @@ from ml_collections import ConfigDict, FieldReference, config_flags
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+# Where "configs/..." is looked up: an installed package has it inside (setup.py).
+_INSTALLED = _PACKAGE / "_installed"
+_ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
+CONFIGS = _ROOT / "configs"
 _NULL_WORDS = ("null", "none", "None")
+_TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 # Fields that name a model or an adapter.
 _MODELS = ("adapter", "average_with", "frozen", "model", "spec", "start")
 
@@ -35,10 +43,15 @@ def load_config(
         ``null`` clears a field that may be unset, and empties a tuple.
       extend: adds a command's own fields to what the file says.
     """
-    config = _execute_config_file(path_and_preset)
+    config = _execute(path_and_preset)[1]
     if extend is not None:
         extend(config)
     return override(config, overrides, path_and_preset)
+
+
+def function_of(path_and_preset: str) -> Callable[..., ConfigDict]:
+    """Returns the function ``get_config`` of a config file."""
+    return _execute(path_and_preset)[0]
 
 
 def override(config: Any, overrides: Sequence[str], source: str) -> Any:
@@ -46,23 +59,56 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
 
     ``source`` is where a message says that the config is from.
     """
-    arguments, cleared = _check_overrides(config, overrides, source)
-    parsed = flags.FlagValues()
-    try:
-        config_flags.DEFINE_config_dict(
-            "config", config, flag_values=parsed, sys_argv=["", *arguments]
-        )
-        rest = parsed(["", *arguments])
-    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
-        raise UserError(_override_message(config, arguments, error)) from None
-    if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}: values are given as --flag=value")
-    config = cast(ConfigDict, parsed["config"].value)
-    for key in cleared:
-        holder, last = find_block(config, key)
-        holder[last] = () if holder.get_type(last) is tuple else None
+    given: dict[str, list[str]] = {}  # by field; a field that is cleared has none
+    words = iter(overrides)
+    for word in words:
+        if not word.startswith("-"):
+            raise UserError(f"unexpected argument {word!r}: values are given as --flag=value")
+        name, equals, value = word.lstrip("-").partition("=")
+        key = name.partition("config.")[2]
+        if not has_key(config, key):
+            near = did_you_mean(key, [known for known, _ in _fields(config)], "")
+            raise UserError(f"unknown config key {key!r} (of {source}){near}")
+        if not equals and _type_of(config, key) not in (bool, object):
+            word = "=".join([word, *itertools.islice(words, 1)])
+            value = word.partition("=")[2]
+        if value not in _NULL_WORDS:
+            given.setdefault(key, []).append(word)
+        elif _is_optional(*find_block(config, key)):
+            given[key] = []
+        else:
+            given[key] = [word]
+    for key, arguments in given.items():
+        block, last = find_block(config, key)
+        if arguments:
+            _parse(config, key, arguments)
+        else:
+            block[last] = () if block.get_type(last) is tuple else None
     _check_names(config)
     return config.lock()
+
+
+def _parse(config: ConfigDict, key: str, arguments: Sequence[str]) -> None:
+    """Sets a field; several arguments are parts of a tuple."""
+    kind, (name, equals, value) = _type_of(config, key), arguments[-1].partition("=")
+    expected = _TYPES.get(kind, kind.__name__)
+    if issubclass(kind, ConfigDict):
+        expected = f"one of its fields (--config.{key}.field=value)"
+    refusal = f"--{name.lstrip('-')}={value}: expected {expected}, got {value!r}"
+    if kind is str and value in _NULL_WORDS:
+        raise UserError(refusal)
+    argv, parsed = ["", *arguments], flags.FlagValues()
+    try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=parsed, sys_argv=argv)
+        parsed(argv)
+    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
+        refusal = refusal if equals else f"bad config override: {one_line(str(error))}"
+        raise UserError(refusal) from None
+
+
+def _type_of(config: ConfigDict, key: str) -> type:
+    block, last = find_block(config, key)
+    return block.get_type(last) if last in block else object  # an item of a tuple
 
 
 def _check_names(config: ConfigDict) -> None:
@@ -72,64 +118,6 @@ def _check_names(config: ConfigDict) -> None:
         if value == "" and last in _MODELS:
             unset = ", or be null" if _is_optional(holder, last) else ""
             raise UserError(f"config.{key}={value!r} must name a model{unset}.")
-
-
-def copy_without(config: Any, *fields: str) -> Any:
-    """An unlocked copy of a config, which keeps the types of unset fields, without ``fields``."""
-    config = copy.deepcopy(config).unlock()
-    for field in fields:
-        del config[field]
-    return config
-
-
-def _check_overrides(
-    config: ConfigDict, arguments: Sequence[str], source: str
-) -> tuple[list[str], list[str]]:
-    """Returns the overrides left to parse and the keys to clear; refuses unknown keys."""
-    left, cleared = [], []
-    for argument in arguments:
-        if not argument.startswith("-"):
-            left.append(argument)
-            continue
-        name, equals, value = argument.lstrip("-").partition("=")
-        key = name.partition("config.")[2]
-        if not has_key(config, key):
-            raise UserError(
-                f"unknown config key {key!r} (of {source}){did_you_mean(key, _keys(config), '')}"
-            )
-        holder, last = find_block(config, key)
-        is_null = bool(equals) and value in _NULL_WORDS
-        if is_null and _is_optional(holder, last):
-            cleared.append(key)
-        elif is_null and isinstance(holder.get(last), str):
-            raise UserError(f"--{name}={value}: expected text, got {value!r}")
-        else:
-            left.append(argument)
-    return left, cleared
-
-
-def _override_message(config: ConfigDict, arguments: Sequence[str], error: Exception) -> str:
-    """One sentence for an override that ml_collections refused."""
-    text = one_line(str(error))
-    for argument in arguments:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if f"{name}=" not in text and f"{name} " not in f"{text} " and len(arguments) > 1:
-            continue
-        key = name.partition("config.")[2]
-        with contextlib.suppress(KeyError, AttributeError, ValueError, TypeError):
-            expected = _type_of(config, key)
-            if equals:
-                return f"--{name}={value}: expected {expected}, got {value!r}"
-    return f"bad config override: {text}"
-
-
-def _type_of(config: ConfigDict, key: str) -> str:
-    holder, last = find_block(config, key)
-    kind = holder.get_type(last)
-    if issubclass(kind, ConfigDict):
-        return f"one of its fields (--config.{key}.field=value)"
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    return names.get(kind, kind.__name__)
 
 
 def find_block(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
@@ -158,23 +146,17 @@ def _is_optional(block: ConfigDict, name: str) -> bool:
     return name in block and isinstance(block[name], (tuple, type(None)))
 
 
-def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field and its value, those of blocks by their dotted names."""
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def leaves(config: ConfigDict) -> Iterator[tuple[str, Any]]:
+    """Yields every field and its value, those of blocks by their dotted names."""
+    return (field for field in _fields(config) if not isinstance(field[1], ConfigDict))
 
 
-def _keys(config: ConfigDict, prefix: str = "") -> list[str]:
+def _fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Fields and blocks."""
-    found = []
     for name, value in config.items():
-        found.append(prefix + name)
+        yield f"{prefix}{name}", value
         if isinstance(value, ConfigDict):
-            found += _keys(value, f"{prefix}{name}.")
-    return found
+            yield from _fields(value, f"{prefix}{name}.")
 
 
 def did_you_mean(name: str, known: Sequence[str], dashes: str) -> str:
@@ -187,24 +169,24 @@ def did_you_mean(name: str, known: Sequence[str], dashes: str) -> str:
     return f"; did you mean {dashes}{close[0]}?" if close else ""
 
 
-def _execute_config_file(path_and_preset: str) -> ConfigDict:
-    """Runs the file's ``get_config`` and returns its unlocked result."""
+def _execute(path_and_preset: str) -> tuple[Callable[..., Any], ConfigDict]:
+    """Runs a config file; returns its ``get_config`` and the unlocked result."""
     path, preset = _find_config_file(path_and_preset)
     module = types.ModuleType("config_file")
     module.__file__ = str(path)
     arguments = () if preset is None else (preset,)
     try:
-        code = compile(path.read_bytes(), str(path), "exec")
-        exec(code, module.__dict__)
-        get_config = module.__dict__.get("get_config")
-        if not callable(get_config):
-            raise UserError(f"config file {path} defines no get_config() function")
-        try:
-            inspect.signature(get_config).bind(*arguments)
-        except TypeError:
-            needs = "takes no preset" if arguments else "needs a preset (file.py:preset)"
-            raise UserError(f"config file {path} {needs}") from None
-        config = get_config(*arguments)
+        with _configs_importable():
+            exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+            get_config = module.__dict__.get("get_config")
+            if not callable(get_config):
+                raise UserError(f"config file {path} defines no get_config() function")
+            try:
+                inspect.signature(get_config).bind(*arguments)
+            except TypeError:
+                needs = "takes no preset" if arguments else "needs a preset (file.py:preset)"
+                raise UserError(f"config file {path} {needs}") from None
+            config = get_config(*arguments)
     except UserError:
         raise
     except Exception as error:
@@ -217,19 +199,43 @@ def _execute_config_file(path_and_preset: str) -> ConfigDict:
         raise UserError(
             f"config file {path}: get_config() returned {type(config).__name__}, not a ConfigDict"
         )
-    return config
+    return get_config, config
+
+
+@contextlib.contextmanager
+def _configs_importable() -> Iterator[None]:
+    """Makes ``configs`` the folder `CONFIGS`, as in the repository, while a config file runs.
+
+    Elsewhere it is not on the path, and a package of the user may have that name.
+    """
+    spec = importlib.util.find_spec("configs")
+    if spec and str(CONFIGS) in (spec.submodule_search_locations or ()):
+        yield
+        return
+    others = _pop_configs()
+    spec = importlib.machinery.ModuleSpec("configs", None, is_package=True)
+    spec.submodule_search_locations = [str(CONFIGS)]
+    sys.modules["configs"] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        _pop_configs()
+        sys.modules.update(others)
+
+
+def _pop_configs() -> dict[str, types.ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "configs"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def _find_config_file(path_and_preset: str) -> tuple[pathlib.Path, str | None]:
     path, colon, preset = path_and_preset.partition(":")
-    candidates = [pathlib.Path(path)]
-    if not candidates[0].is_absolute():
-        candidates.append(_ROOT / path)
+    candidates = [pathlib.Path(path), _ROOT / path]  # the first, where the path is absolute
     for candidate in candidates:
         if candidate.is_file():
             return candidate, preset if colon else None
-    beside = [file.name for file in candidates[-1].parent.glob("*.py")]
-    close = difflib.get_close_matches(candidates[-1].name, beside, n=1)
+    near = [file.name for file in candidates[-1].parent.glob("*.py")]
+    close = difflib.get_close_matches(candidates[-1].name, near, n=1)
     hint = f"; did you mean {pathlib.Path(path).with_name(close[0])}?" if close else ""
     raise UserError(f"--config={path_and_preset}: there is no config file {path!r}{hint}")
 

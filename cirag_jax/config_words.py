@@ -1,80 +1,126 @@
-"""What config files say of their fields, for ``--help``.
+"""Descriptions of config fields for ``--help``, read from the sources that set the fields.
 
-A field's words are the comment of the line that sets it first, behind it or above it; those of a
-method's settings stand in the docstring of their dataclass.
+A field is described by the comment behind the statement that sets it first, or by the comment lines
+right above. Fields of a settings dataclass are described by its docstring and its annotations.
 """
 
-import collections
-import contextlib
+import ast
 import dataclasses
 import functools
 import inspect
+import pathlib
 import re
-import sys
-import tokenize
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from cirag_jax import config_files
+
 _CLASS = "_described_by"  # an attribute of a block, not a field
-
-Words = Callable[[ConfigDict, str], str]
-
-
-@contextlib.contextmanager
-def recorded() -> Iterator[Words]:
-    """Remembers which lines set the fields of configs meanwhile; gives a block's words of a field.
-
-    Where no line has a comment, there are none.
-    """
-    lines: dict[tuple[int, str], list[tuple[str, int]]] = collections.defaultdict(list)
-    blocks: list[ConfigDict] = []  # They live on, so that no other gets their id.
-    plain = ConfigDict.__setattr__
-
-    def remember(self: ConfigDict, attribute: str, value: Any) -> None:
-        caller = sys._getframe(1)
-        lines[id(self), attribute].append((caller.f_code.co_filename, caller.f_lineno))
-        blocks.append(self)
-        plain(self, attribute, value)
-
-    def words(block: ConfigDict, name: str) -> str:
-        found = (_comments(file).get(line, "") for file, line in lines[id(block), name])
-        described = _attributes(vars(block)[_CLASS]) if _CLASS in vars(block) else {}
-        return next(filter(None, found), described.get(name, ""))
-
-    ConfigDict.__setattr__ = remember
-    try:
-        yield words
-    finally:
-        ConfigDict.__setattr__ = plain
 
 
 def block_of(settings: Any) -> ConfigDict:
-    """A block with the fields and values of a dataclass, whose docstring has their words."""
+    """Returns a block with the fields and values of a dataclass, which describes them."""
     block = ConfigDict(dataclasses.asdict(settings))
     object.__setattr__(block, _CLASS, type(settings))
     return block
 
 
-@functools.cache
-def _comments(file: str) -> Mapping[int, str]:
-    """The comment of every line of code: behind it, or else the lines right above it."""
-    behind: dict[int, str] = {}
-    alone: dict[int, str] = {}
-    with open(file, "rb") as source:
-        for token in tokenize.tokenize(source.readline):
-            if token.type == tokenize.COMMENT:
-                bare = token.line.lstrip().startswith("#")
-                (alone if bare else behind)[token.start[0]] = token.string.lstrip("# ")
-    for line in sorted(alone):
-        if line + 1 not in alone:
-            first = line
-            while first - 1 in alone:
-                first -= 1
-            text = " ".join(alone[n] for n in range(first, line + 1))
-            behind.setdefault(line + 1, text)
-    return behind
+def describe_fields(config: ConfigDict, functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
+    """Returns the description of each field of a config; empty where its sources have none.
+
+    Args:
+      config: what the functions made.
+      functions: what set the fields. The functions that they name are read, too, where those are
+        defined in the same folders or in `config_files.CONFIGS`.
+    """
+    functions = [function for function in functions if inspect.isfunction(function)]
+    folders = {config_files.CONFIGS, *(_source_file(function).parent for function in functions)}
+    comments = [comment for function in functions for comment in _comments(function, folders)]
+    described = {}
+    for key, _ in config_files.leaves(config):
+        block, name = config_files.find_block(config, key)
+        attributes = _attributes(vars(block)[_CLASS]) if _CLASS in vars(block) else {}
+        parts = key.split(".")
+        texts = (text for pattern, text in comments if text and _matches(pattern, parts))
+        described[key] = attributes.get(name) or next(texts, "")
+    return described
+
+
+def _matches(pattern: tuple[str, ...], parts: list[str]) -> bool:
+    return len(pattern) == len(parts) and all(
+        wanted in ("*", part) for wanted, part in zip(pattern, parts, strict=True)
+    )
+
+
+def _source_file(function: types.FunctionType) -> pathlib.Path:
+    return pathlib.Path(function.__code__.co_filename).resolve()
+
+
+def _comments(
+    function: types.FunctionType,
+    folders: set[pathlib.Path],
+    prefix: tuple[str, ...] = (),
+    callers: tuple[types.FunctionType, ...] = (),
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the fields that a function sets, in the order of its text, and their comments.
+
+    A field is its name in parts, "*" for one that is computed; ``prefix`` stands before it. Another
+    function that is named in the value of a field sets fields of that one.
+    """
+    if function in callers or not any(map(_source_file(function).is_relative_to, folders)):
+        return
+    lines = textwrap.dedent("".join(inspect.getsourcelines(function)[0])).splitlines()
+    inside: dict[ast.AST, tuple[str, ...]] = {}  # of a value: the field that it is given to
+    for node in sorted(ast.walk(ast.parse("\n".join(lines))), key=_source_order):
+        if isinstance(node, ast.Assign):
+            for target in (part for one in node.targets for part in getattr(one, "elts", [one])):
+                if name := _field_name(target):
+                    yield (*prefix, *name), _comment(lines, node)
+                    inside |= dict.fromkeys(ast.walk(node.value), name)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            other = _referenced(node, function.__globals__)
+            if inspect.isfunction(other):
+                within = (*prefix, *inside.get(node, ()))
+                yield from _comments(other, folders, within, (*callers, function))
+
+
+def _source_order(node: ast.AST) -> tuple[int, bool, int]:
+    """In a line the assignment is first, and the inner call before the outer one."""
+    is_assignment = isinstance(node, ast.Assign)
+    return getattr(node, "lineno", 0), not is_assignment, -getattr(node, "col_offset", 0)
+
+
+def _field_name(target: ast.expr) -> tuple[str, ...]:
+    """The parts of ``config.a[b].c`` behind the variable: a, *, c."""
+    if isinstance(target, ast.Attribute):
+        return (*_field_name(target.value), target.attr)
+    return (*_field_name(target.value), "*") if isinstance(target, ast.Subscript) else ()
+
+
+def _referenced(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """What ``name`` or ``module.name`` stands for."""
+    if isinstance(node, ast.Attribute):
+        return getattr(_referenced(node.value, names), node.attr, None)
+    return names.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _comment(lines: list[str], statement: ast.stmt) -> str:
+    """The comment behind a statement or its first line, or else the lines right above."""
+    first, last = statement.lineno - 1, (statement.end_lineno or 0) - 1
+    behind = lines[last].encode()[statement.end_col_offset :].decode().strip()
+    if not behind and last > first:
+        behind = "#".join(lines[first].partition("  #")[1:]).strip()
+    if behind.startswith("#"):
+        return behind.lstrip("# ")
+    above: list[str] = []
+    while first > 0 and lines[first - 1].strip().startswith("#"):
+        first -= 1
+        above.insert(0, lines[first].strip().lstrip("# "))
+    return " ".join(above)
 
 
 @functools.cache

@@ -55,6 +55,21 @@ def test_null_clears_an_optional_field(run, word):
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--config.data.dir=null", "--config.data.dir=D"], "D"),
+        (["--config.data.dir=D", "--config.data.dir", "null"], None),
+    ],
+)
+def test_override_same_field_twice_the_last_value_counts(run, given, expected):
+    assert run(*given).seen[0].data.dir == expected
+
+
+def test_override_several_values_of_a_tuple_are_joined(run):
+    assert run("--config.ks=7", "--config.train.steps=1", "--config.ks", 9).seen[0].ks == (7, 9)
+
+
+@pytest.mark.parametrize(
     ("file", "field", "unset"),
     [
         ("reader", "model.spec", ", or be null"),

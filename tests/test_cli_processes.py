@@ -103,12 +103,17 @@ def test_help_does_not_import_jax(script, tmp_path):
 _HELP = """
 import contextlib, importlib, io, pathlib, runpy, sys
 
-for path in sorted(pathlib.Path("launch").glob("*.py")):
-    sys.argv = [str(path), "--help"]
+scripts = sorted(pathlib.Path("launch").glob("*.py"))
+configs = [p for p in pathlib.Path("configs").rglob("*.py") if "def get_config" in p.read_text()]
+helps = [[path] for path in scripts]
+helps += [["launch/answer.py", f"--config={path}"] for path in configs]
+assert len(scripts) > 9 and len(configs) > 20
+for path, *config in helps:
+    sys.argv = [str(path), *config, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         runpy.run_path(str(path), run_name="__main__")
-    assert "usage: python" in out.getvalue(), path
-    assert not {"jax", "torch", "transformers"} & sys.modules.keys(), path
+    assert "usage: python" in out.getvalue() and "Fields of " in out.getvalue(), (path, config)
+    assert not {"jax", "torch", "transformers"} & sys.modules.keys(), (path, config)
 for path in sorted(pathlib.Path("cirag_jax").rglob("*.py")):
     if path.stem not in ("__main__", "transformers_backend"):
         importlib.import_module(".".join(path.with_suffix("").parts))

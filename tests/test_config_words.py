@@ -5,16 +5,19 @@ import pytest
 from ml_collections import ConfigDict
 
 from cirag_jax import config_words
-from cirag_jax.config_files import find_block, leaves, load_config
-from configs import common
+from cirag_jax.config_files import function_of, load_config
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 CONFIGS = [path for path in sorted(_FOLDER.rglob("*.py")) if "def get_config" in path.read_text()]
 
 _FILE = """
 from ml_collections import ConfigDict
+from configs import common
 
 def get_config():
+    return finished(begun())
+
+def begun():
     config = ConfigDict()
     config.behind = 1  # Said behind it, with a '#' more.
     # Said above it,
@@ -33,39 +36,52 @@ def get_config():
     # Of nothing.
 
     config.far = 5
+    config.made = made()
+    config.named = ConfigDict()
+    for name in ("first",):
+        config.named[name] = 2  # Of a part of a computed name.
+    return config
+
+def made():
+    config = ConfigDict()
+    config.depth = 3  # Of the block.
+    config.data = common.data(split="dev")
+    return config
+
+def finished(config):
+    config.behind = 2  # Changed, too.
     return config
 """
 
 
-def test_fields_are_described_by_the_comments_of_the_lines_that_set_them(tmp_path):
+def described(config, path):
+    return config_words.describe_fields(config, [function_of(str(path))])
+
+
+def test_describe_comments_of_the_statements_that_set_fields(tmp_path):
     path = tmp_path / "config.py"
     path.write_text(_FILE)
-    plain = ConfigDict.__setattr__
-    with config_words.recorded() as words:
-        config = load_config(str(path))
-        assert {key: words(*find_block(config, key)) for key, _ in leaves(config)} == {
-            "behind": "Said behind it, with a '#' more.",
-            "above": "Said above it, in two lines.",
-            "silent": "Said at last.",
-            "block.many": "Of all that follow.",
-            "one": "Of both.",
-            "two": "Of both.",
-            "far": "",
-        }
-        # A block of another file has its comments; a field set before has none here.
-        data = common.data(split="dev")
-        assert words(data, "setting") == "HotpotQA: distractor or fullwiki."
-    assert ConfigDict.__setattr__ is plain
-    with config_words.recorded() as words:
-        assert words(data, "setting") == words(config, "behind") == ""
+    words = described(load_config(str(path)), path)
+    expected = {
+        "behind": "Said behind it, with a '#' more.",
+        "above": "Said above it, in two lines.",
+        "silent": "Said at last.",
+        "block.many": "Of all that follow.",
+        "one": "Of both.",
+        "two": "Of both.",
+        "far": "",
+        # A block of another function or file has its comments.
+        "made.depth": "Of the block.",
+        "made.data.setting": "HotpotQA: distractor or fullwiki.",
+        "named.first": "Of a part of a computed name.",
+    }
+    assert {key: words[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_field_of_every_config_is_described(path):
-    with config_words.recorded() as words:
-        config = load_config(str(path))
-        silent = [key for key, _ in leaves(config) if not words(*find_block(config, key))]
-    assert not silent
+    words = described(load_config(str(path)), path)
+    assert words and all(words.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +104,16 @@ class _Settings:
 
 
 def test_the_docstring_of_a_dataclass_describes_its_block():
-    with config_words.recorded() as words:
-        block = config_words.block_of(_Settings())
-        block.first = False
-        assert block.to_dict() == {**dataclasses.asdict(_Settings()), "first": False}
-        assert [words(block, name) for name in ("steps", "first", "second", "further")] == [
-            "how many; 0: none.", "both.", "both.", "",
-        ]  # fmt: skip
+    config = ConfigDict()
+    config.block = block = config_words.block_of(_Settings())
+    block.first = False
+    assert block.to_dict() == {**dataclasses.asdict(_Settings()), "first": False}
+    assert list(config_words.describe_fields(config, ()).values()) == [
+        "both.", "", "both.", "how many; 0: none.",
+    ]  # fmt: skip
 
 
 def test_most_fields_of_a_method_are_described():
-    with config_words.recorded() as words:
-        config = load_config("configs/methods/cirag.py:small")
-        said = [bool(words(*find_block(config, key))) for key, _ in leaves(config)]
-    assert sum(said) > 0.95 * len(said)
+    file = "configs/methods/cirag.py:small"
+    words = described(load_config(file), file)
+    assert sum(map(bool, words.values())) > 0.95 * len(words)

@@ -1,7 +1,9 @@
 """The house: one order of layers, from nouns to commands, and every import points down."""
 
 import ast
+import graphlib
 import pathlib
+from collections.abc import Mapping
 
 import pytest
 
@@ -65,6 +67,50 @@ def _outside(source: str) -> set[str]:
 def test_package_imports_no_other_folder_of_the_repository():
     assert {str(p): o for p in _modules() if (o := _outside(p.read_text("utf-8")))} == {}
     assert _outside("def f():\n    from experiments.demo_dataset import build")
+
+
+def modules_by_name() -> dict[str, str]:
+    """The text of each module, by its dotted name; a package's is that of its ``__init__``."""
+    paths = {".".join(p.relative_to(_PACKAGE.parent).with_suffix("").parts): p for p in _modules()}
+    return {name.removesuffix(".__init__"): p.read_text("utf-8") for name, p in paths.items()}
+
+
+def cycle(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle, at the top or in functions; empty if none do.
+
+    A name that is imported from a module counts as an import of that module.
+    """
+    graph = {}
+    for name, source in sources.items():
+        nearest = {
+            next(filter(sources.__contains__, _parents(other)), name) for other in imports(source)
+        }
+        graph[name] = nearest - {name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def _parents(name: str) -> list[str]:
+    """A dotted name and those of the packages around it, the innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def test_imports_of_the_package_have_no_cycle():
+    assert not cycle(modules_by_name())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from cirag_jax.commands.b import name", "def f():\n    from cirag_jax.commands import b"],
+)
+def test_cycle_of_two_modules_is_found(line):
+    sources = {"cirag_jax.commands.a": line, "cirag_jax.commands.b": "import cirag_jax.commands.a"}
+    assert set(cycle(sources)) == set(sources)
+    assert not cycle({**sources, "cirag_jax.commands.b": "import json"})
 
 
 def test_every_layer_is_named():

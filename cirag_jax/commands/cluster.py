@@ -1,18 +1,16 @@
 """Workers on a Ray cluster (``config.engine=ray``): the one module that knows Ray, an extra.
 
-A command hands tasks out and gets them back in the order in which it gave them, so that what it
-writes is what it would have written alone. A worker that dies is replaced, and its task done again
-by whichever worker is free.
+A command hands out tasks and gets their results in the same order, so that it writes what it would
+have written on its own. Ray restarts a worker that dies, and retries its task.
 """
 
 import collections
-import dataclasses
 import itertools
 import os
 import pathlib
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -23,11 +21,11 @@ from cirag_jax.io import one_line, say
 from cirag_jax.types import Config
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_TRIES = 3  # Of a task, and of opening a model, until it is what kills the workers.
-_AHEAD = 8  # Tasks a worker that may be begun before the oldest has come back.
+_TRIES = 3  # of a task whose worker dies
+_AHEAD = 8  # tasks per worker that may be begun before the oldest is done
 
 
-class Task(Protocol):
+class NamedTask(Protocol):
     """What a worker is given; ``name`` is for messages."""
 
     @property
@@ -36,7 +34,7 @@ class Task(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=NamedTask)
 R = TypeVar("R")
 
 
@@ -69,13 +67,18 @@ def in_order(
     Args:
       make: called once in each worker; returns what does its tasks. What it captures, the tasks and
         their results are pickled.
-      tasks: taken one by one, `_AHEAD` a worker ahead of the oldest that has not come back.
+      tasks: taken one by one, at most `_AHEAD` per worker before the oldest is done.
       config: of the command; ``workers`` of them, by default one a GPU, or one a node.
       workdir: of the command.
       on_devices: whether a worker computes on a GPU, where the cluster has any.
     """
+    tasks = iter(tasks)
+    first = list(itertools.islice(tasks, 1))
+    if not first:
+        return
     ray = _extra()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_task_oom_retries", str(_TRIES - 1))  # else without a limit
     with parsing("no Ray cluster could be joined or started"), warnings.catch_warnings():
         # To start one, it forks, and JAX warns of its threads: they hold nothing that it needs.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -86,7 +89,11 @@ def in_order(
             logging_level="ERROR",
         )
     try:
-        yield from _Crew(ray, make, config.workers, workdir.resolve(), on_devices).run(tasks)
+        count, options = _actor_options(ray, on_devices)
+        actor, folders = ray.remote(**options)(_Actor), (pathlib.Path.cwd(), workdir.resolve())
+        workers = [actor.remote(folders, make) for _ in range(config.workers or count)]
+        say(f"Ray: {len(workers)} workers")
+        yield from _run_tasks(ray, workers, itertools.chain(first, tasks))
     finally:
         ray.shutdown()
 
@@ -95,12 +102,22 @@ def _extra() -> Any:
     return extra("ray", "config.engine=ray", "requirements-cluster.txt")
 
 
-class _Worker:
-    """Lives in a process of its own on a node of the cluster."""
+class _Actor:
+    """Lives in a process of its own on a node of the cluster; Ray restarts one that dies."""
 
-    def open(self, folders: Iterable[pathlib.Path], make: Callable[[], Any]) -> None:
-        """Opens what does the tasks, in the first folder, which is where the command runs."""
-        for folder in reversed(list(folders)):
+    def __init__(self, folders: tuple[pathlib.Path, ...], make: Callable[[], Callable[[T], R]]):
+        self._folders, self._make = folders, make
+        self._work: Callable[[T], R] | None = None
+
+    def do(self, task: T) -> tuple[R, bool]:
+        """Returns the result of a task, and whether it replaces a worker that died at the task.
+
+        The first task opens the model, in the first folder, which is where the command runs. Were
+        it opened in ``__init__``, a worker that dies at that would be restarted forever.
+        """
+        if self._work is not None:
+            return self._work(task), False
+        for folder in reversed(self._folders):
             if not folder.is_dir():
                 raise UserError(
                     f"{folder} is not there on {socket.gethostname()}, a node of the Ray cluster; "
@@ -108,113 +125,63 @@ class _Worker:
                 )
             os.chdir(folder)
         cli.enable_compilation_cache()
-        self._work = make()
-
-    def do(self, task: Any) -> Any:
-        """Returns what becomes of the task."""
-        return self._work(task)
+        self._work = self._make()
+        return self._work(task), _extra().get_runtime_context().was_current_actor_reconstructed
 
 
-@dataclasses.dataclass(eq=False)
-class _Entry:
-    """A task, the workers that died of it, and what became of it."""
+def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
+    """Returns the default number of workers, and what Ray is told about each."""
+    gpus = int(ray.cluster_resources().get("GPU", 0)) if on_devices else 0
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
+    # The command itself keeps off the GPUs (`cli`), and what it starts would inherit that.
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "" if gpus else "cpu"}
+    return gpus or len(nodes) or 1, {
+        "num_cpus": 1,
+        "num_gpus": 1 if gpus else 0,
+        "scheduling_strategy": "SPREAD",
+        "runtime_env": {"env_vars": variables},
+        "max_restarts": -1,
+        "max_task_retries": _TRIES - 1,
+    }
 
-    task: Any
-    deaths: int = 0
-    is_done: bool = False
-    result: Any = None
 
-
-class _Crew:
-    """The workers of a command, and what each of them does."""
-
-    def __init__(
-        self,
-        ray: Any,
-        make: Callable[[], Any],
-        count: int,
-        workdir: pathlib.Path,
-        on_devices: bool,
-    ):
-        self._ray, self._make = ray, make
-        self._folders = (pathlib.Path.cwd(), workdir)
-        gpus = int(ray.cluster_resources().get("GPU", 0)) if on_devices else 0
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        self._count = count or gpus or len(nodes) or 1
-        paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
-        # The command itself keeps off the GPUs (`cli`), and what it starts would inherit that.
-        variables = {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "" if gpus else "cpu"}
-        self._actor = ray.remote(
-            num_cpus=1,
-            num_gpus=1 if gpus else 0,
-            scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": variables},
-        )(_Worker)
-        self._idle: list[Any] = []
-        self._busy: dict[Any, tuple[Any, _Entry | None]] = {}  # None: it opens its model
-        self._stillborn = 0  # workers that died at that, one after the other
-
-    def run(self, tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields tasks and results, in the order of the tasks."""
-        tasks = iter(tasks)
-        under_way: collections.deque[_Entry] = collections.deque()  # the oldest first
-        todo: collections.deque[_Entry] = collections.deque()  # those that no worker has
-        while True:
-            wanted = max(len(self._idle) - len(todo), 0 if under_way else 1)
-            room = _AHEAD * self._count - len(under_way)
-            new = [_Entry(task) for task in itertools.islice(tasks, min(wanted, room))]
-            under_way.extend(new)
-            todo.extend(new)
-            while self._idle and todo:
-                actor, entry = self._idle.pop(), todo.popleft()
-                self._busy[actor.do.remote(entry.task)] = actor, entry
-            if not under_way:
-                return
-            if not self._idle and not self._busy:
-                say(f"Ray: {self._count} workers")
-                for _ in range(self._count):
-                    self._start()
-            if under_way[0].is_done:
-                done = under_way.popleft()
-                yield done.task, done.result
-            else:
-                todo.extendleft(self._wait())
-
-    def _start(self) -> None:
-        actor = self._actor.remote()
-        self._busy[actor.open.remote(self._folders, self._make)] = actor, None
-
-    def _wait(self) -> list[_Entry]:
-        """Waits until a worker is free; returns what one that died instead leaves to others."""
-        errors = self._ray.exceptions
-        (call,), _ = self._ray.wait(list(self._busy), num_returns=1)
-        actor, entry = self._busy.pop(call)
-        try:
-            result = self._ray.get(call)
-        except errors.RayTaskError as error:
-            raise error.cause from error
-        except (errors.RayActorError, errors.OutOfMemoryError) as error:
-            self._ray.kill(actor)  # Ray may have lost sight of it only
-            self._mourn(entry, one_line(str(error)))
-            self._start()
-            return [entry] if entry else []
-        self._idle.append(actor)
-        if entry:
-            entry.result, entry.is_done = result, True
+def _run_tasks(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Yields tasks and results in the order of the tasks; a task is begun once a worker is idle."""
+    tasks, idle = iter(tasks), list(workers)
+    begun: collections.deque[tuple[T, Any]] = collections.deque()  # tasks and calls, oldest first
+    busy: dict[Any, tuple[T, Any]] = {}  # by call: its task and worker
+    results: dict[Any, R] = {}
+    while True:
+        room = min(len(idle), _AHEAD * len(workers) - len(begun))
+        for task in itertools.islice(tasks, room):
+            worker = idle.pop()
+            call = worker.do.remote(task)
+            begun.append((task, call))
+            busy[call] = task, worker
+        if not begun:
+            return
+        task, call = begun[0]
+        if call in results:
+            begun.popleft()
+            yield task, results.pop(call)
         else:
-            self._stillborn = 0
-        return []
+            (done,), _ = ray.wait(list(busy), num_returns=1)
+            task, worker = busy.pop(done)
+            results[done] = _result_of_call(ray, task, done)
+            idle.append(worker)
 
-    def _mourn(self, entry: _Entry | None, why: str) -> None:
-        """Says that a worker has died; raises `UserError` where that goes on and on."""
-        if entry:
-            entry.deaths += 1
-        else:
-            self._stillborn += 1
-        at, deaths = (entry.task.name, entry.deaths) if entry else ("its start", self._stillborn)
-        if deaths == _TRIES:
-            raise UserError(
-                f"{deaths} workers of the Ray cluster have died at {at}, the last so: {why[:300]}; "
-                "what is done is kept, and the same command goes on from there"
-            )
-        say(f"WARNING: a worker of the Ray cluster has died at {at}; another takes its place")
+
+def _result_of_call(ray: Any, task: NamedTask, call: Any) -> Any:
+    try:
+        result, is_replacement = ray.get(call)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+        raise UserError(
+            f"{_TRIES} workers of the Ray cluster have died at {task.name}, the last so: "
+            f"{one_line(str(error))[:300]}; progress is saved: run the same command to resume"
+        ) from None
+    if is_replacement:
+        say(f"WARNING: a worker of the Ray cluster has died at {task.name}; another took its place")
+    return result

@@ -10,12 +10,7 @@ from cirag_jax.types import Config
 
 def run(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """`train` or `evaluate`, as the config is for."""
-    return train(config, workdir) if trains(config) else evaluate(config, workdir)
-
-
-def trains(config: Config) -> bool:
-    """Whether a config is one to train by, not one to evaluate by."""
-    return "optimizer" in config
+    return (train if state_lib.is_training(config) else evaluate)(config, workdir)
 
 
 def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:

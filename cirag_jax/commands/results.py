@@ -41,7 +41,7 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     if config.run is not None and config.runs is not None:
         raise UserError("config.run and config.runs are two ways to say it; give one of them.")
-    inside = _inside(config.run)
+    inside = _runs_inside(config.run)
     if config.runs is None and not inside:
         if config.difficulty is not None:
             raise UserError("config.difficulty is shown beside several runs; config.run is one.")
@@ -51,22 +51,25 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         unfinished = _unfinished(inside)
         folders = [(name, path) for name, path in inside if name not in unfinished]
         if not folders:
-            raise UserError(f"no run in {config.run} has ended: {_listed(unfinished)}.")
+            raise UserError(f"no run in {config.run} has ended: {_list_unfinished(unfinished)}.")
     else:
         folders = comparison.named_folders(config.runs)
     runs, result = comparison.measure_runs(
-        config, folders, config.allow_different or bool(inside), _repeats(config.run, inside)
+        config,
+        folders,
+        config.allow_different or bool(inside),
+        _recorded_repeats(config.run, inside),
     )
     records = {run.name: run.records for run in runs}
     more = [] if config.difficulty is None else _difficulty(config.difficulty, records)
-    note = f"Unfinished and not shown: {_listed(unfinished)}." if unfinished else ""
+    note = f"Unfinished and not shown: {_list_unfinished(unfinished)}." if unfinished else ""
     shown = results.write(result, records, workdir, title=config.title, note=note, more=more)
     if note:
         say(note)
     return {**result, **shown, **({"unfinished": unfinished} if inside else {})}
 
 
-def _inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
+def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
     """Name and workdir of the runs of launch/compare.py in a folder, in the order it was told.
 
     One that it has not begun is among them.
@@ -82,7 +85,7 @@ def _inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
     return [(name, path / name) for name in names]
 
 
-def _repeats(folder: str | None, inside: Sequence[Any]) -> int | None:
+def _recorded_repeats(folder: str | None, inside: Sequence[Any]) -> int | None:
     """The seeds that launch/compare.py ran of each run in a folder, where it says so."""
     found = read_object(pathlib.Path(folder or "").expanduser() / CONFIG, optional=True)
     repeats = found.get("repeats") if inside else None
@@ -95,7 +98,7 @@ def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
     A journal knows only the questions that were begun: where its run says nothing itself, one that
     knows fewer than another is not at its end.
     """
-    counts = {name: _counts(folder) for name, folder in inside}
+    counts = {name: _question_counts(folder) for name, folder in inside}
     whole = max(known for known, _ in counts.values())
     found = {}
     for name, folder in inside:
@@ -108,7 +111,7 @@ def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
     return found
 
 
-def _counts(folder: pathlib.Path) -> tuple[int, int | None]:
+def _question_counts(folder: pathlib.Path) -> tuple[int, int | None]:
     """Questions that a run has begun, and that have ended; None: it is at work."""
     try:
         file = folder / journal.FILE
@@ -117,7 +120,7 @@ def _counts(folder: pathlib.Path) -> tuple[int, int | None]:
         return 0, None
 
 
-def _listed(unfinished: Mapping[str, str]) -> str:
+def _list_unfinished(unfinished: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({how_far})" for name, how_far in unfinished.items())
 
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cirag_jax.commands import jobs
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_object
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.reports.tables import markdown
+from cirag_jax.training.state import is_training
 from cirag_jax.types import Config
 
 Figures = dict[str, float | None]
@@ -32,7 +32,7 @@ def metric_of(config: Config) -> str:
     """The figure to compare by: ``config.metric``, or the main one of such a result."""
     if config.get("metric") is not None:
         return config.metric
-    if jobs.trains(config):
+    if is_training(config):
         return config.best_metric
     component = config.get("component")
     if component is None and config.recall_at:

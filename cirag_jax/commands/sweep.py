@@ -1,5 +1,6 @@
 """A grid of settings over a training or an evaluation: one run each, one table."""
 
+import copy
 import hashlib
 import itertools
 import json
@@ -16,6 +17,7 @@ from cirag_jax import cli, config_files
 from cirag_jax.commands import jobs, series
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import one_line, say, write_json, write_text
+from cirag_jax.training.state import is_training
 from cirag_jax.types import Config
 
 FAILED = "failed.txt"  # in a run's folder: why it failed
@@ -23,7 +25,7 @@ FAILED = "failed.txt"  # in a run's folder: why it failed
 _VALUE = re.compile(r"""(?:[^,()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")+""")
 
 
-class Run(NamedTuple):
+class GridRun(NamedTuple):
     """A point of the grid.
 
     Attributes:
@@ -54,7 +56,7 @@ def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> di
       `series.figures`), the name of the ``best``, and ``complete``: whether the runs that this
       command was to carry out have ended or failed.
     """
-    if jax.process_count() > 1 and not jobs.trains(config):
+    if jax.process_count() > 1 and not is_training(config):
         raise UserError(f"an evaluation runs in one process, not in {jax.process_count()}")
     runs = make_runs(config, arguments)
     metric = series.metric_of(config)
@@ -104,7 +106,7 @@ def _choice(config: Config, count: int) -> slice:
     return slice(index, index + 1)
 
 
-def _carry_out(run: Run, folder: pathlib.Path) -> bool:
+def _carry_out(run: GridRun, folder: pathlib.Path) -> bool:
     """Whether the run has come to its end."""
 
     def work() -> dict[str, Any]:
@@ -121,7 +123,7 @@ def _carry_out(run: Run, folder: pathlib.Path) -> bool:
 # --------------------------------------------------------------------------------------- the grid
 
 
-def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
+def make_runs(config: Config, arguments: Sequence[str]) -> list[GridRun]:
     """Every combination of the values, the last field's changing first.
 
     Args:
@@ -140,21 +142,23 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[Run]:
         grid[field] = values
     if not grid:
         raise UserError("nothing is swept: give --config.sweep.FIELD=VALUE,VALUE at least once.")
-    runs: dict[str, Run] = {}
+    runs: dict[str, GridRun] = {}
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         flags = [f"--config.{field}={value}" for field, value in values.items()]
-        own = config_files.copy_without(config, "array_index", "dry_run", "metric")
-        own = config_files.override(own, flags, "--config")
-        key = json.dumps(own.to_dict(), default=str, sort_keys=True)
-        name = _name(values)
+        run_config = copy.deepcopy(config).unlock()  # keeps the types of unset fields
+        for field in ("array_index", "dry_run", "metric"):
+            del run_config[field]
+        run_config = config_files.override(run_config, flags, "--config")
+        key = json.dumps(run_config.to_dict(), default=str, sort_keys=True)
+        name = _folder_name(values)
         if key in runs:
             raise UserError(f"{runs[key].name} and {name} are the same run.")
-        runs[key] = Run(name, values, own)
+        runs[key] = GridRun(name, values, run_config)
     return list(runs.values())
 
 
-def _name(values: Mapping[str, str]) -> str:
+def _folder_name(values: Mapping[str, str]) -> str:
     """A folder's; what no folder can be named is told apart by a hash."""
     text = ",".join(f"{field}={value}" for field, value in values.items())
     name = re.sub(r"[^\w.,=+@:-]", "_", text, flags=re.ASCII)[:200]
@@ -165,7 +169,7 @@ def _name(values: Mapping[str, str]) -> str:
 
 
 def _report(
-    workdir: pathlib.Path, runs: Sequence[Run], metric: str, complete: bool
+    workdir: pathlib.Path, runs: Sequence[GridRun], metric: str, complete: bool
 ) -> dict[str, Any]:
     """Writes and returns how far all runs are, whoever carried them out."""
     rows: dict[tuple[str, ...], series.Figures] = {}

@@ -28,7 +28,7 @@ from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
-_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "methods"
+_CONFIGS = config_files.CONFIGS / "methods"
 _NOTE_SECONDS = 5.0  # Between two notes of the time.
 
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]

@@ -110,9 +110,14 @@ def hold_out(
 COMPONENTS = ("aligner", "cross_encoder", "integrator", "extractor", "reader")
 
 
+def is_training(config: Config) -> bool:
+    """Whether a config describes a training, not an evaluation."""
+    return "optimizer" in config
+
+
 def component_of(config: Config) -> str:
     """Which of `COMPONENTS` a config trains."""
-    if "optimizer" not in config:
+    if not is_training(config):
         raise UserError(
             "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
             "integrator.py, extractor.py and reader.py."

@@ -163,8 +163,8 @@ def _read_result(root: pathlib.Path):
 
 def _read_config(root: pathlib.Path):
     _follow(root)
-    inside = results._inside(str(root))
-    assert results._repeats(str(root), inside) is None or inside
+    inside = results._runs_inside(str(root))
+    assert results._recorded_repeats(str(root), inside) is None or inside
     series.finished(root, ConfigDict(RECORDS["config.json"]))
 
 

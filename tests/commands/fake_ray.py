@@ -1,5 +1,6 @@
 """Ray's interface in one process: calls end in any order, and workers may die."""
 
+import functools
 import pickle
 import random
 import types
@@ -32,11 +33,12 @@ class FakeRay:
 
     A call is made when it is waited for, one of all that are under way, drawn by ``seed``.
     ``before(count)`` is called before the ``count``-th, and may raise what is raised in its worker,
-    or a KeyboardInterrupt, which is raised in the command.
+    or a KeyboardInterrupt, which is raised in the command. A worker that dies is restarted, and its
+    call made again, as the options say.
 
     Attributes:
       options: of every kind of worker.
-      started: workers so far.
+      started: workers so far, with those that were restarted.
       inside: whether a cluster is joined.
     """
 
@@ -49,7 +51,8 @@ class FakeRay:
         self._resources = dict(resources or {})
         self._before = before
         self._random = random.Random(seed)
-        self._calls = self._lost = 0
+        self._calls = 0
+        self._is_restarted = False  # the worker whose call is made
         self.options: list[Mapping[str, Any]] = []
         self.started = 0
         self.inside = False
@@ -65,7 +68,9 @@ class FakeRay:
 
     def shutdown(self) -> None:
         self.inside = False
-        assert not self._lost, "workers that may live on were not killed"
+
+    def get_runtime_context(self) -> Any:
+        return types.SimpleNamespace(was_current_actor_reconstructed=self._is_restarted)
 
     def cluster_resources(self) -> Mapping[str, float]:
         return self._resources
@@ -76,43 +81,50 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         self.options.append(options)
-        return lambda kind: types.SimpleNamespace(remote=lambda: self._start(kind))
+        retries = options["max_task_retries"]
+        assert options["max_restarts"] == -1
 
-    def _start(self, kind: type) -> Any:
-        self.started += 1
-        return _Handle(kind())
+        def start(kind: type, *arguments: Any) -> "_Handle":
+            text = pickle.dumps(arguments)
+            return _Handle(self, lambda: kind(*pickle.loads(text)), retries)
+
+        return lambda kind: types.SimpleNamespace(remote=functools.partial(start, kind))
 
     def wait(self, calls: list["_Call"], num_returns: int) -> tuple[list["_Call"], list["_Call"]]:
         assert self.inside and num_returns == 1
-        self._calls += 1
-        call = self._random.choice(calls)
+        while True:
+            self._calls += 1
+            call = self._random.choice(calls)
+            if self._is_ended(call):
+                return [call], [other for other in calls if other is not call]
+
+    def _is_ended(self, call: "_Call") -> bool:
+        """Makes a call; returns False where it killed its worker and is to be made again."""
+        self._is_restarted = call.handle.is_restarted
         try:
             self._before(self._calls)
             call.result = pickle.loads(pickle.dumps(call.make()))
-        except OutOfMemoryError as error:
-            self._lost += 1
-            call.error = error
-        except (Death, BaseExceptionGroup) as error:  # a task group's, with a death in it
-            self._lost += 1
-            call.error = RayActorError(repr(error))
+        except (OutOfMemoryError, Death, BaseExceptionGroup) as error:  # a group of tasks' deaths
+            call.handle.start(is_restarted=True)
+            call.retries -= 1
+            is_memory = isinstance(error, OutOfMemoryError)
+            call.error = error if is_memory else RayActorError(repr(error))
+            return call.retries < 0
         except Exception as error:
             call.error = RayTaskError(error)
-        return [call], [other for other in calls if other is not call]
+        else:
+            call.error = None
+        return True
 
     def get(self, call: "_Call") -> Any:
         if call.error is not None:
             raise call.error
         return call.result
 
-    def kill(self, actor: "_Handle") -> None:
-        assert not actor.is_dead
-        actor.is_dead = True
-        self._lost -= 1
-
 
 class _Call:
-    def __init__(self, actor: "_Handle", make: Callable[[], Any]):
-        self.actor, self.make = actor, make
+    def __init__(self, handle: "_Handle", make: Callable[[], Any], retries: int):
+        self.handle, self.make, self.retries = handle, make, retries
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -120,14 +132,21 @@ class _Call:
 class _Handle:
     """Of a worker: ``handle.method.remote(...)``."""
 
-    def __init__(self, actor: Any):
-        self._actor = actor
-        self.is_dead = False
+    def __init__(self, ray: FakeRay, make: Callable[[], Any], retries: int):
+        self._ray, self._make, self._retries = ray, make, retries
+        self.start(is_restarted=False)
+
+    def start(self, is_restarted: bool) -> None:
+        self._actor, self.is_restarted = self._make(), is_restarted
+        self._ray.started += 1
 
     def __getattr__(self, name: str) -> Any:
         def remote(*arguments: Any) -> _Call:
-            assert not self.is_dead
             text = pickle.dumps(arguments)
-            return _Call(self, lambda: getattr(self._actor, name)(*pickle.loads(text)))
+
+            def make() -> Any:
+                return getattr(self._actor, name)(*pickle.loads(text))
+
+            return _Call(self, make, self._retries)
 
         return types.SimpleNamespace(remote=remote)

