@@ -19,8 +19,8 @@ from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.datasets.records import decode, field_error, read_lines
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers, difficulty
+from cirag_jax.evaluation.answers import METRICS
 from cirag_jax.evaluation.difficulty import AGGREGATES, Graded
-from cirag_jax.evaluation.metrics.answers import METRICS
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import over
 from cirag_jax.io import say, write_lines

@@ -10,8 +10,7 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation import judge_prompts as prompts
 from cirag_jax.evaluation.agreement import agreement
-from cirag_jax.evaluation.metrics.answers import METRICS
-from cirag_jax.evaluation.metrics.raw_or_short import raw
+from cirag_jax.evaluation.metrics import raw
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, over
 from cirag_jax.evaluation.significance import intervals, pairwise_scores
@@ -239,7 +238,7 @@ def _beside(one: Given, profile: str) -> dict[str, Ratio]:
     return {
         name: over(
             [
-                None if text is None else METRICS[name](text, question.answers, profile)
+                None if text is None else answers.METRICS[name](text, question.answers, profile)
                 for (question, _), text in zip(one.answered, one.texts, strict=True)
             ]
         )

@@ -1,4 +1,4 @@
-"""What a metric is given and what it gives: `cirag_jax.evaluation.metrics` has the metrics."""
+"""Input and output of a metric; `cirag_jax.evaluation.metrics` has the metrics."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ NAMES = ("answers", "recall", "hits")  # Measured unless a config says otherwise
 
 
 class Answered(NamedTuple):
-    """A question and what a method made of it; None where it failed."""
+    """A question and a method's prediction; None where it failed."""
 
     question: Question
     prediction: Prediction | None
@@ -46,12 +46,8 @@ class Scoring:
             )
 
 
-# A family of metrics: scores by name, sums over the questions in their order.
-Family = Callable[[Sequence[Answered], Scoring], Mapping[str, Ratio]]
-
-
 def over(values: Sequence[float | None]) -> Ratio:
-    """The mean of one value a question; None is a question to which the metric does not apply."""
+    """Returns the mean of one value per question; None where the metric does not apply."""
     top_Q = np.array([value or 0.0 for value in values], np.float64)
     bottom_Q = np.array([value is not None for value in values], np.float64)
     return Ratio(top_Q, bottom_Q)
