@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax import sharding
-from cirag_jax.commands import side_by_side
+from cirag_jax.commands import evaluation
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
@@ -173,10 +173,10 @@ def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, A
 
 
 def _count_seen(config: Config, task: _Task) -> int | None:
-    """How many of the questions were trained on, see `side_by_side.count_seen`."""
+    """How many of the questions were trained on, see `evaluation.count_seen`."""
     learnt = trained_on(config.checkpoint) if config.checkpoint else frozenset()
     names = [question.id for question in task.questions]
-    return side_by_side.count_seen(learnt, names, "questions")
+    return evaluation.count_seen(learnt, names, "questions")
 
 
 def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:

@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.io import write_text
@@ -115,6 +115,61 @@ def lead(difference: Mapping[str, float] | None) -> str:
         return ""
     value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+class Column(NamedTuple):
+    """A column of a table of systems.
+
+    Attributes:
+      title: its header.
+      path: keys of the value in what a result says of a system, joined by "/".
+      show: formats a value.
+      compared: whether it is filled in the rows of differences.
+    """
+
+    title: str
+    path: str
+    show: Callable[[Any], str] = figure
+    compared: bool = True
+
+
+def bounded(score: Mapping[str, float]) -> str:
+    """`figure` with the interval."""
+    return figure(score, bounds=True)
+
+
+def system_rows(
+    label: str | Sequence[str],
+    columns: Sequence[Column],
+    systems: Mapping[Any, Mapping[str, Any]],
+    differences: Mapping[Any, Mapping[str, Any]],
+) -> list[list[str]]:
+    """Returns the header, a row per system, and a row per difference of two systems.
+
+    The keys are the first cell of a row, or a tuple of the first cells, below ``label``. A cell is
+    empty where there is no value.
+    """
+    rows = [[*_cells(label), *(column.title for column in columns)]]
+    for name, scores in systems.items():
+        values = [(column.show, _at(scores, column.path)) for column in columns]
+        shown = ["" if value is None else show(value) for show, value in values]
+        rows.append([*_cells(name), *shown])
+    for name, scores in differences.items():
+        compared = [_at(scores, column.path) if column.compared else None for column in columns]
+        rows.append([*_cells(name), *map(lead, compared)])
+    return rows
+
+
+def _cells(label: str | Sequence[str]) -> Sequence[str]:
+    return (label,) if isinstance(label, str) else label
+
+
+def _at(scores: Mapping[str, Any], path: str) -> Any:
+    """Returns the value at a path; None where there is none."""
+    value: Any = scores
+    for key in path.split("/"):
+        value = value.get(key) if value is not None else None
+    return value
 
 
 def write_table(table: str, workdir: pathlib.Path) -> None:
