@@ -217,7 +217,7 @@ def _row(
 
 def table_of(result: Mapping[str, Any]) -> str:
     """Returns the figures in per cent, a row per model; macro scores except ``micro``."""
-    rows = system_rows("extractor", COLUMNS, result["systems"], result["differences"])
+    rows = system_rows("extractor", COLUMNS, result)
     data = result["settings"]["data"] or "the built-in dataset"
     caption = f"{result['num_passages']} passages of {data}"
     return captioned(caption, rows, result["complete"])

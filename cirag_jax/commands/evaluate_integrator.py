@@ -340,7 +340,7 @@ def table_of(result: Mapping[str, Any]) -> str:
 
     Core facts are scored as means over steps; "gold" against the annotations.
     """
-    rows = system_rows("decisions of", COLUMNS, result["systems"], result["differences"])
+    rows = system_rows("decisions of", COLUMNS, result)
     teacher = result["teacher"]
     empty, stops = 100 * teacher["empty_core"], 100 * teacher["stops"]
     caption = (

@@ -17,7 +17,7 @@ from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, ratio
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.reports import figures
-from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
+from cirag_jax.reports.tables import Column, bounded, captioned
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
@@ -250,13 +250,12 @@ def _row(name: str, reading: Reading, response: ReaderAnswer, profile: str) -> d
 
 def table_of(result: Mapping[str, Any]) -> str:
     """Returns the figures in per cent, one row a model and granularity."""
-    systems = {
-        (name, kind): system[kind]
-        for name, system in result["systems"].items()
-        for kind in ("all", "triple", "sentence", "passage")
-        if kind in system
-    }
-    differences = {(name, "all"): scores["all"] for name, scores in result["differences"].items()}
-    rows = system_rows(("reader", "evidence"), COLUMNS, systems, differences)
+    rows = [["reader", "evidence", *(column.title for column in COLUMNS)]]
+    for name, system in result["systems"].items():
+        for kind in ("all", "triple", "sentence", "passage"):
+            if kind in system:
+                rows.append([name, kind, *(column.of_system(system[kind]) for column in COLUMNS)])
+    for name, scores in result["differences"].items():
+        rows.append([name, "all", *(column.of_difference(scores["all"]) for column in COLUMNS)])
     caption = f"{result['num_questions']} questions of {result['settings']['folders']}"
     return captioned(caption, rows, result["complete"])

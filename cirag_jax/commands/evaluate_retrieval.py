@@ -20,7 +20,6 @@ from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
-from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import bar, write_lines
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.method import kirag
@@ -100,13 +99,17 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Figures ---------------------------------------------------------------------------------
     recalls = {
-        system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
+        system: {f"recall@{k}": _recalls(ranked[system], ids, task.questions, k) for k in ks}
+        for system in systems
+    }
+    ratios = {
+        system: {name: mean_of(values) for name, values in recalls[system].items()}
         for system in systems
     }
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
     result: dict[str, Any] = {
-        **{name: {f"recall@{k}": float(recalls[name][k].mean()) for k in ks} for name in systems},
-        "differences": _differences(config, recalls),
+        **_means(recalls, slice(None)),
+        "differences": evaluation.leads(config, ratios, _LEADING),
         "stops": _stops(config, task, aligners, rankings, systems),
         "per_hop": _by_group(recalls, [question.hops for question in task.questions]),
         "per_fold": _by_group(recalls, [question.fold for question in task.questions]),
@@ -457,38 +460,25 @@ def _stops(
     return stops
 
 
-def _differences(config: Config, recalls: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, Any]:
-    """Recall of what was trained less that of each other system, where it was asked for at all."""
+Recalls = Mapping[str, Mapping[str, np.ndarray]]  # system -> recall@K -> value per question
+
+
+def _means(recalls: Recalls, rows: slice | Sequence[int]) -> dict[str, dict[str, float]]:
+    """Returns the mean recalls of every system over some questions."""
     return {
-        f"{first}-{system}": {
-            f"recall@{k}": paired_interval(
-                mean_of(trained[k]), mean_of(values[k]), config.bootstrap_samples, config.seed
-            )
-            for k in trained
-        }
-        for place, first in enumerate(_LEADING)
-        if (trained := recalls.get(first))
-        for system, values in recalls.items()
-        if system not in _LEADING[: place + 1]
+        system: {name: float(values[rows].mean()) for name, values in by_name.items()}
+        for system, by_name in recalls.items()
     }
 
 
-def _by_group(
-    recalls: Mapping[str, Mapping[int, np.ndarray]], groups: Sequence[int | str | None]
-) -> dict[str, Any]:
-    """Recall of every system by each question's group; questions without one are left out."""
+def _by_group(recalls: Recalls, groups: Sequence[int | str | None]) -> dict[str, Any]:
+    """Returns the recall of every system by group; ignores questions without a group."""
     rows_of: dict[int | str, list[int]] = {}
     for row, group in enumerate(groups):
         if group is not None:
             rows_of.setdefault(group, []).append(row)
     return {
-        str(group): {
-            "num_questions": len(rows_of[group]),
-            **{
-                system: {f"recall@{k}": float(values[k][rows_of[group]].mean()) for k in values}
-                for system, values in recalls.items()
-            },
-        }
+        str(group): {"num_questions": len(rows_of[group]), **_means(recalls, rows_of[group])}
         for group in sorted(rows_of, key=str)
     }
 

@@ -270,7 +270,7 @@ def table_of(result: Mapping[str, Any]) -> str:
     """The figures in per cent, one row a run, then the differences and the judges' agreement."""
     columns = [Column(f"{name} [95 %]", name, bounded) for name in result["judges"]]
     columns += [Column("EM", "em"), Column("Acc", "acc")]
-    rows = system_rows("answers of", columns, result["systems"], result["differences"])
+    rows = system_rows("answers of", columns, result)
     described = (
         f"{name}: {told['model']}, rubric {told['rubric']}"
         + (f", {told['unjudged']} without a verdict" if told.get("unjudged") else "")

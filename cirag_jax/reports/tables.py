@@ -117,14 +117,19 @@ def lead(difference: Mapping[str, float] | None) -> str:
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
+def bounded(score: Mapping[str, float]) -> str:
+    """`figure` with the interval."""
+    return figure(score, bounds=True)
+
+
 class Column(NamedTuple):
     """A column of a table of systems.
 
     Attributes:
       title: its header.
-      path: keys of the value in what a result says of a system, joined by "/".
-      show: formats a value.
-      compared: whether it is filled in the rows of differences.
+      path: keys of its value in what a result says of a system, joined by "/".
+      show: formats the value of a system.
+      compared: whether differences of two systems have it.
     """
 
     title: str
@@ -132,44 +137,36 @@ class Column(NamedTuple):
     show: Callable[[Any], str] = figure
     compared: bool = True
 
+    def of_system(self, block: Any) -> str:
+        """Returns the cell of a system; empty without a value."""
+        value = self._value(block)
+        return "" if value is None else self.show(value)
 
-def bounded(score: Mapping[str, float]) -> str:
-    """`figure` with the interval."""
-    return figure(score, bounds=True)
+    def of_difference(self, block: Any) -> str:
+        """Returns the cell of a difference; empty without a value."""
+        return lead(self._value(block)) if self.compared else ""
+
+    def _value(self, block: Any) -> Any:
+        for key in self.path.split("/"):
+            block = None if block is None else block.get(key)
+        return block
 
 
 def system_rows(
-    label: str | Sequence[str],
-    columns: Sequence[Column],
-    systems: Mapping[Any, Mapping[str, Any]],
-    differences: Mapping[Any, Mapping[str, Any]],
+    label: str, columns: Sequence[Column], result: Mapping[str, Any]
 ) -> list[list[str]]:
-    """Returns the header, a row per system, and a row per difference of two systems.
-
-    The keys are the first cell of a row, or a tuple of the first cells, below ``label``. A cell is
-    empty where there is no value.
-    """
-    rows = [[*_cells(label), *(column.title for column in columns)]]
-    for name, scores in systems.items():
-        values = [(column.show, _at(scores, column.path)) for column in columns]
-        shown = ["" if value is None else show(value) for show, value in values]
-        rows.append([*_cells(name), *shown])
-    for name, scores in differences.items():
-        compared = [_at(scores, column.path) if column.compared else None for column in columns]
-        rows.append([*_cells(name), *map(lead, compared)])
-    return rows
-
-
-def _cells(label: str | Sequence[str]) -> Sequence[str]:
-    return (label,) if isinstance(label, str) else label
-
-
-def _at(scores: Mapping[str, Any], path: str) -> Any:
-    """Returns the value at a path; None where there is none."""
-    value: Any = scores
-    for key in path.split("/"):
-        value = value.get(key) if value is not None else None
-    return value
+    """Returns the header, a row per system of a result, and a row per difference."""
+    return [
+        [label, *(column.title for column in columns)],
+        *(
+            [name, *(column.of_system(block) for column in columns)]
+            for name, block in result["systems"].items()
+        ),
+        *(
+            [name, *(column.of_difference(block) for column in columns)]
+            for name, block in result["differences"].items()
+        ),
+    ]
 
 
 def write_table(table: str, workdir: pathlib.Path) -> None:
