@@ -11,8 +11,8 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation import judge_prompts as prompts
 from cirag_jax.evaluation.agreement import agreement
 from cirag_jax.evaluation.metrics import raw
-from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.scoring import Answered, over
+from cirag_jax.evaluation.overlap import Ratio, mean_of
+from cirag_jax.evaluation.scoring import Answered
 from cirag_jax.evaluation.significance import pairwise_scores
 from cirag_jax.llm.types import Message
 from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
@@ -94,7 +94,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Figures ---------------------------------------------------------------------------------
     scores = {
         run.name: {
-            **{name: over(found[i]) for name, found in verdicts.items()},
+            **{name: mean_of(found[i]) for name, found in verdicts.items()},
             **_beside(run, config.profile),
         }
         for i, run in enumerate(given)
@@ -226,7 +226,7 @@ def _counted(said: Collection[Verdict | None]) -> dict[str, Any]:
 def _beside(one: Given, profile: str) -> dict[str, Ratio]:
     """EM and Acc of what is judged."""
     return {
-        name: over(
+        name: mean_of(
             [
                 None if text is None else answers.METRICS[name](text, question.answers, profile)
                 for (question, _), text in zip(one.answered, one.texts, strict=True)

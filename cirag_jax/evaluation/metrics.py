@@ -1,6 +1,6 @@
 """Metrics of a run's answers and of what it retrieved, in families that ``config.metrics`` names.
 
-Every score is a mean over the questions to which it applies (`scoring.over`).
+Every score is a mean over the questions to which it applies (`overlap.mean_of`).
 """
 
 import functools
@@ -12,9 +12,9 @@ from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.answers import METRICS
 from cirag_jax.evaluation.evidence import GRANULARITIES
-from cirag_jax.evaluation.overlap import Ratio
+from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_at
-from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring, over
+from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
 from cirag_jax.types import GRANULARITIES as STAGES
 from cirag_jax.types import Prediction
 
@@ -71,7 +71,7 @@ def _best_scores(
     """Scores the best of a question's texts by each metric."""
     texts = [texts_of(prediction) if prediction else ("",) for _, prediction in answered]
     return {
-        name: over(
+        name: mean_of(
             [
                 max(metric(text, question.answers, scoring.profile) for text in candidates)
                 if question.answers
@@ -103,7 +103,7 @@ def stage_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ra
     (``cirag.granularities``) and compare the runs.
     """
     return {
-        f"{stage}_{name}": over(
+        f"{stage}_{name}": mean_of(
             [
                 METRICS[name](prediction.answer, question.answers, scoring.profile)
                 if prediction and prediction.granularity == stage and question.answers
@@ -135,7 +135,7 @@ def rouge_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ra
         for question, prediction in answered
     ]
     return {
-        name: over([None if score is None else score[name].fmeasure for score in scores])
+        name: mean_of([None if score is None else score[name].fmeasure for score in scores])
         for name in ROUGE_TITLES
     }
 
@@ -158,7 +158,7 @@ def recall_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, R
         golds = [gold_of(question) if ranks_any else None for question, _ in answered]
         elsewhere = [elsewhere_of(question) for question, _ in answered]
         for k in scoring.recall_at:
-            scores[f"{RECALLS[granularity]}@{k}"] = over(
+            scores[f"{RECALLS[granularity]}@{k}"] = mean_of(
                 [
                     recall_at(row, gold, k, other) if gold else None
                     for row, gold, other in zip(ranked, golds, elsewhere, strict=True)
@@ -191,7 +191,7 @@ def hit_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Rati
         for counts, (question, prediction) in zip(counted, answered, strict=True)
     ]
     return {
-        f"hit@{k}": over([None if rank is None else float(rank < k) for rank in ranks])
+        f"hit@{k}": mean_of([None if rank is None else float(rank < k) for rank in ranks])
         for k in scoring.recall_at
     }
 
