@@ -63,7 +63,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       of `overlap.overlap_ratios`), outcomes and parse errors; ``selection`` is that of
       `select_references`.
     """
-    settings = _settings(config)
+    settings = _extraction_settings(config)
     models = evaluation.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     ids = [reference.passage.id for reference in references]
@@ -101,7 +101,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     return evaluation.report(config, workdir, systems, facts, table_of, FILE)
 
 
-def _settings(config: Config) -> ExtractionSettings:
+def _extraction_settings(config: Config) -> ExtractionSettings:
     check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
     check_at_least(0, config, "limit")
     check_choice("config.normalization", config.normalization, get_args(Normalization))

@@ -75,7 +75,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Every model at every step ---------------------------------------------------------------
     settings = {
-        name: _settings(config, name, _prompt(config, model.described, described, units))
+        name: _cirag_config(config, name, _prompt(config, model.described, described, units))
         for name, model in models.items()
     }
     jobs = {name: decisions.jobs(trajectories, how) for name, how in settings.items()}
@@ -179,7 +179,7 @@ def _prompt(
     return {**prompt, "units": units}
 
 
-def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
+def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
     """Returns how one model is asked; the base may get prefilled headers and an example."""
     block = config.base if name == evaluation.BASE else config
     few_shot = prompt["few_shot"] if block.few_shot is None else block.few_shot
