@@ -39,7 +39,7 @@ def get_config() -> Any:
     config.data.corpus = "selected_questions"
     scored = comparison.get_config()
     config.profile = scored.profile  # Scorer of answers: evaluation/answers.py lists them.
-    config.metrics = scored.metrics  # Families of cirag_jax/evaluation/metrics.
+    config.metrics = scored.metrics  # Families of cirag_jax/evaluation/metrics.py.
     config.recall_at = scored.recall_at  # The K of recall@K and hit@K.
     config.bootstrap_samples = scored.bootstrap_samples  # Resamples, and permutations of the tests.
     config.seed = scored.seed  # Of what is drawn, and of the resamples.

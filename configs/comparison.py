@@ -49,7 +49,7 @@ def get_config() -> Any:
     # Compare runs of other models, K, limits and so on, too; the table says what differs.
     config.allow_different = False
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
-    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.
+    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.py.
     config.recall_at = (3, 5)  # The K of recall@K and hit@K.
     config.bootstrap_samples = 10_000  # Resamples, and permutations of the tests.
     config.seed = 0  # Of what is drawn, and of the resamples.

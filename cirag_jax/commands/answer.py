@@ -17,7 +17,6 @@ from cirag_jax.datasets.documents import read_documents
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import recall_per_step
-from cirag_jax.evaluation.metrics import recall
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.io import say, write_lines
@@ -271,9 +270,9 @@ def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
     """The scores as the result has them: recall by granularity, with how many were averaged; None
     without a corpus.
     """
-    granularity_of = {name: granularity for granularity, name in recall.SCORES.items()}
+    granularity_of = {name: granularity for granularity, name in metrics.RECALLS.items()}
     found: dict[str, Any] = {}
-    of_evidence: dict[str, Any] = dict.fromkeys(recall.SCORES)
+    of_evidence: dict[str, Any] = dict.fromkeys(metrics.RECALLS)
     for name, ratio in measured.items():
         kind, _, k = name.partition("@")
         count = int(ratio.bottom_Q.sum())

@@ -17,7 +17,7 @@ from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
-from cirag_jax.evaluation.scoring import Answered, Scoring, over
+from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
 from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.models.io import fingerprint
@@ -389,7 +389,7 @@ def _recall_by_step(
             else [None] * count
             for a in seed
         ]
-        return {str(step): over(column) for step, column in enumerate(zip(*rows, strict=True))}
+        return {str(step): mean_of(column) for step, column in enumerate(zip(*rows, strict=True))}
 
     return list(intervals(_pooled([measure(seed) for seed in of_seeds]), *how_often).values())
 

@@ -19,10 +19,9 @@ from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.datasets.records import decode, field_error, read_lines
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers, difficulty
+from cirag_jax.evaluation.answers import METRICS
 from cirag_jax.evaluation.difficulty import AGGREGATES, Graded
-from cirag_jax.evaluation.metrics.answers import METRICS
-from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.scoring import over
+from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.io import say, write_lines
 from cirag_jax.reports import difficulty as report
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
@@ -331,7 +330,7 @@ def _judged(
         found = "unanswered" if reason else _whose(config, rows[0], question, articles)
         whose.append(found)
     counts = {reason: count for reason, count in left_out.items() if count}
-    return Judged(over(errors), whose if run.retrieves else None, counts)
+    return Judged(mean_of(errors), whose if run.retrieves else None, counts)
 
 
 def _why_not(rows: Sequence[Row]) -> str | None:

@@ -1,4 +1,4 @@
-"""Evaluates an integrator's decisions step by step: what ``launch/evaluate.py`` runs for it."""
+"""Evaluates an integrator's decisions step by step."""
 
 import collections
 import dataclasses
@@ -9,91 +9,119 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.commands import side_by_side, task
-from cirag_jax.commands.side_by_side import Model
+from cirag_jax.commands import evaluation
 from cirag_jax.datasets import load
 from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Decided, Search, Similarity
-from cirag_jax.io import write_lines
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
-from cirag_jax.reports.tables import captioned, figure, lead, write_table
+from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.runtime import codec
+from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
-TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING = "top_k", "top_k_chain", "aligner", "nothing"
-BASELINES = (TOP_K, TOP_K_CHAIN, ALIGNER, NOTHING)  # which write no text
 _SHOWN = (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
+
+COLUMNS = (
+    Column("core F1 [95 %]", "teacher/f1", bounded),
+    Column("core P", "teacher/precision", compared=False),
+    Column("core R", "teacher/recall", compared=False),
+    Column("F1 if any", "teacher/nonempty_f1"),
+    Column("micro F1", "teacher/micro_f1"),
+    Column("gold F1", "gold/f1"),
+    Column("false keeps", "false_keeps"),
+    Column("query F1", "query_f1"),
+    Column("query cosine", "query_cosine"),
+    Column("query recall", "query_recall"),
+    Column("stops, solved", "stop_recall"),
+    Column("stops, unsolved", "stop_unsolved"),
+    Column("parsed", "parse_rate"),
+    Column("tokens", "generated_tokens", "{:,}".format),
+)
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets every model decide at the steps of ``config.trajectories`` and scores its decisions.
 
-    Leaves ``decisions.jsonl``, ``table.md`` and a journal a model in ``workdir``; a run that was
-    stopped goes on from there. ``config`` is of configs/integrator_eval.py.
+    Leaves ``decisions.jsonl``, ``table.md`` and a journal per model in ``workdir``. ``config`` is
+    of configs/integrator_eval.py.
 
     Returns:
-      ``systems``: of each model, the top-k baselines, the aligner and keeping nothing the scores of
-      `decisions.score` with their intervals (questions resampled), ``parse_errors``, tokens and
-      seconds; ``differences``: the student less each other system; ``num_questions``,
-      ``num_trained_on`` (of them, by the student; None: not known), ``num_steps``,
-      ``teacher`` (who it was, what it kept, whether it stopped, the recall of its queries),
-      ``settings``, ``complete``.
+      As of `evaluation.report`. The systems are the models, the top-k baselines, the aligner and
+      keeping nothing, each with the scores of `decisions.score` and ``parse_errors``.
+      ``num_steps``; ``teacher``: who it was, what it kept, whether it stopped, the recall of its
+      queries.
     """
-    _check(config)
-    found, described = _trajectories(config)
+    check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
+    check_at_least(0, config, "query_recall")
+    trajectories, described = _trajectories(config)
     asks = config.checkpoint is not None or config.base.run
-    models = side_by_side.models_of(config, "integrator") if asks else {}
-    units = trajectories_lib.units_of(found)
+    models = evaluation.models_of(config, "integrator") if asks else {}
+    units = trajectories_lib.units_of(trajectories)
     _check_units(config, models, units)
-    questions = {trajectory.question_id for trajectory in found}
-    num_trained_on = side_by_side.count_seen(
-        side_by_side.student_learnt(models), questions, "questions"
-    )
-    normalization: Normalization = _prompt(config, described, {}, units)["normalization"]
+    ids = {trajectory.question_id for trajectory in trajectories}
+    num_trained_on = evaluation.count_seen(evaluation.learnt(models), ids, "questions")
+    normalization: Normalization = _prompt(config, {}, described, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
-    gold = _gold(dataset, found, normalization, units)
+    gold = _gold(dataset, trajectories, normalization, units)
 
     # ---- Every model at every step ---------------------------------------------------------------
     settings = {
-        name: _settings(config, name, _prompt(config, described, model.described, units))
+        name: _cirag_config(config, name, _prompt(config, model.described, described, units))
         for name, model in models.items()
     }
-    decided, spent = _decide(config, workdir, models, settings, found)
-    complete = len(decided) == len(models)
-    decided |= _baselines(config, found, normalization, units)
+    jobs = {name: decisions.jobs(trajectories, how) for name, how in settings.items()}
+    max_tokens = config.integrator.max_tokens
+
+    def programs(name: str) -> tuple[list[Job], dict[str, Any]]:
+        bound = {f"cirag.{k}": v for k, v in dataclasses.asdict(settings[name]).items()}
+        return [job for row in jobs[name] for job in row], {**bound, "max_tokens": max_tokens}
+
+    asked = evaluation.ask_models(
+        config, workdir, models, ("integrator", max_tokens), programs, "step"
+    )
 
     # ---- Figures ---------------------------------------------------------------------------------
     score = functools.partial(
-        decisions.score, found, normalization=normalization, gold=gold, **_passages(config, dataset)
+        decisions.score,
+        trajectories,
+        normalization=normalization,
+        gold=gold,
+        **_passages(config, dataset),
     )
     similarity = _similarity(config) if config.query_cosine else None
-    scores = {name: score(rows, similarity=similarity) for name, rows in decided.items()}
-    own = score(decisions.teachers_own(found)).get("query_recall")
-    for name in BASELINES:
-        del scores[name]["parse_rate"]  # there is nothing that could be parsed
-    result: dict[str, Any] = {
-        "systems": {
-            name: {
-                **side_by_side.bounded(config, ratios),
-                "parse_errors": decisions.parse_errors(decided[name]),
-                **spent.get(name, {}),
-            }
-            for name, ratios in scores.items()
-        },
-        "differences": side_by_side.leads(config, scores),
-        "num_questions": len(questions),
+    systems: dict[str, evaluation.System] = {}
+    for name, (records, usage) in asked.items():
+        if records is None:
+            continue  # Ended by the time limit or a budget.
+        decided = decisions.read(jobs[name], records)
+        systems[name] = evaluation.System(
+            score(decided, similarity=similarity),
+            {"parse_errors": decisions.parse_errors(decided), **usage},
+            _rows(name, trajectories, decided),
+        )
+    for name, decided in _baselines(config, trajectories, normalization, units).items():
+        scores = score(decided, similarity=similarity)
+        del scores["parse_rate"]  # a baseline writes nothing that could be parsed
+        counts = {"parse_errors": decisions.parse_errors(decided)}
+        systems[name] = evaluation.System(scores, counts)
+    query_recall = score(decisions.teachers_own(trajectories)).get("query_recall")
+    facts = {
+        "num_questions": len(ids),
         "num_trained_on": num_trained_on,
-        "num_steps": sum(len(trajectory.steps) for trajectory in found),
-        "teacher": {**_teacher(found), "query_recall": None if own is None else own.value},
+        "num_steps": sum(len(trajectory.steps) for trajectory in trajectories),
+        "teacher": {
+            **_teacher(trajectories),
+            "query_recall": query_recall.value if query_recall else None,
+        },
         "settings": {
             "checkpoint": config.checkpoint,
             "trajectories": config.trajectories,
@@ -101,42 +129,36 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "stop_below": config.stop_below,
             **{name: {key: getattr(how, key) for key in _SHOWN} for name, how in settings.items()},
         },
-        "complete": complete,
+        "complete": all(records is not None for records, _ in asked.values()),
     }
-    write_lines(workdir / FILE, _rows(found, decided))
-    write_table(table_of(result), workdir)
-    return result
+    return evaluation.report(config, workdir, systems, facts, table_of, FILE)
 
 
 # ------------------------------------------------------------------------------------- the inputs
 
 
-def _check(config: Config) -> None:
+def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
+    """Reads the trajectories, and how they were rendered, as far as that is known."""
     if not config.trajectories:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
         )
-    check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
-    check_at_least(0, config, "query_recall")
-
-
-def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
-    """The trajectories to score on, and how they were rendered, as far as that is known."""
     file = trajectories_lib.trajectory_file(config.trajectories)
     described = {}
     if file.with_suffix(".json").exists():
         described = trajectories_lib.read_sidecar(file)
-    found = trajectories_lib.select(
+    trajectories = trajectories_lib.select(
         trajectories_lib.read_trajectories(file), config.keep, config.seed, config.limit
     )
-    if not found:
+    if not trajectories:
         raise UserError(f"config.keep={config.keep} leaves no trajectory of {file}.")
-    return found, described
+    return trajectories, described
 
 
-def _check_units(config: Config, models: Mapping[str, Model], units: Units) -> None:
+def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: Units) -> None:
     """Refuses a student that was trained on other candidates than the trajectories have."""
-    described = models[side_by_side.STUDENT].described if side_by_side.STUDENT in models else {}
+    student = models.get(evaluation.STUDENT)
+    described = student.described if student else {}
     trained_on = described.get("units", "triple") if described else units
     if trained_on != units:
         raise UserError(
@@ -146,82 +168,49 @@ def _check_units(config: Config, models: Mapping[str, Model], units: Units) -> N
 
 
 def _prompt(
-    config: Config, trajectories: Mapping[str, Any], checkpoint: Mapping[str, Any], units: Units
+    config: Config, checkpoint: Mapping[str, Any], trajectories: Mapping[str, Any], units: Units
 ) -> dict[str, Any]:
-    """How conversations are rendered: as asked for, else as trained on, else as they were made."""
-    found, default = {}, CiragConfig()
+    """Returns how conversations are rendered: as configured, trained on, or else distilled."""
+    defaults = dataclasses.asdict(CiragConfig())
+    prompt = {}
     for name in PROMPT_FIELDS:
-        asked = (
-            *(config.get(name), checkpoint.get(name), trajectories.get(name)),
-            getattr(default, name),
-        )
-        found[name] = next(value for value in asked if value is not None)
-    return {**found, "units": units}
+        values = [source.get(name) for source in (config, checkpoint, trajectories, defaults)]
+        prompt[name] = next(value for value in values if value is not None)
+    return {**prompt, "units": units}
 
 
-def _settings(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
-    """How one system is asked; the base may be led through the sections, with an example."""
-    own: dict[str, Any] = {**prompt, "keep_above": config.keep_above}
-    prefilled_headers = config.prefilled_headers
-    if name == side_by_side.BASE:
-        prefilled_headers = config.base.prefilled_headers
-        if config.base.few_shot is not None:
-            own["few_shot"] = config.base.few_shot
-        own["keep_above"] = config.base.keep_above
-    return CiragConfig(**own, prefilled_headers=prefilled_headers, match_cutoff=config.match_cutoff)
-
-
-def _decide(
-    config: Config,
-    workdir: pathlib.Path,
-    models: Mapping[str, Model],
-    settings: Mapping[str, CiragConfig],
-    found: Sequence[Trajectory],
-) -> tuple[dict[str, list[list[Decided]]], dict[str, dict[str, Any]]]:
-    """What the models decide at every step, without those that did not come to the end; and what
-    each took.
-    """
-    until = task.deadline(config)
-    max_tokens = config.integrator.max_tokens
-    decided, spent = {}, {}
-    for name, model in models.items():
-        plain = {f"cirag.{k}": value for k, value in dataclasses.asdict(settings[name]).items()}
-        bound = {**plain, "max_tokens": max_tokens}
-        jobs = decisions.jobs(found, settings[name])
-        records, spent[name] = side_by_side.ask(
-            config,
-            workdir / f"{name}.sqlite",
-            model,
-            bound,
-            ("integrator", max_tokens),
-            [job for row in jobs for job in row],
-            until,
-            "step",
-        )
-        if records is not None:
-            decided[name] = decisions.read(jobs, records)
-    return decided, spent
+def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
+    """Returns how one model is asked; the base may get prefilled headers and an example."""
+    block = config.base if name == evaluation.BASE else config
+    few_shot = prompt["few_shot"] if block.few_shot is None else block.few_shot
+    return CiragConfig(
+        **{**prompt, "few_shot": few_shot},
+        keep_above=block.keep_above,
+        prefilled_headers=block.prefilled_headers,
+        match_cutoff=config.match_cutoff,
+    )
 
 
 def _baselines(
-    config: Config, found: Sequence[Trajectory], normalization: Normalization, units: Units
+    config: Config, trajectories: Sequence[Trajectory], normalization: Normalization, units: Units
 ) -> dict[str, list[list[Decided]]]:
+    """Returns the decisions of the systems without a language model."""
     chain = CiragConfig(
         units=units,
-        integrator=ALIGNER,
+        integrator="aligner",
         normalization=normalization,
         stop_below=config.stop_below,
     )
     return {
-        TOP_K: decisions.top_k(found),
-        TOP_K_CHAIN: decisions.top_k(found, chain=True, units=units),
-        ALIGNER: decisions.aligner(found, chain),
-        NOTHING: decisions.nothing(found),
+        "top_k": decisions.top_k(trajectories),
+        "top_k_chain": decisions.top_k(trajectories, chain=True, units=units),
+        "aligner": decisions.aligner(trajectories, chain),
+        "nothing": decisions.nothing(trajectories),
     }
 
 
 def _passages(config: Config, dataset: Dataset | None) -> dict[str, Any]:
-    """What recall of queries needs: a search, and the gold passages of every question."""
+    """Returns what recall of queries needs: a search, and every question's gold passages."""
     if dataset is None:
         return {"search": None, "supporting": {}}
     return {
@@ -232,18 +221,18 @@ def _passages(config: Config, dataset: Dataset | None) -> dict[str, Any]:
 
 def _gold(
     dataset: Dataset | None,
-    found: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory],
     normalization: Normalization,
     units: Units = "triple",
 ) -> list[list[Sequence[Any] | None]]:
-    """The annotated core facts of every step; None where nothing is annotated.
+    """Returns the annotated core facts of every step; None where nothing is annotated.
 
     The annotation teacher's own are gold. At the steps of a language model they are what that
     teacher would keep in its place, if ``dataset`` has the annotations.
     """
     questions = {question.id: question for question in dataset.questions} if dataset else {}
     gold: list[list[Sequence[Any] | None]] = []
-    for trajectory in found:
+    for trajectory in trajectories:
         question = questions.get(trajectory.question_id)
         if trajectory.teacher == ANNOTATIONS:
             gold.append([step.kept for step in trajectory.steps])
@@ -252,16 +241,16 @@ def _gold(
             gold.append([None] * len(trajectory.steps))
             continue
         if units == "sentence":
-            known = oracle.sentence_gold_of(question, dataset)
+            annotated = oracle.sentence_gold_of(question, dataset)
         else:
             triples = {**_candidates(trajectory), **dataset.triples}
-            known = oracle.gold_of(question, dataset.corpus, triples, normalization)
+            annotated = oracle.gold_of(question, dataset.corpus, triples, normalization)
         rounds: list[oracle.Round] = []
         row: list[Sequence[Any] | None] = []
         for step in trajectory.steps:
             kept = None
-            if known.hops:
-                kept = oracle.decide(known, rounds, step.query, step.candidates).kept
+            if annotated.hops:
+                kept = oracle.decide(annotated, rounds, step.query, step.candidates).kept
             row.append(kept)
             rounds.append(oracle.Round(step.query, step.kept))
         gold.append(row)
@@ -269,16 +258,16 @@ def _gold(
 
 
 def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
-    """Every triple that a trajectory was shown, by passage: what can have been kept."""
-    found: dict[str, list[Triple]] = collections.defaultdict(list)
+    """Returns the triples among a trajectory's candidates, by passage."""
+    by_passage: dict[str, list[Triple]] = collections.defaultdict(list)
     for triple in dict.fromkeys(t for step in trajectory.steps for t in step.candidates):
         if isinstance(triple, Triple) and triple.passage_id is not None:
-            found[triple.passage_id].append(triple)
-    return dict(found)
+            by_passage[triple.passage_id].append(triple)
+    return dict(by_passage)
 
 
 def _similarity(config: Config) -> Similarity:
-    """Cosine of two queries by ``config.encoder``."""
+    """Opens ``config.encoder``; returns the cosine of two queries by it."""
     encoder = open_encoder_for(config.encoder)
 
     def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -293,19 +282,19 @@ def _similarity(config: Config) -> Similarity:
 
 
 def _search(config: Config, dataset: Dataset) -> Search:
-    """The passages that queries retrieve, by ``config.retriever``, each query once."""
+    """Opens ``config.retriever``; returns a search that runs every query once."""
     passages = list(dataset.corpus.values())
     encoder = None if config.retriever.kind == "bm25" else open_encoder_for(config.encoder)
     index = open_retriever(config.retriever, passages, encoder, triples=dataset.triples)
-    known: dict[str, list[str]] = {}
+    retrieved: dict[str, list[str]] = {}
 
     def search(queries: Sequence[str]) -> list[list[str]]:
-        new = [query for query in dict.fromkeys(queries) if query not in known]
+        new = [query for query in dict.fromkeys(queries) if query not in retrieved]
         if new:
             row_QK, _ = index.search(new, config.query_recall)
             for query, row_K in zip(new, row_QK, strict=True):
-                known[query] = [passages[row].id for row in row_K if row >= 0]
-        return [known[query] for query in queries]
+                retrieved[query] = [passages[row].id for row in row_K if row >= 0]
+        return [retrieved[query] for query in queries]
 
     return search
 
@@ -313,20 +302,19 @@ def _search(config: Config, dataset: Dataset) -> Search:
 # ------------------------------------------------------------------------------------ the results
 
 
-def _teacher(found: Sequence[Trajectory]) -> dict[str, Any]:
-    """Who decided, how often it kept nothing, and how often it stopped."""
-    steps = [step for trajectory in found for step in trajectory.steps]
+def _teacher(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Returns who decided, how often it kept nothing, and how often it stopped."""
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
     return {
-        "teachers": dict(collections.Counter(trajectory.teacher for trajectory in found)),
+        "teachers": dict(collections.Counter(trajectory.teacher for trajectory in trajectories)),
         "empty_core": sum(not step.kept for step in steps) / len(steps),
         "stops": sum(step.next_query is None for step in steps) / len(steps),
     }
 
 
 def _rows(
-    found: Sequence[Trajectory], decided: Mapping[str, Sequence[Sequence[Decided]]]
+    name: str, trajectories: Sequence[Trajectory], decided: Sequence[Sequence[Decided]]
 ) -> list[dict[str, Any]]:
-    """One line a model and step; the baselines write nothing, so they have none."""
     return [
         {
             "question": trajectory.question_id,
@@ -342,39 +330,17 @@ def _rows(
             "parse_errors": one.parse_errors,
             "error": one.error,
         }
-        for name, rows in decided.items()
-        if name not in BASELINES
-        for trajectory, row in zip(found, rows, strict=True)
+        for trajectory, row in zip(trajectories, decided, strict=True)
         for index, one in enumerate(row)
     ]
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """The figures in per cent, one row a system, then the student's leads.
+    """Returns the figures in per cent, one row a system, then the student's leads.
 
     Core facts are scored as means over steps; "gold" against the annotations.
     """
-    header = ["decisions of", "core F1 [95 %]", "core P", "core R", "F1 if any", "micro F1"]
-    header += ["gold F1", "false keeps", "query F1", "query cosine", "query recall"]
-    header += ["stops, solved", "stops, unsolved", "parsed", "tokens"]
-    flat = ("false_keeps", "query_f1", "query_cosine", "query_recall", "stop_recall")
-    flat += ("stop_unsolved", "parse_rate")
-    rows = []
-    for name, system in result["systems"].items():
-        core = system["teacher"]
-        row = [name, figure(core["f1"], bounds=True)]
-        row += [figure(core[s]) for s in ("precision", "recall", "nonempty_f1")]
-        row += [figure(core["micro_f1"])]
-        row += [figure(system.get("gold", {}).get("f1"))]
-        row += [figure(system.get(s)) for s in flat]
-        tokens = system.get("generated_tokens")
-        rows.append([*row, "" if tokens is None else f"{tokens:,}"])
-    for name, scores in result["differences"].items():
-        core = scores["teacher"]
-        row = [name, lead(core["f1"]), "", "", lead(core["nonempty_f1"])]
-        row += [lead(core["micro_f1"])]
-        row += [lead(scores.get("gold", {}).get("f1"))]
-        rows.append([*row, *(lead(scores.get(s)) for s in flat), ""])
+    rows = system_rows("decisions of", COLUMNS, result)
     teacher = result["teacher"]
     empty, stops = 100 * teacher["empty_core"], 100 * teacher["stops"]
     caption = (
@@ -384,4 +350,4 @@ def table_of(result: Mapping[str, Any]) -> str:
     )
     if teacher["query_recall"] is not None:
         caption += f"; its own queries have a recall of {100 * teacher['query_recall']:.1f}"
-    return captioned(caption, [header, *rows], result["complete"])
+    return captioned(caption, rows, result["complete"])

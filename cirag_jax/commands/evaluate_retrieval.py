@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax import sharding
-from cirag_jax.commands import side_by_side
+from cirag_jax.commands import evaluation
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
@@ -20,7 +20,6 @@ from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
-from cirag_jax.evaluation.significance import paired_interval
 from cirag_jax.io import bar, write_lines
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.method import kirag
@@ -67,8 +66,8 @@ _WALKS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Task:
-    """What all systems are asked: the questions with gold passages, and the corpus."""
+class _Problem:
+    """The questions with gold passages, and the corpus that all systems search."""
 
     dataset: Dataset
     questions: tuple[Question, ...]
@@ -85,44 +84,50 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     and ``recall.png`` (as SVG, too) in ``workdir``. ``num_trained_on`` counts the questions that
     were trained on, of which a warning tells; None: the checkpoint does not say.
     """
-    _check(config)
+    _check_settings(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
     aligners = _Aligners(config, _systems(config))
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
-    task = _make_task(config, config.data.units or trained or "triple")
-    num_trained_on = _count_seen(config, task)
-    systems = _possible(config, aligners, task)
-    rankings = _Rankings(config, task, aligners, max(ks))
+    problem = _problem_of(config, config.data.units or trained or "triple")
+    learnt = trained_on(config.checkpoint) if config.checkpoint else frozenset[str]()
+    names = [question.id for question in problem.questions]
+    num_trained_on = evaluation.count_seen(learnt, names, "questions")
+    systems = _possible(config, aligners, problem)
+    rankings = _Rankings(config, problem, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 
-    ids = [passage.id for passage in task.corpus.passages]
-    records = _ranking_records(task, ids, ranked, rankings.runs, max(ks))
+    ids = [passage.id for passage in problem.corpus.passages]
+    records = _ranking_records(problem, ids, ranked, rankings.runs, max(ks))
     write_lines(workdir / "rankings.jsonl", records)
 
     # ---- Figures ---------------------------------------------------------------------------------
     recalls = {
-        system: {k: _recalls(ranked[system], ids, task.questions, k) for k in ks}
+        system: {f"recall@{k}": _recalls(ranked[system], ids, problem.questions, k) for k in ks}
+        for system in systems
+    }
+    ratios = {
+        system: {name: mean_of(values) for name, values in recalls[system].items()}
         for system in systems
     }
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
     result: dict[str, Any] = {
-        **{name: {f"recall@{k}": float(recalls[name][k].mean()) for k in ks} for name in systems},
-        "differences": _differences(config, recalls),
-        "stops": _stops(config, task, aligners, rankings, systems),
-        "per_hop": _by_group(recalls, [question.hops for question in task.questions]),
-        "per_fold": _by_group(recalls, [question.fold for question in task.questions]),
-        "next_unit": _next_unit(task, embeds, ks),
-        "settings": _settings(config, task, aligners),
-        "num_questions": len(task.questions),
+        **_means(recalls, slice(None)),
+        "differences": evaluation.leads(config, ratios, _LEADING),
+        "stops": _stops(config, problem, aligners, rankings, systems),
+        "per_hop": _by_group(recalls, [question.hops for question in problem.questions]),
+        "per_fold": _by_group(recalls, [question.fold for question in problem.questions]),
+        "next_unit": _next_unit(problem, embeds, ks),
+        "settings": _described(config, problem, aligners),
+        "num_questions": len(problem.questions),
         "num_trained_on": num_trained_on,
-        "num_passages": len(task.texts),
+        "num_passages": len(problem.texts),
     }
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir)
     return result
 
 
-def _check(config: Config) -> None:
+def _check_settings(config: Config) -> None:
     """Raises UserError where a setting cannot be used that counts only after the encoding."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
@@ -141,46 +146,39 @@ def _systems(config: Config) -> tuple[str, ...]:
     return tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
 
 
-def _possible(config: Config, aligners: "_Aligners", task: _Task) -> tuple[str, ...]:
+def _possible(config: Config, aligners: "_Aligners", problem: _Problem) -> tuple[str, ...]:
     """`_systems` without ``linked`` where the checkpoint has no head for these units."""
     head, systems = aligners.head, _systems(config)
-    if head is not None and head.units == task.kind:
+    if head is not None and head.units == problem.kind:
         return systems
     if head is not None and "linked" in config.systems:
         raise UserError(
-            f"the head of {config.checkpoint} was trained on {head.units}s, not on {task.kind}s"
+            f"the head of {config.checkpoint} was trained on {head.units}s, not on {problem.kind}s"
         )
     return tuple(name for name in systems if name != "linked")
 
 
-def _settings(config: Config, task: _Task, aligners: "_Aligners") -> dict[str, Any]:
+def _described(config: Config, problem: _Problem, aligners: "_Aligners") -> dict[str, Any]:
     return {
         "steps": config.steps,
         "linked_steps": aligners.head.steps if aligners.head else None,
         "k": config.k,
-        "units": task.kind,
+        "units": problem.kind,
         "retriever": config.retriever,
         "ranking": config.ranking,
         "links": config.links.to_dict(),
-        "corpus": task.corpus.policy,
+        "corpus": problem.corpus.policy,
         "checkpoint": config.checkpoint,
         "step": aligners.meta.get("step"),
         "frozen": aligners.frozen,
-        "data": task.dataset.name,
+        "data": problem.dataset.name,
         "split": config.data.split,
         "fold": config.data.fold,
         "setting": config.data.setting,
     }
 
 
-def _count_seen(config: Config, task: _Task) -> int | None:
-    """How many of the questions were trained on, see `side_by_side.count_seen`."""
-    learnt = trained_on(config.checkpoint) if config.checkpoint else frozenset()
-    names = [question.id for question in task.questions]
-    return side_by_side.count_seen(learnt, names, "questions")
-
-
-def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
+def _problem_of(config: Config, kind: chains_lib.UnitKind) -> _Problem:
     dataset = load.load_dataset(config.data)
     selected = load.select_questions(dataset, config.data)
     questions = tuple(q for q in selected if q.supporting)
@@ -194,7 +192,7 @@ def _make_task(config: Config, kind: chains_lib.UnitKind) -> _Task:
     if corpus.allowed is not None:
         allowed = tuple(corpus.allowed[q.id] for q in questions)
     texts = tuple(chains_lib.passage_text(passage) for passage in corpus.passages)
-    return _Task(dataset, questions, corpus, texts, allowed, kind)
+    return _Problem(dataset, questions, corpus, texts, allowed, kind)
 
 
 class _Embedder(FlaxEncoder):
@@ -280,50 +278,50 @@ class _Rankings:
       runs: the iterative retrievals so far.
     """
 
-    def __init__(self, config: Config, task: _Task, aligners: _Aligners, depth: int):
-        self._config, self._task, self._aligners, self._depth = config, task, aligners, depth
-        self._texts = [question.question for question in task.questions]
+    def __init__(self, config: Config, problem: _Problem, aligners: _Aligners, depth: int):
+        self._config, self._problem, self._aligners, self._depth = config, problem, aligners, depth
+        self._texts = [question.question for question in problem.questions]
         self.runs: dict[str, list[Prediction]] = {}
         self.of = functools.cache(self._rank)
-        self._index = functools.cache(lambda name: aligners.index(name, task.texts))
+        self._index = functools.cache(lambda name: aligners.index(name, problem.texts))
 
     def _rank(self, system: str) -> list[list[int]]:
         """Rows of passages for each question, best first."""
-        texts, allowed = self._texts, self._task.allowed
+        texts, allowed = self._texts, self._problem.allowed
         if system == "bm25":
-            return _rows(self._words[0])
+            return _ranked_rows(self._words[0])
         if system in _WALKS:
             first = self.of(_WALKS[system])
             if _WALKS[system] == "bm25":  # No walk begins where no word is shared.
-                first = _rows(np.where(self._words[1] > 0, self._words[0], -1))
+                first = _ranked_rows(np.where(self._words[1] > 0, self._words[0], -1))
             return self._walk.search(texts, first, self._depth, allowed)
         if system == "linked":
             return [found.rows[: self._depth] for found in self.linked]
         if system in ("trained", "frozen"):
             self.runs[system] = self._iterate(system)
-            row_of = {passage.id: row for row, passage in enumerate(self._task.corpus.passages)}
+            row_of = {passage.id: row for row, passage in enumerate(self._problem.corpus.passages)}
             return [[row_of[id] for id in found.passages] for found in self.runs[system]]
         name = system.removeprefix("one_shot_")
         query_QD = self._aligners.embeds[name].encode(texts, "query")
-        return _rows(self._index(name).search(query_QD, self._depth, allowed)[0])
+        return _ranked_rows(self._index(name).search(query_QD, self._depth, allowed)[0])
 
     @functools.cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray]:
         """BM25's rows and scores."""
-        index = BM25(self._task.texts)
-        return index.search_scored(self._texts, self._depth, self._task.allowed)
+        index = BM25(self._problem.texts)
+        return index.search_scored(self._texts, self._depth, self._problem.allowed)
 
     @functools.cached_property
     def _walk(self) -> LinkWalk:
-        return LinkWalk(self._task.corpus.passages, WalkOptions.of(self._config.links))
+        return LinkWalk(self._problem.corpus.passages, WalkOptions.of(self._config.links))
 
     @functools.cached_property
     def _units(self) -> list[list[str]]:
         """The units of every passage."""
-        task = self._task
+        problem = self._problem
         return [
-            [unit.text for unit in chains_lib.units_of(task.dataset, passage.id, task.kind)]
-            for passage in task.corpus.passages
+            [unit.text for unit in chains_lib.units_of(problem.dataset, passage.id, problem.kind)]
+            for passage in problem.corpus.passages
         ]
 
     @functools.cached_property
@@ -332,19 +330,19 @@ class _Rankings:
         head = self._aligners.head
         assert head is not None
         index = LinkedIndex(
-            self._task.corpus.passages,
+            self._problem.corpus.passages,
             self._units,
             self._aligners.embeds_units("trained"),
             head,
-            self._task.kind,
+            self._problem.kind,
             steps=head.steps,
             options=WalkOptions.of(self._config.links),
         )
-        return index.explore(self._texts, head.score, self._task.allowed)
+        return index.explore(self._texts, head.score, self._problem.allowed)
 
     def _iterate(self, name: str) -> list[Prediction]:
         """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
-        config, task, encoder = self._config, self._task, self._aligners.embeds[name]
+        config, problem, encoder = self._config, self._problem, self._aligners.embeds[name]
         if config.retriever == "units":
             search: Search = UnitIndex(self._units, self._aligners.embeds_units(name)).search
         else:
@@ -354,16 +352,16 @@ class _Rankings:
                 embeds.encode(queries, "query"), k, allowed
             )
         return iterate(
-            task.questions,
-            task.dataset,
-            task.corpus,
+            problem.questions,
+            problem.dataset,
+            problem.corpus,
             search,
             encoder,
             KiragConfig(
                 max_steps=config.steps,
                 num_passages=config.k,
                 num_candidates=0,
-                units=task.kind,
+                units=problem.kind,
                 use_constructor=False,
                 accumulate=True,
                 ranking=config.ranking,
@@ -407,7 +405,7 @@ def iterate(
     return [found[question.id] for question in questions]
 
 
-def _rows(row_QK: np.ndarray) -> list[list[int]]:
+def _ranked_rows(row_QK: np.ndarray) -> list[list[int]]:
     return [[int(row) for row in rows if row >= 0] for rows in row_QK]
 
 
@@ -429,7 +427,7 @@ def _recalls(
 
 def _stops(
     config: Config,
-    task: _Task,
+    problem: _Problem,
     aligners: "_Aligners",
     rankings: "_Rankings",
     systems: Sequence[str],
@@ -442,7 +440,7 @@ def _stops(
     if rule is None or "linked" not in systems:
         return None
     searched = rankings.linked
-    ids = [passage.id for passage in task.corpus.passages]
+    ids = [passage.id for passage in problem.corpus.passages]
     likely = [rule.probability(found.seen_KF) for found in searched]
     stops = []
     for stop in config.stops:
@@ -452,61 +450,49 @@ def _stops(
                 question.supporting or (),
                 passages_elsewhere(question),
             )
-            for found, likely_K, question in zip(searched, likely, task.questions, strict=True)
+            for found, likely_K, question in zip(searched, likely, problem.questions, strict=True)
         ]
         stops.append({"stop": stop, **mean_scores(scores)._asdict()})
     return stops
 
 
-def _differences(config: Config, recalls: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, Any]:
-    """Recall of what was trained less that of each other system, where it was asked for at all."""
+Recalls = Mapping[str, Mapping[str, np.ndarray]]  # system -> recall@K -> value per question
+
+
+def _means(recalls: Recalls, rows: slice | Sequence[int]) -> dict[str, dict[str, float]]:
+    """Returns the mean recalls of every system over some questions."""
     return {
-        f"{first}-{system}": {
-            f"recall@{k}": paired_interval(
-                mean_of(trained[k]), mean_of(values[k]), config.bootstrap_samples, config.seed
-            )
-            for k in trained
-        }
-        for place, first in enumerate(_LEADING)
-        if (trained := recalls.get(first))
-        for system, values in recalls.items()
-        if system not in _LEADING[: place + 1]
+        system: {name: float(values[rows].mean()) for name, values in by_name.items()}
+        for system, by_name in recalls.items()
     }
 
 
-def _by_group(
-    recalls: Mapping[str, Mapping[int, np.ndarray]], groups: Sequence[int | str | None]
-) -> dict[str, Any]:
-    """Recall of every system by each question's group; questions without one are left out."""
+def _by_group(recalls: Recalls, groups: Sequence[int | str | None]) -> dict[str, Any]:
+    """Returns the recall of every system by group; ignores questions without a group."""
     rows_of: dict[int | str, list[int]] = {}
     for row, group in enumerate(groups):
         if group is not None:
             rows_of.setdefault(group, []).append(row)
     return {
-        str(group): {
-            "num_questions": len(rows_of[group]),
-            **{
-                system: {f"recall@{k}": float(values[k][rows_of[group]].mean()) for k in values}
-                for system, values in recalls.items()
-            },
-        }
+        str(group): {"num_questions": len(rows_of[group]), **_means(recalls, rows_of[group])}
         for group in sorted(rows_of, key=str)
     }
 
 
 def _next_unit(
-    task: _Task, embeds: Mapping[str, Encoder], ks: Sequence[int]
+    problem: _Problem, embeds: Mapping[str, Encoder], ks: Sequence[int]
 ) -> dict[str, Any] | None:
     """MRR and Recall@K of the next unit over each question's own candidates."""
     try:
-        chains = chains_lib.silver_chains(task.dataset, task.questions, task.kind)
+        chains = chains_lib.silver_chains(problem.dataset, problem.questions, problem.kind)
     except UserError:
         return None  # Gold passages are enough for recall; chains need more.
-    by_id = {question.id: question for question in task.questions}
+    by_id = {question.id: question for question in problem.questions}
     pools = [
-        chains_lib.pool_of(task.dataset, by_id[chain.question_id], task.kind) for chain in chains
+        chains_lib.pool_of(problem.dataset, by_id[chain.question_id], problem.kind)
+        for chain in chains
     ]
-    problems = next_unit.next_units(chains, pools, task.kind)
+    problems = next_unit.next_units(chains, pools, problem.kind)
     return {
         name: next_unit.evaluate_next_unit(problems, encoder.encode, ks)
         for name, encoder in embeds.items()
@@ -514,15 +500,15 @@ def _next_unit(
 
 
 def _ranking_records(
-    task: _Task,
+    problem: _Problem,
     ids: Sequence[str],
     ranked: Mapping[str, Sequence[Sequence[int]]],
     runs: Mapping[str, Sequence[Prediction]],
     depth: int,
 ) -> Iterator[dict[str, Any]]:
     evidence = Evidence("unicode")
-    evidence.see(task.corpus.passages)
-    for index, question in enumerate(task.questions):
+    evidence.see(problem.corpus.passages)
+    for index, question in enumerate(problem.questions):
         yield {
             "id": question.id,
             "question": question.question,

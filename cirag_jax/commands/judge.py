@@ -5,19 +5,17 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
-from cirag_jax.commands import backends, comparison, side_by_side, task
+from cirag_jax.commands import backends, comparison, evaluation
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation import judge_prompts as prompts
 from cirag_jax.evaluation.agreement import agreement
-from cirag_jax.evaluation.metrics.answers import METRICS
-from cirag_jax.evaluation.metrics.raw_or_short import raw
-from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.scoring import Answered, over
-from cirag_jax.evaluation.significance import intervals, pairwise_scores
-from cirag_jax.io import write_lines
+from cirag_jax.evaluation.metrics import raw
+from cirag_jax.evaluation.overlap import Ratio, mean_of
+from cirag_jax.evaluation.scoring import Answered
+from cirag_jax.evaluation.significance import pairwise_scores
 from cirag_jax.llm.types import Message
-from cirag_jax.reports.tables import captioned, figure, lead, write_table
+from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
@@ -61,53 +59,70 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       and ``failures`` among them, ``parse_errors``, tokens and seconds.
       ``num_questions``, ``without_gold``, ``empty`` (answers), ``settings``, ``complete``.
     """
-    judges = _check(config)
-    until = task.deadline(config)
+    judges = _judges(config)
     runs = comparison.read_runs(comparison.named_folders(config.runs))
     ids = list(runs[0].records)
     given = [_given(config, run, ids) for run in runs]
-    result: dict[str, Any] = {
-        "systems": {},
-        "differences": {},
-        "agreement": None,
-        "judges": {},
+    places = {name: [_jobs(config, name, run) for run in given] for name in judges}
+
+    # ---- Every judge over all answers ------------------------------------------------------------
+    def programs(name: str) -> tuple[list[Job], dict[str, Any]]:
+        jobs = {job.id: job for row in places[name] for job in row if job is not None}
+        bound = {"max_tokens": config.max_tokens, "retries": config.retries}
+        return list(jobs.values()), {**bound, "rubric": config[name].rubric}
+
+    models = {
+        name: evaluation.Model(config[name], {}, schemas=config[name].constrained)
+        for name in judges
+    }
+    asked = evaluation.ask_models(
+        config, workdir, models, (JUDGE, config.max_tokens), programs, "answer"
+    )
+    verdicts: dict[str, list[list[bool | None]]] = {}
+    described: dict[str, dict[str, Any]] = {}
+    for name, (records, usage) in asked.items():
+        block = config[name]
+        described[name] = {"rubric": block.rubric, "model": backends.model_name(block)}
+        if records is not None:
+            said = {i: record.result(Verdict) for i, record in records.items()}
+            verdicts[name] = [
+                _verdicts(said, *pair) for pair in zip(places[name], given, strict=True)
+            ]
+            described[name] |= _counted(said.values())
+        described[name] |= usage
+
+    # ---- Figures ---------------------------------------------------------------------------------
+    scores = {
+        run.name: {
+            **{name: mean_of(found[i]) for name, found in verdicts.items()},
+            **_beside(run, config.profile),
+        }
+        for i, run in enumerate(given)
+    }
+    systems = {
+        run.name: evaluation.System(
+            scores[run.name], {}, _rows(run, {name: row[i] for name, row in verdicts.items()})
+        )
+        for i, run in enumerate(given)
+    }
+    facts = {
+        "agreement": _agreement(given, verdicts) if len(verdicts) == 2 else None,
+        "judges": described,
         "num_questions": len(ids),
         "without_gold": sum(text is None for text in given[0].texts),
-        "empty": sum(text == "" for one in given for text in one.texts),
+        "empty": sum(text == "" for run in given for text in run.texts),
         "settings": {
             "runs": {run.name: run.folder for run in runs},
             **{name: config[name] for name in ("text", "profile", "bootstrap_samples", "seed")},
         },
+        "complete": len(verdicts) == len(judges),
     }
-
-    # ---- Every judge over all answers ------------------------------------------------------------
-    verdicts: dict[str, list[list[bool | None]]] = {}
-    for name in judges:
-        found, result["judges"][name] = _judged(config, workdir, name, given, until)
-        if found is not None:
-            verdicts[name] = found
-    result["complete"] = len(verdicts) == len(judges)
-
-    # ---- Figures ---------------------------------------------------------------------------------
-    scores = {
-        one.name: {
-            **{name: over(found[i]) for name, found in verdicts.items()},
-            **_beside(one, config.profile),
-        }
-        for i, one in enumerate(given)
-    }
-    how_often = (config.bootstrap_samples, config.seed)
-    result["systems"] = {name: intervals(own, *how_often) for name, own in scores.items()}
-    result["differences"] = pairwise_scores(scores, *how_often)
-    if len(verdicts) == 2:
-        result["agreement"] = _agreement(given, verdicts)
-    write_lines(workdir / FILE, _rows(given, verdicts))
-    write_table(table_of(result), workdir)
-    return result
+    differences = pairwise_scores(scores, config.bootstrap_samples, config.seed)
+    return evaluation.report(config, workdir, systems, facts, table_of, FILE, differences)
 
 
-def _check(config: Config) -> tuple[str, ...]:
-    """The judges that are asked."""
+def _judges(config: Config) -> tuple[str, ...]:
+    """Checks the settings; returns the judges to ask."""
     judges = (JUDGE, SECOND) if config.second.run else (JUDGE,)
     check_choice("config.text", config.text, TEXTS)
     check_at_least(1, config, "max_tokens", "in_flight", "bootstrap_samples")
@@ -165,50 +180,24 @@ def judge(
     return {"right": verdict, "parse_errors": problems}
 
 
-def _judged(
-    config: Config,
-    workdir: pathlib.Path,
-    name: str,
-    given: Sequence[Given],
-    until: float | None,
-) -> tuple[list[list[bool | None]] | None, dict[str, Any]]:
-    """A judge's verdict about every answer of every run, None where there is none; what it took.
-
-    The first is None where the time or a budget ended before the last verdict.
-    """
-    block = config[name]
-    jobs: dict[str, Job] = {}
-    places: list[list[str | None]] = []
-    for one in given:
-        own = [
-            _job(config, name, pair, text) if text else None
-            for pair, text in zip(one.answered, one.texts, strict=True)
-        ]
-        jobs |= {job.id: job for job in own if job is not None}
-        places.append([job.id if job is not None else None for job in own])
-    records, usage = side_by_side.ask(
-        config,
-        workdir / f"{name}.sqlite",
-        side_by_side.Model(block, {}, schemas=block.constrained),
-        {"max_tokens": config.max_tokens, "retries": config.retries, "rubric": block.rubric},
-        (JUDGE, config.max_tokens),
-        list(jobs.values()),
-        until,
-        "answer",
-    )
-    told: dict[str, Any] = {"rubric": block.rubric, "model": backends.model_name(block)}
-    if records is None:
-        return None, {**told, **usage}
-    said = {i: record.result(Verdict) for i, record in records.items()}
-    right = {i: None if verdict is None else verdict["right"] for i, verdict in said.items()}
-    found = [
-        [
-            right[place] if place is not None else None if text is None else False
-            for place, text in zip(own, one.texts, strict=True)
-        ]
-        for own, one in zip(places, given, strict=True)
+def _jobs(config: Config, name: str, given: Given) -> list[Job | None]:
+    """Returns a judge's program about every answer of a run; None where nothing is asked."""
+    return [
+        _job(config, name, answered, text) if text else None
+        for answered, text in zip(given.answered, given.texts, strict=True)
     ]
-    return found, {**told, **_counted(said.values()), **usage}
+
+
+def _verdicts(
+    said: Mapping[str, Verdict | None], jobs: Sequence[Job | None], given: Given
+) -> list[bool | None]:
+    """Returns a judge's verdict about every answer of a run; None where there is none."""
+    verdicts: list[bool | None] = []
+    for job, text in zip(jobs, given.texts, strict=True):
+        verdict = said[job.id] if job else None
+        right = verdict["right"] if verdict else None
+        verdicts.append(False if text == "" else right)
+    return verdicts
 
 
 def _job(config: Config, name: str, answered: Answered, text: str) -> Job:
@@ -237,9 +226,9 @@ def _counted(said: Collection[Verdict | None]) -> dict[str, Any]:
 def _beside(one: Given, profile: str) -> dict[str, Ratio]:
     """EM and Acc of what is judged."""
     return {
-        name: over(
+        name: mean_of(
             [
-                None if text is None else METRICS[name](text, question.answers, profile)
+                None if text is None else answers.METRICS[name](text, question.answers, profile)
                 for (question, _), text in zip(one.answered, one.texts, strict=True)
             ]
         )
@@ -260,45 +249,35 @@ def _agreement(
     return agreement(first, second)
 
 
-def _rows(
-    given: Sequence[Given], verdicts: Mapping[str, Sequence[Sequence[bool | None]]]
-) -> list[dict[str, Any]]:
+def _rows(given: Given, verdicts: Mapping[str, Sequence[bool | None]]) -> list[dict[str, Any]]:
     return [
         {
             "id": question.id,
-            "system": one.name,
+            "system": given.name,
             "question": question.question,
             "gold": question.answers,
             "judged": text,
             "answer": found.answer if found else "",
-            **{name: own[i][place] for name, own in verdicts.items()},
+            **{name: right[place] for name, right in verdicts.items()},
         }
-        for i, one in enumerate(given)
-        for place, ((question, found), text) in enumerate(zip(one.answered, one.texts, strict=True))
+        for place, ((question, found), text) in enumerate(
+            zip(given.answered, given.texts, strict=True)
+        )
     ]
 
 
 def table_of(result: Mapping[str, Any]) -> str:
     """The figures in per cent, one row a run, then the differences and the judges' agreement."""
-    judges = [name for name in (JUDGE, SECOND) if name in result["judges"]]
-    header = ["answers of", *(f"{name} [95 %]" for name in judges), "EM", "Acc"]
-    rows = [
-        [
-            name,
-            *(figure(own.get(judge), bounds=True) for judge in judges),
-            *(figure(own[metric]) for metric in BESIDE),
-        ]
-        for name, own in result["systems"].items()
-    ]
-    for name, own in result["differences"].items():
-        rows.append([name, *(lead(own.get(score)) for score in (*judges, *BESIDE))])
+    columns = [Column(f"{name} [95 %]", name, bounded) for name in result["judges"]]
+    columns += [Column("EM", "em"), Column("Acc", "acc")]
+    rows = system_rows("answers of", columns, result)
     described = (
         f"{name}: {told['model']}, rubric {told['rubric']}"
         + (f", {told['unjudged']} without a verdict" if told.get("unjudged") else "")
         for name, told in result["judges"].items()
     )
     caption = f"{result['num_questions']} questions; {'; '.join(described)}"
-    table = captioned(caption, [header, *rows], result["complete"])
+    table = captioned(caption, rows, result["complete"])
     both = result["agreement"]
     if both is None:
         return table

@@ -125,3 +125,10 @@ def _profile(name: str) -> Profile:
     if name not in PROFILES:
         raise ValueError(f"unknown answer profile {name!r}; there are {', '.join(PROFILES)}")
     return PROFILES[name]
+
+
+METRICS: Mapping[str, Callable[[str, Sequence[str], str], float]] = {
+    "em": exact_match,
+    "f1": f1,
+    "acc": accuracy,
+}

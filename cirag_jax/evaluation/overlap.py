@@ -62,9 +62,11 @@ class Ratio(NamedTuple):
         return float(self.top_Q.sum() / bottom) if bottom else float("nan")
 
 
-def mean_of(values: Sequence[float] | np.ndarray) -> Ratio:
-    """The mean of one value a group."""
-    return Ratio(np.asarray(values, np.float64), np.ones(len(values)))
+def mean_of(values: Sequence[float | None] | np.ndarray) -> Ratio:
+    """Returns the mean of one value per group; ignores groups with None."""
+    top_Q = np.array([value or 0.0 for value in values], np.float64)
+    bottom_Q = np.array([value is not None for value in values], np.float64)
+    return Ratio(top_Q, bottom_Q)
 
 
 def ratio(

@@ -1,21 +1,18 @@
-"""What a metric is given and what it gives: `cirag_jax.evaluation.metrics` has the metrics."""
+"""Input of the metrics in `cirag_jax.evaluation.metrics`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
-
-import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.types import Passage, Prediction, Question
 
 NAMES = ("answers", "recall", "hits")  # Measured unless a config says otherwise.
 
 
 class Answered(NamedTuple):
-    """A question and what a method made of it; None where it failed."""
+    """A question and a method's prediction; None where it failed."""
 
     question: Question
     prediction: Prediction | None
@@ -44,14 +41,3 @@ class Scoring:
                 f"config.recall_at={ks} must be distinct numbers of at least 1, as in "
                 '--config.recall_at="(2, 5)".'
             )
-
-
-# A family of metrics: scores by name, sums over the questions in their order.
-Family = Callable[[Sequence[Answered], Scoring], Mapping[str, Ratio]]
-
-
-def over(values: Sequence[float | None]) -> Ratio:
-    """The mean of one value a question; None is a question to which the metric does not apply."""
-    top_Q = np.array([value or 0.0 for value in values], np.float64)
-    bottom_Q = np.array([value is not None for value in values], np.float64)
-    return Ratio(top_Q, bottom_Q)

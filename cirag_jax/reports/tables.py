@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.io import write_text
@@ -115,6 +115,58 @@ def lead(difference: Mapping[str, float] | None) -> str:
         return ""
     value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def bounded(score: Mapping[str, float]) -> str:
+    """`figure` with the interval."""
+    return figure(score, bounds=True)
+
+
+class Column(NamedTuple):
+    """A column of a table of systems.
+
+    Attributes:
+      title: its header.
+      path: keys of its value in what a result says of a system, joined by "/".
+      show: formats the value of a system.
+      compared: whether differences of two systems have it.
+    """
+
+    title: str
+    path: str
+    show: Callable[[Any], str] = figure
+    compared: bool = True
+
+    def of_system(self, block: Any) -> str:
+        """Returns the cell of a system; empty without a value."""
+        value = self._value(block)
+        return "" if value is None else self.show(value)
+
+    def of_difference(self, block: Any) -> str:
+        """Returns the cell of a difference; empty without a value."""
+        return lead(self._value(block)) if self.compared else ""
+
+    def _value(self, block: Any) -> Any:
+        for key in self.path.split("/"):
+            block = None if block is None else block.get(key)
+        return block
+
+
+def system_rows(
+    label: str, columns: Sequence[Column], result: Mapping[str, Any]
+) -> list[list[str]]:
+    """Returns the header, a row per system of a result, and a row per difference."""
+    return [
+        [label, *(column.title for column in columns)],
+        *(
+            [name, *(column.of_system(block) for column in columns)]
+            for name, block in result["systems"].items()
+        ),
+        *(
+            [name, *(column.of_difference(block) for column in columns)]
+            for name, block in result["differences"].items()
+        ),
+    ]
 
 
 def write_table(table: str, workdir: pathlib.Path) -> None:

@@ -47,7 +47,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     config.data.split = placeholder(str)  # null: all; of the built-in dataset: test.
     config.data.corpus = "selected_questions"
     config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
-    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.
+    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.py.
     config.recall_at = (3, 5)  # The K of recall@K and hit@K.
 
     needs = dataclasses.replace(settings, **(switches or {})).needs

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from cirag_jax.commands import evaluate_retrieval
+from cirag_jax.commands import evaluate_retrieval, evaluation
 from cirag_jax.commands.evaluate_retrieval import evaluate, iterate
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.chains import triple_text
@@ -179,7 +179,7 @@ def test_a_setting_that_cannot_be_used_is_refused_first(
 
 
 def test_rankings_are_kept_where_figures_fail(linked, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate_retrieval, "_differences", None)
+    monkeypatch.setattr(evaluation, "leads", None)
     with pytest.raises(TypeError):
         evaluate(linked, tmp_path)
     assert len((tmp_path / "rankings.jsonl").read_text().splitlines()) == 1

@@ -9,8 +9,8 @@ import runpy
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.commands import evaluation
 from cirag_jax.commands import judge as command
-from cirag_jax.commands import side_by_side
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
 from cirag_jax.runtime.journal import FILE
@@ -56,7 +56,7 @@ def judges(monkeypatch):
         opened[name] = Canned(config[name].rubric, strict=name == "second")
         yield opened[name]
 
-    monkeypatch.setattr(side_by_side, "open_model", open_model)
+    monkeypatch.setattr(evaluation, "open_model", open_model)
     return opened
 
 

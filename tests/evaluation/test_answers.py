@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.metrics.answers import measure
+from cirag_jax.evaluation.metrics import answer_scores
 from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.types import Prediction, Question
 
@@ -135,7 +135,7 @@ def test_a_run_is_scored_question_by_question():
         Answered(Question(str(i), "", gold), Prediction(text, "passage") if text else None)
         for i, (text, gold) in enumerate(zip(said, golds, strict=True))
     ]
-    scores = measure(answered, Scoring())
+    scores = answer_scores(answered, Scoring())
     assert scores["em"].top_Q.tolist() == [1, 0, 0, 0, 0]
     assert scores["acc"].top_Q.tolist() == [1, 0, 0, 1, 0]
     np.testing.assert_allclose(scores["f1"].top_Q, [1, 0, 0, 2 / 3, 0])
@@ -143,8 +143,10 @@ def test_a_run_is_scored_question_by_question():
         assert score.bottom_Q.tolist() == [1, 1, 1, 1, 0]  # there is no gold answer of the last
     assert (scores["em"].value, scores["acc"].value) == (0.25, 0.5)
     assert scores["f1"].value == pytest.approx((1 + 2 / 3) / 4)
-    assert measure(answered, Scoring("kirag"))["f1"].value == pytest.approx((2 / 3 + 2 / 3) / 4)
-    assert math.isnan(measure([], Scoring())["em"].value)
+    assert answer_scores(answered, Scoring("kirag"))["f1"].value == pytest.approx(
+        (2 / 3 + 2 / 3) / 4
+    )
+    assert math.isnan(answer_scores([], Scoring())["em"].value)
 
 
 def test_what_cannot_be_scored():

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cirag_jax.commands import evaluate_integrator, series, side_by_side
+from cirag_jax.commands import evaluate_integrator, evaluation, series
 from cirag_jax.datasets import chains, jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
@@ -364,18 +364,18 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
         asked.append((model.block.adapter, roles))
         yield models["student" if model.block.adapter else "base"]
 
-    monkeypatch.setattr(side_by_side, "open_model", opened)
+    monkeypatch.setattr(evaluation, "open_model", opened)
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     settings = {"checkpoint": str(tmp_path / "peft"), "base.prefilled_headers": False}
-    of = side_by_side.models_of
+    of = evaluation.models_of
 
     def models_of(config, role):  # as if a workdir had said what it was trained on
         found = of(config, role)
         found["student"] = dataclasses.replace(found["student"], trained_on=frozenset({"q2", "z"}))
         return found
 
-    monkeypatch.setattr(side_by_side, "models_of", models_of)
+    monkeypatch.setattr(evaluation, "models_of", models_of)
     result = evaluate(trajectories, tmp_path / "e", **settings)
     assert result["num_trained_on"] == 1
     assert asked == [(settings["checkpoint"], {"integrator": 384}), (None, {"integrator": 384})]
@@ -468,7 +468,7 @@ def test_the_command_searches_what_is_asked_next(tmp_path, monkeypatch, capsys):
     def opened(*_):
         yield Canned(texts)
 
-    monkeypatch.setattr(side_by_side, "open_model", opened)
+    monkeypatch.setattr(evaluation, "open_model", opened)
     fields = {"data.dir": str(tmp_path / "data"), "retriever.kind": "bm25", "query_recall": 1}
     fields["base.prefilled_headers"] = False
     result = evaluate(tmp_path / "t.jsonl", tmp_path / "e", **fields)
@@ -532,7 +532,7 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
     def opened(*_):
         yield model
 
-    monkeypatch.setattr(side_by_side, "open_model", opened)
+    monkeypatch.setattr(evaluation, "open_model", opened)
     result = evaluate(folder, tmp_path / "b", **{"base.prefilled_headers": False})
     assert result["systems"]["base"]["teacher"]["f1"]["value"] == 1
     assert result["settings"]["base"]["units"] == "sentence"
@@ -540,7 +540,7 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
     rows = [json.loads(line) for line in (tmp_path / "b/decisions.jsonl").read_text().splitlines()]
     assert rows[0]["parsed"]["kept"][0]["text"] == compact.line(made.steps[0].kept[0])
     # What it was trained on is read before anything is opened.
-    monkeypatch.setattr(side_by_side, "open_model", None)
+    monkeypatch.setattr(evaluation, "open_model", None)
     for prompt, trained_on in (({}, "triple"), ({"units": "triple"}, "triple")):
         prompt |= {"normalization": "ascii", "prompt_format": "compact", "few_shot": False}
         told = {"component": "integrator", "model": "m", "prompt": prompt}
@@ -571,6 +571,6 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
     ],
 )
 def test_bad_input_is_one_sentence(trajectories, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(side_by_side, "open_model", None)  # it is refused before
+    monkeypatch.setattr(evaluation, "open_model", None)  # it is refused before
     with pytest.raises(UserError, match=message):
         evaluate(trajectories, tmp_path / "e", **fields)

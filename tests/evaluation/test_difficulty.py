@@ -8,7 +8,6 @@ import pytest
 from cirag_jax.evaluation import difficulty
 from cirag_jax.evaluation.difficulty import AGGREGATES, correlation, grade, retrieval_difficulty
 from cirag_jax.evaluation.overlap import mean_of
-from cirag_jax.evaluation.scoring import over
 
 HOW_OFTEN = (200, 0)
 
@@ -99,7 +98,7 @@ def test_an_empty_bin_is_no_zero():
 
 def test_a_question_that_does_not_count_is_in_no_rate():
     graded = grade([2] * 4, [0.1, 0.2, 0.3, 0.4])
-    errors = over([1.0, None, 0.0, None])
+    errors = mean_of([1.0, None, 0.0, None])
     values = [(c["value"], c["num_questions"]) for c in cells(graded, errors)[2]]
     assert values == [(1.0, 1), (None, 0), (0.0, 1), (None, 0)]
     found = difficulty.correlations(graded, errors)
@@ -163,7 +162,7 @@ def test_the_diagonal_is_neither_a_row_nor_a_column():
 
 def test_differences_are_over_what_both_answered():
     graded = grade([2] * 4, [0.1, 0.2, 0.3, 0.4])
-    a, b = over([1.0, 1.0, None, 1.0]), over([0.0, 1.0, 0.0, None])
+    a, b = mean_of([1.0, 1.0, None, 1.0]), mean_of([0.0, 1.0, 0.0, None])
     everyone = np.arange(4)
     found = difficulty.error_difference(a, b, everyone, *HOW_OFTEN)
     assert (found["value"], found["num_questions"]) == (0.5, 2)
@@ -173,7 +172,7 @@ def test_differences_are_over_what_both_answered():
 
 
 def test_whose_failure():
-    errors = over([1.0, 0.0, 1.0, 1.0, None, 1.0])
+    errors = mean_of([1.0, 0.0, 1.0, 1.0, None, 1.0])
     whose = ["retriever", "retriever", "reader", "unanswered", "reader", "retriever"]
     found = difficulty.failures(errors, whose, *HOW_OFTEN)
     counts = {name: (v["errors"], v["num_questions"], v["value"]) for name, v in found.items()}

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from cirag_jax.commands import evaluate_extraction, series, side_by_side
-from cirag_jax.commands.evaluate_extraction import Found, score
+from cirag_jax.commands import evaluate_extraction, evaluation, series
+from cirag_jax.commands.evaluate_extraction import PassageExtraction, score
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.references import Reference, select_references
 from cirag_jax.errors import UserError
@@ -88,7 +88,7 @@ def test_means_over_passages_and_over_all_triples():
     passage = Passage("p", "t", "x")
     gold = (triple("a; b; c"), triple("d; e; f"))
     references = [Reference(passage, ("a", "d"), gold), Reference(passage, ("g",), gold[:1])]
-    found = [Found((gold[0], triple("d; e; x")), ("a",), "ok"), Found()]
+    found = [PassageExtraction((gold[0], triple("d; e; x")), ("a",), "ok"), PassageExtraction()]
     got = {name: ratio.value for name, ratio in score(references, found).items()}
     assert got["exact/f1"] == pytest.approx((1 / 2 + 0) / 2)
     assert got["soft/f1"] == pytest.approx((2 * (1 + 2 / 3) / 4 + 0) / 2)
@@ -210,7 +210,7 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
         opened.append((model.block.adapter, *roles))
         yield models["student" if model.block.adapter else "base"]
 
-    monkeypatch.setattr(side_by_side, "open_model", open_model)
+    monkeypatch.setattr(evaluation, "open_model", open_model)
     peft = str(tmp_path / "peft")
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
@@ -273,6 +273,6 @@ def test_a_passage_that_changed_is_extracted_again():
     ],
 )
 def test_bad_input_is_one_sentence(data, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(side_by_side, "open_model", None)  # it is refused before
+    monkeypatch.setattr(evaluation, "open_model", None)  # it is refused before
     with pytest.raises(UserError, match=message):
         evaluate(data, tmp_path / "e", **fields)

@@ -7,7 +7,6 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import metrics
 from cirag_jax.evaluation.evidence import endpoints
-from cirag_jax.evaluation.metrics import hits, raw_or_short, recall
 from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Triple
 
@@ -156,8 +155,8 @@ def test_an_answer_is_whole_words_with_their_accents(text, answer, hit):
 
 def test_a_passage_is_read_once_and_only_among_the_first(monkeypatch):
     read = []
-    tokens = hits._tokens
-    monkeypatch.setattr(hits, "_tokens", lambda text: read.append(text) or tokens(text))
+    tokens = metrics._tokens
+    monkeypatch.setattr(metrics, "_tokens", lambda text: read.append(text) or tokens(text))
     texts = {name: Passage(name, "", f"text of {name}") for name in FOUND.passages}
     question = dataclasses.replace(BARE, answers=("no such", "nor this"))
     measured([(question, FOUND)] * 3, ["hits"], passages=lambda: texts, recall_at=(1, 2))
@@ -177,8 +176,8 @@ def test_recall_looks_once_through_what_a_run_ranks(monkeypatch):
             return False
 
     kinds = {"passage": (lambda found: (), lambda question: question.supporting, lambda _: {})}
-    monkeypatch.setattr(recall, "GRANULARITIES", kinds)
-    monkeypatch.setattr(recall, "list", Ranked, raising=False)
+    monkeypatch.setattr(metrics, "GRANULARITIES", kinds)
+    monkeypatch.setattr(metrics, "list", Ranked, raising=False)
     measured([(QUESTION, FOUND)] * 50, ["recall"], recall_at=(5,))
     assert asked == 50
 
@@ -191,11 +190,11 @@ def test_the_larger_of_raw_and_short():
         Attempt("passage", ("x",), "the county of Orlin, in Tarn!", "Orlin", True),
     )
     found = Prediction("Orlin", "passage", attempts=attempts)
-    assert raw_or_short.raw(found) == "the county of Orlin, in Tarn!"
+    assert metrics.raw(found) == "the county of Orlin, in Tarn!"
     both = measured([(question, found)], ["answers", "raw_or_short"])
     assert both["em"] == both["em_max"] == (1.0, 1)
     wrong = dataclasses.replace(found, answer="Tarn")
-    assert raw_or_short.raw(wrong) == "the county of Orlin, in Tarn!"  # none gave it: the last
+    assert metrics.raw(wrong) == "the county of Orlin, in Tarn!"  # none gave it: the last
     scores = measured([(question, wrong)], ["answers", "raw_or_short"])
     assert scores["em"][0] == 0 and scores["em_max"][0] == 1 > scores["f1"][0]
     short = dataclasses.replace(
@@ -204,7 +203,7 @@ def test_the_larger_of_raw_and_short():
     scores = measured([(question, short)], ["raw_or_short"])
     assert scores["em_max"] == (1.0, 1)
     assert measured([(question, None)], ["raw_or_short"])["acc_max"] == (0.0, 1)
-    assert raw_or_short.raw(Prediction("", "default")) == ""
+    assert metrics.raw(Prediction("", "default")) == ""
 
 
 def test_each_stage_of_the_cascade_by_itself():

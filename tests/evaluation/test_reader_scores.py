@@ -7,8 +7,8 @@ import math
 import matplotlib.image
 import pytest
 
-from cirag_jax.commands import evaluate_reader, series, side_by_side
-from cirag_jax.commands.evaluate_reader import Read, score
+from cirag_jax.commands import evaluate_reader, evaluation, series
+from cirag_jax.commands.evaluate_reader import ReaderAnswer, score
 from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.calibration import calibration
@@ -32,12 +32,12 @@ def test_scores_by_hand():
         reading(2, "triple", False),
     ]
     said = [
-        Read("answer 0", False),
-        Read("answer", False),  # half of the tokens
-        Read("answer 2", True),  # right, and refused
-        Read("Unanswerable", True),
-        Read("answer 1", False),
-        Read("Unanswerable", True),
+        ReaderAnswer("answer 0", False),
+        ReaderAnswer("answer", False),  # half of the tokens
+        ReaderAnswer("answer 2", True),  # right, and refused
+        ReaderAnswer("Unanswerable", True),
+        ReaderAnswer("answer 1", False),
+        ReaderAnswer("Unanswerable", True),
     ]
     values = {name: ratio.value for name, ratio in score(found, said, "musique").items()}
     assert values == {
@@ -159,7 +159,7 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
         assert list(roles) == ["reader"]
         yield Canned(model.block.adapter is not None)
 
-    monkeypatch.setattr(side_by_side, "open_model", open_model)
+    monkeypatch.setattr(evaluation, "open_model", open_model)
     peft = tmp_path / "peft"
     peft.mkdir()
     (peft / "adapter_config.json").write_text("{}")
@@ -193,12 +193,12 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
 def test_an_exported_reader_says_what_it_was_trained_on():
     config = reader_eval.get_config()
     config.checkpoint = "shipped:reader"
-    student = side_by_side.models_of(config, "reader")["student"]
+    student = evaluation.models_of(config, "reader")["student"]
     assert student.described == {"reader_format": "chain"} and len(student.trained_on or ()) > 1000
     config.component = "extractor"
     config.extractor = config.reader
     with pytest.raises(UserError, match="reader"):
-        side_by_side.models_of(config, "extractor")
+        evaluation.models_of(config, "extractor")
 
 
 @pytest.mark.parametrize(

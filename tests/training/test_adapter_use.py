@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from cirag_jax.commands import backends, opening, side_by_side
+from cirag_jax.commands import backends, evaluation, opening
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
@@ -164,7 +164,7 @@ def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
 def test_a_workdir_says_what_it_was_trained_on(trained):
     config = load_config(str(_ROOT / "configs/integrator_eval.py"), [])
     config.checkpoint = str(trained[0])
-    seen = side_by_side.models_of(config, "integrator")["student"].trained_on
+    seen = evaluation.models_of(config, "integrator")["student"].trained_on
     assert seen is not None and len(seen) == 10
     assert seen < {by_hand.trajectory(n).question_id for n in range(12)}
 
