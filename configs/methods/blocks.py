@@ -58,9 +58,10 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     if needs.rankers:
         config.rankers = ConfigDict()
     for ranker in needs.rankers:
-        config.rankers[ranker] = retrievers.ranker()
+        shown: Any = retrievers.ranker()
         if "normalization" in config[block]:  # Triples are ranked in the form they are shown in.
-            config.rankers[ranker].normalization = config[block].get_ref("normalization")
+            shown.normalization = config[block].get_ref("normalization")
+        config.rankers[ranker] = shown
     if needs.triples:
         config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
         config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
