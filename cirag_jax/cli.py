@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import inspect
 import json
@@ -43,7 +44,7 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files, config_words, processes
 from cirag_jax.errors import InUse, UserError
-from cirag_jax.io import naming, one_line, replacing, say, visible, write_json
+from cirag_jax.io import cache_folder, naming, one_line, replacing, say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
@@ -87,25 +88,53 @@ def run(
       extend: adds the command's own fields to the config; see `config_files.load_config`.
     """
     argv = list(sys.argv if argv is None else argv)
-    program = pathlib.Path(argv[0]).name
-    if logging.lastResort is not None:  # who writes where nobody asked for another handler
+    with _exit_codes(pathlib.Path(argv[0]).name, resumes):
+        own, overrides = _parse_own_flags(argv, default_config, default_workdir)
+        if own.help:
+            _tell(_help_text(main, argv[0], own, extend), sys.stdout)
+            sys.exit(0)
+        config = config_files.load_config(own.config, overrides, extend)
+        if own.workdir is None:
+            raise UserError(
+                "--workdir=DIRECTORY is required: the folder that receives every output"
+            )
+        workdir = _make_workdir(own.workdir)
+        if config.get("engine") == "ray":  # JAX would take GPUs of this machine from its workers
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        with _stdout_to_stderr() as stdout:
+            process_index, process_count = processes.setup_distributed(
+                own.coordinator_address, own.num_processes, own.process_id, own.process_timeout
+            )
+            if process_count > 1 and not several_processes:
+                raise UserError(f"this command runs in one process, not in {process_count}")
+            enable_compilation_cache()
+            if shared:
+                result = _jsonable(dict(main(config, workdir)))
+            else:
+                result = run_inside(workdir, config, lambda: main(config, workdir), argv)
+            if process_index == 0:
+                _tell(_printable(result), stdout)
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def _exit_codes(program: str, resumes: bool) -> Iterator[None]:
+    """Turns exceptions into a message on stderr and an exit code, as in the module's docstring."""
+    if logging.lastResort is not None:  # writes what no other handler is there for
         logging.lastResort.setFormatter(_Formatter())
     try:
-        code = _run_command(
-            main, default_config, argv, default_workdir, several_processes, shared, extend
-        )
+        yield
     except UserError as error:
         say(f"{program}: {one_line(str(error))}")
-        code = 2
+        sys.exit(2)
     except KeyboardInterrupt:
         hint = "; what is recorded is kept, and the same command resumes from there"
         say(f"{program}: interrupted{hint if resumes else ''}")
-        code = 130
+        sys.exit(130)
     except Exception as error:
-        told = _unwritable(error)
-        say(f"{program}: {told}" if told else traceback.format_exc().rstrip())
-        code = 2 if told else 1
-    sys.exit(code)
+        message = _unwritable(error)
+        say(f"{program}: {message}" if message else traceback.format_exc().rstrip())
+        sys.exit(2 if message else 1)
 
 
 def _unwritable(error: Exception) -> str | None:
@@ -122,41 +151,6 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
-
-
-def _run_command(
-    main: Main,
-    default_config: str,
-    argv: list[str],
-    default_workdir: str | None,
-    several_processes: bool,
-    shared: bool,
-    extend: Callable[[Any], None] | None,
-) -> int:
-    own, overrides = _parse_own_flags(argv, default_config, default_workdir)
-    if own.help:
-        _tell(_help_text(main, argv[0], own, extend), sys.stdout)
-        return 0
-    config = config_files.load_config(own.config, overrides, extend)
-    if own.workdir is None:
-        raise UserError("--workdir=DIRECTORY is required: the folder that receives every output")
-    workdir = _make_workdir(own.workdir)
-    if config.get("engine") == "ray":  # JAX would take GPUs of this machine from its workers
-        os.environ["JAX_PLATFORMS"] = "cpu"
-    with _stdout_to_stderr() as stdout:
-        process_index, process_count = processes.setup_distributed(
-            own.coordinator_address, own.num_processes, own.process_id, own.process_timeout
-        )
-        if process_count > 1 and not several_processes:
-            raise UserError(f"this command runs in one process, not in {process_count}")
-        enable_compilation_cache()
-        if shared:
-            result = _jsonable(dict(main(config, workdir)))
-        else:
-            result = run_inside(workdir, config, lambda: main(config, workdir), argv)
-        if process_index == 0:
-            _tell(_printable(result), stdout)
-    return 0
 
 
 def _tell(text: str, file: TextIO) -> None:
@@ -251,23 +245,20 @@ def _parse_own_flags(
         if not argument.isascii() and argument != argument.encode(errors="replace").decode():
             raise UserError(f"the argument {argument!r} is not valid UTF-8")
     own = flags.FlagValues()
-    where: Any = {"flag_values": own}
+    text = functools.partial(flags.DEFINE_string, flag_values=own)
+    number = functools.partial(flags.DEFINE_integer, flag_values=own)
     default = f"default {default_workdir}" if default_workdir else "required"
-    told = f"config file, or file.py:preset (default {default_config})"
-    flags.DEFINE_string("config", default_config, told, **where)
-    told = f"folder that receives every output ({default})"
-    flags.DEFINE_string("workdir", default_workdir, told, **where)
-    told = "host:port of process 0; SLURM and JAX_COORDINATOR_ADDRESS are understood, too"
-    flags.DEFINE_string("coordinator_address", None, told, **where)
-    told = "number of processes; else JAX_NUM_PROCESSES"
-    flags.DEFINE_integer("num_processes", None, told, lower_bound=1, **where)
-    told = "index of this process; else JAX_PROCESS_ID"
-    flags.DEFINE_integer("process_id", None, told, lower_bound=0, **where)
-    told = (
+    address = "host:port of process 0; else JAX_COORDINATOR_ADDRESS, SLURM's"
+    silent = (
         f"seconds without a heartbeat after which a process ends the others ({processes.TIMEOUT})"
     )
-    flags.DEFINE_integer("process_timeout", processes.TIMEOUT, told, lower_bound=1, **where)
-    flags.DEFINE_boolean("help", False, "show this help", short_name="h", **where)
+    text("config", default_config, f"config file, or file.py:preset (default {default_config})")
+    text("workdir", default_workdir, f"folder that receives every output ({default})")
+    text("coordinator_address", None, address)
+    number("num_processes", None, "number of processes; else JAX_NUM_PROCESSES", lower_bound=1)
+    number("process_id", None, "index of this process; else JAX_PROCESS_ID", lower_bound=0)
+    number("process_timeout", processes.TIMEOUT, silent, lower_bound=1)
+    flags.DEFINE_boolean("help", False, "show this help", short_name="h", flag_values=own)
     own.set_gnu_getopt(True)
     try:
         rest = own(list(argv), known_only=True)
@@ -325,10 +316,9 @@ def enable_compilation_cache() -> pathlib.Path | None:
     ``CIRAG_JAX_CACHE`` names another folder or, as ``0``, switches the cache off; a
     ``JAX_COMPILATION_CACHE_DIR`` of the user's own is left alone.
     """
-    setting = os.environ.get("CIRAG_JAX_CACHE", "")
-    if setting == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    base = cache_folder("xla")
+    if base is None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
-    base = pathlib.Path(setting or pathlib.Path.home() / ".cache" / "cirag_jax" / "xla")
     # XLA warns loudly, and may crash, when code compiled for one CPU is loaded on another, as
     # happens with a home directory shared by a cluster: one folder for each kind of CPU.
     folder = base / _cpu_fingerprint()

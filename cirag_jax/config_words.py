@@ -12,6 +12,7 @@ import pathlib
 import re
 import textwrap
 import types
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -125,15 +126,31 @@ def _comment(lines: list[str], statement: ast.stmt) -> str:
 
 @functools.cache
 def _attributes(described: type) -> Mapping[str, str]:
-    """What the section ``Attributes`` of a class's docstring says, by name."""
-    found: dict[str, str] = {}
+    """What the section ``Attributes`` of a class's docstring says, by name.
+
+    Words that the annotation of an attribute allows follow, if the text does not have them all.
+    """
+    texts: dict[str, str] = {}
     names: list[str] = []
     _, _, section = (inspect.getdoc(described) or "").partition("Attributes:\n")
-    for line in section.splitlines():
+    for line in section.replace("`", "").splitlines():
         entry = re.match(r"  (\w+(?:, \w+)*): (.*)", line)
         if entry is None and not line.startswith("    "):
             break
         names = entry[1].split(", ") if entry else names
         for name in names:
-            found[name] = f"{found[name]} {line.strip()}" if entry is None else entry[2]
-    return {name: text.replace("`", "") for name, text in found.items()}
+            texts[name] = f"{texts[name]} {line.strip()}" if entry is None else entry[2]
+    for name, annotation in typing.get_type_hints(described).items():
+        words, text = list(_words(annotation)), texts.get(name, "")
+        if not set(words) <= set(re.findall(r"\w+", text)):
+            texts[name] = f"{text} ({' | '.join(words)})".strip()
+    return texts
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """Yields the words that an annotation allows, those of its parts included."""
+    for part in typing.get_args(annotation):
+        if typing.get_origin(annotation) is typing.Literal:
+            yield str(part)
+        else:
+            yield from _words(part)

@@ -57,7 +57,8 @@ def quick() -> Any:
 
 def paper() -> Any:
     """Qwen2.5-7B-Instruct on four GPUs: not yet run."""
-    config, like = base(), integrator.paper()
+    config = base()
+    like = integrator.paper()
     for name in (
         *("model", "lora", "optimizer", "packing", "batch_size", "rows_per_device"),
         *("num_dev", "eval_every"),

@@ -1,5 +1,6 @@
 import dataclasses
 import pathlib
+from typing import Literal
 
 import pytest
 from ml_collections import ConfigDict
@@ -92,6 +93,8 @@ class _Settings:
       steps: how many; ``0``:
         none.
       first, second: both.
+      order: of the ``steps``.
+      kinds: one, or two.
 
     Raises:
       further: no field.
@@ -101,6 +104,8 @@ class _Settings:
     first: bool = True
     second: bool = False
     further: str = ""
+    order: Literal["up", "down"] | None = None
+    kinds: tuple[Literal["one", "two"], ...] = ()
 
 
 def test_the_docstring_of_a_dataclass_describes_its_block():
@@ -108,9 +113,14 @@ def test_the_docstring_of_a_dataclass_describes_its_block():
     config.block = block = config_words.block_of(_Settings())
     block.first = False
     assert block.to_dict() == {**dataclasses.asdict(_Settings()), "first": False}
-    assert list(config_words.describe_fields(config, ()).values()) == [
-        "both.", "", "both.", "how many; 0: none.",
-    ]  # fmt: skip
+    assert config_words.describe_fields(config, ()) == {
+        "block.first": "both.",
+        "block.further": "",
+        "block.kinds": "one, or two.",
+        "block.order": "of the steps. (up | down)",
+        "block.second": "both.",
+        "block.steps": "how many; 0: none.",
+    }
 
 
 def test_most_fields_of_a_method_are_described():

@@ -105,11 +105,11 @@ def _extra() -> Any:
 class _Actor(Generic[T, R]):
     """Lives in a process of its own on a node of the cluster; Ray restarts one that dies."""
 
-    def __init__(self, folders: tuple[pathlib.Path, ...], make: Callable[[], Callable[[T], R]]):
+    def __init__(self, folders: tuple[pathlib.Path, ...], make: Callable[[], Callable[[Any], Any]]):
         self._folders, self._make = folders, make
-        self._work: Callable[[T], R] | None = None
+        self._work: Callable[[Any], Any] | None = None
 
-    def do(self, task: T) -> tuple[R, bool]:
+    def do(self, task: Any) -> tuple[Any, bool]:
         """Returns the result of a task, and whether it replaces a worker that died at the task.
 
         The first task opens the model, in the first folder, which is where the command runs. Were
@@ -146,12 +146,12 @@ def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
     }
 
 
-def _run_tasks(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+def _run_tasks(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple[T, Any]]:
     """Yields tasks and results in the order of the tasks; a task is begun once a worker is idle."""
     tasks, idle = iter(tasks), list(workers)
     begun: collections.deque[tuple[T, Any]] = collections.deque()  # tasks and calls, oldest first
     busy: dict[Any, tuple[T, Any]] = {}  # by call: its task and worker
-    results: dict[Any, R] = {}
+    results: dict[Any, Any] = {}
     while True:
         room = min(len(idle), _AHEAD * len(workers) - len(begun))
         for task in itertools.islice(tasks, room):
