@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-cluster pytest attack lint bench format env dev clean
+.PHONY: help quickstart test test-slow test-cluster pytest attack lint bench format env dev clean
 
 export PYTHON REQUIREMENTS
 # Where this is set, every process compiles every library again: seconds each, minutes of the tests.
@@ -19,11 +19,14 @@ quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, o
 	@$(python) launch/quickstart.py $(ARGS)
 
 # The types are checked beside the first tests, by one process.
-test: dev  ## environment, lint, types, every test that needs no cluster
+test: dev  ## environment, lint, types and the fast tests, in minutes
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 pytest: dev
 	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
+
+test-slow: dev  ## whole trainings, several processes, torch as an oracle, the built wheel
+	@$(python) -m pytest -m slow -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
 test-cluster: dev  ## a real Slurm (Debian, root) and a real Ray of this one machine, both installed by it
 	@$(python) -m tests.cluster $(ARGS)
