@@ -11,7 +11,7 @@ import pathlib
 import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 
@@ -102,7 +102,7 @@ def _extra() -> Any:
     return extra("ray", "config.engine=ray", "requirements-cluster.txt")
 
 
-class _Actor(Generic[T, R]):
+class _Actor:
     """Lives in a process of its own on a node of the cluster; Ray restarts one that dies."""
 
     def __init__(self, folders: tuple[pathlib.Path, ...], make: Callable[[], Callable[[Any], Any]]):

@@ -58,10 +58,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     if needs.rankers:
         config.rankers = ConfigDict()
     for ranker in needs.rankers:
-        shown: Any = retrievers.ranker()
-        if "normalization" in config[block]:  # Triples are ranked in the form they are shown in.
-            shown.normalization = config[block].get_ref("normalization")
-        config.rankers[ranker] = shown
+        config.rankers[ranker] = _ranker(config[block])
     if needs.triples:
         config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
         config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
@@ -76,6 +73,13 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     config.in_flight = 64  # Questions that advance together.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
+    return config
+
+
+def _ranker(method_block: Any) -> Any:
+    config = retrievers.ranker()
+    if "normalization" in method_block:  # Triples are ranked in the form they are shown in.
+        config.normalization = method_block.get_ref("normalization")
     return config
 
 
