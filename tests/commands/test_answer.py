@@ -213,7 +213,7 @@ def fails(capsys, argv) -> str:
         ("cirag.num_candidates=0", "num_candidates=0 must be at least 1"),
         (
             "cirag.granularities=('page',)",
-            "granularities=('page',) must be some of triple, sentence, passage",
+            "granularities=('page',) must be a list of triple, sentence, passage",
         ),
         (
             "cirag.prompt_format=xml",
