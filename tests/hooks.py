@@ -32,7 +32,7 @@ def watch_backends(log: str) -> None:
 
 def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> None:
     """A signal "before" or "after" the ``number``-th response or end that the journal writes."""
-    from cirag_jax.runtime.journal import Journal
+    from cirag_jax.runtime.store import Journal
 
     # A shell's background job, and what it starts, ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

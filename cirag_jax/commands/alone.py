@@ -12,9 +12,9 @@ from cirag_jax.commands import opening
 from cirag_jax.commands.answer import Plan
 from cirag_jax.commands.pool import Pool
 from cirag_jax.io import say
-from cirag_jax.runtime import codec, journal
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import Question
 
 _TRIES = 4  # Of one question, until nothing is compiled for it any more.
@@ -50,7 +50,7 @@ def ask_alone(
         config.in_flight, config.cache = 1, None
     jobs = {job.id: job for job in plan.jobs}
     with contextlib.ExitStack() as stack:
-        book = stack.enter_context(Journal(folder / journal.FILE, {**plan.settings, "alone": True}))
+        book = stack.enter_context(Journal(folder / JOURNAL, {**plan.settings, "alone": True}))
         # Half of a question says nothing: it is asked from its beginning.
         book.forget([record.id for record in book.records() if record.outcome is None])
         known = book.outcomes()

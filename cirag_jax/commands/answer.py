@@ -24,11 +24,10 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import workdir as workdir_lib
-from cirag_jax.runtime import journal, journal_reader
-from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.records import Record, read_passages, read_records
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.scheduler import Handler, Job
+from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
 
 PREDICTIONS = "predictions.jsonl"
@@ -143,7 +142,7 @@ def carry_out(
     result = _result(plan, rows, workdir, run)
     result["sees_gold"] = asked.needs.gold
     if config.question is not None:
-        _show(rows[0], journal_reader.read_passages(workdir / journal.FILE))
+        _show(rows[0], read_passages(workdir / JOURNAL))
         result["answer"] = rows[0].found.answer if rows[0].found else None
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
@@ -229,7 +228,7 @@ def _result(
     found = [prediction for *_, prediction in ended]
     answered = [Answered(question, prediction) for question, _, prediction in ended]
     config, corpus = plan.config, plan.task.needs.corpus
-    scoring = _scoring(config, lambda: journal_reader.read_passages(workdir / journal.FILE))
+    scoring = _scoring(config, lambda: read_passages(workdir / JOURNAL))
     measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
     usages = [record.usage for _, record, _ in ended]
     return {
@@ -293,7 +292,7 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
     paths = sorted(workdir.glob(f"{online.NAME}*.sqlite"))  # one for each process
     if not paths:
         return {}
-    records = [record for path in paths for record in journal_reader.read_records(path)]
+    records = [record for path in paths for record in read_records(path)]
     usage = sum((record.usage for record in records), start=Usage())
     extracted = [r.result(extraction.Outcome) for r in records if r.has_ended]
     told = {

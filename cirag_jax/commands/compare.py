@@ -17,7 +17,8 @@ from cirag_jax.commands.answer import Plan, carry_out, plan, warn_of_seen
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
-from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import JournalReader, check_settings
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Config
 
 # ``[NAME=]METHOD[:PRESET]``; METHOD may be the path of a config file, NAME is a folder's.
@@ -152,7 +153,7 @@ def _check(name: str, planned: Plan, folder: pathlib.Path) -> None:
         opening.check_task(planned.config, planned.task)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    journal_reader.check_settings(folder / journal.FILE, planned.settings)
+    check_settings(folder / JOURNAL, planned.settings)
 
 
 # -------------------------------------------------------------------------------------- the runs
@@ -190,7 +191,9 @@ def _repeat_all(
 ) -> bool:
     """Runs with further seeds, of methods that sample; whether all have ended."""
     for name, planned in plans.items():
-        if config.repeats > 1 and not journal_reader.read_sampled(workdir / name / journal.FILE):
+        with JournalReader(workdir / name / JOURNAL) as book:
+            is_sampled = book.is_sampled
+        if config.repeats > 1 and not is_sampled:
             say(f"{name} decodes greedily: its repeats would be equal, and it runs once")
             continue
         for number in range(2, config.repeats + 1):

@@ -22,9 +22,15 @@ from cirag_jax.evaluation.significance import interval, intervals, pairwise_scor
 from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
-from cirag_jax.runtime import journal, journal_reader
-from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.records import (
+    JournalReader,
+    Record,
+    read_passages,
+    read_records,
+    read_settings,
+)
 from cirag_jax.runtime.requests import Needs
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
 # Folders of a run's workdir: runs with other seeds, and a sample of questions one by one.
@@ -223,10 +229,10 @@ def read_runs(folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None =
 
 
 def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
-    file = folder / journal.FILE
+    file = folder / JOURNAL
     if not file.is_file():
-        raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {journal.FILE}.")
-    settings = journal_reader.read_settings(file)
+        raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {JOURNAL}.")
+    settings = read_settings(file)
     records = _records(file)
     if "method" not in settings or not records:
         raise UserError(f"{folder} holds no answers.")
@@ -245,7 +251,7 @@ def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
         f"method.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: value
         for name, value in settings.items()
     }
-    found = sorted(folder.glob(f"{REPEAT}*/{journal.FILE}"))
+    found = sorted(folder.glob(f"{REPEAT}*/{JOURNAL}"))
     wanted = None if count is None else {f"{REPEAT}{number}" for number in range(2, count + 1)}
     others = [_records(path) for path in found if wanted is None or path.parent.name in wanted]
     repeats = [
@@ -253,16 +259,16 @@ def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
         for other in others
         if other.keys() == records.keys() and all(r.has_ended for r in other.values())
     ]
-    _, seconds = journal_reader.read_totals(file)
-    together = (seconds - journal_reader.read_load_seconds(file)) / len(records)
-    alone = folder / ALONE / journal.FILE
+    with JournalReader(file) as book:
+        together = (book.seconds - book.load_seconds) / len(records)
+    alone = folder / ALONE / JOURNAL
     timed = _records(alone).values() if alone.is_file() else ()
     seconds_alone = [record.seconds for record in timed if record.outcome is not None]
     return Run(name, str(folder), settings, [records, *repeats], together, seconds_alone)
 
 
 def _records(file: pathlib.Path) -> dict[str, Record]:
-    return {record.id: record for record in journal_reader.read_records(file)}
+    return {record.id: record for record in read_records(file)}
 
 
 def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
@@ -285,9 +291,7 @@ def _scores(
     """Of every seed, sums over questions; a failed one has answered and found nothing."""
     found = []
     for records, file in zip(run.repeats, run.journals, strict=True):
-        own = dataclasses.replace(
-            scoring, passages=functools.partial(journal_reader.read_passages, file)
-        )
+        own = dataclasses.replace(scoring, passages=functools.partial(read_passages, file))
         answered = [answered_of(records[i]) for i in ids]
         found.append(metrics.measure(answered, own, names, corpus=run.needs.corpus))
     return found

@@ -22,10 +22,10 @@ from cirag_jax.methods.cirag.method import cirag, construct_and_integrate
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Extract, Needs, Program, Retrieve
 from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory, Triple
 
 _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}

@@ -45,9 +45,9 @@ from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.stopping import needed
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Extract, Program, Retrieve
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Config, Dataset, Prediction, Question
 from cirag_jax.validation import check_value
 

@@ -21,11 +21,10 @@ from cirag_jax.io import is_training_workdir, local_path, say, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.models.io.peft_format import CONFIG_FILE
 from cirag_jax.reports.tables import write_table
-from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.types import Config
 
 STUDENT, BASE = "student", "base"

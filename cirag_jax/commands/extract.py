@@ -35,11 +35,10 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
 from cirag_jax.models.io.fingerprint import check_same
-from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.records import Record, Totals, typed
+from cirag_jax.runtime.records import JournalReader, Record, Totals, typed
 from cirag_jax.runtime.scheduler import Job, Progress, Scheduler, progress_bar
+from cirag_jax.runtime.store import JOURNAL, Journal, journal_path
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
 from cirag_jax.types import Config, Passage
@@ -72,7 +71,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         return _estimate_only(config, workdir, settings)
     if count > 1 or on_cluster:
         task.refuse_budgets(config)
-    paths = [journal.share(workdir, number, count) for number in range(count)]
+    paths = [journal_path(workdir, number, count) for number in range(count)]
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 
     def work() -> None:
@@ -140,9 +139,9 @@ def _estimate_only(
         store = rate = None
         if (workdir / stores.FILE).exists():
             store = stack.enter_context(TripleStore.open(workdir))
-        if (workdir / journal.FILE).exists():
-            totals, seconds = journal_reader.read_totals(workdir / journal.FILE)
-            rate = totals.programs / seconds if seconds else None
+        if (workdir / JOURNAL).exists():
+            with JournalReader(workdir / JOURNAL) as book:
+                rate = _rate(book)
         corpus = stack.enter_context(CorpusScan(config.data.dir))
         identity = _identity(config, settings)
         plan = _Plan(config, identity, corpus, store, _selected(config), (0, 1))
@@ -156,7 +155,7 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
         raise UserError("config.import_openie runs in one process.")
     path = pathlib.Path(config.import_openie).expanduser()
     with (
-        Journal(journal.share(workdir, 0, 1), {"import": str(path)}) as book,
+        Journal(journal_path(workdir, 0, 1), {"import": str(path)}) as book,
         TripleStore.create(workdir / stores.FILE) as store,
         CorpusScan(config.data.dir) as corpus,
     ):
@@ -179,8 +178,10 @@ def _result(
     for part in parts:
         with TripleStore.open(part) as store:
             runs.update(store.noted())
-    found = [journal_reader.read_totals(path) for path in paths]
-    totals = sum((totals for totals, _ in found), Totals())
+    totals, seconds = Totals(), 0.0
+    for path in paths:
+        with JournalReader(path) as book:
+            totals, seconds = totals + book.totals(), max(seconds, book.seconds)
     usage = sum(totals.usage.values(), Usage())
     with TripleStore.open(workdir) as store:
         counts, failures = store.counts(), store.failures()
@@ -195,7 +196,7 @@ def _result(
             **{name: runs[name] for name in ("reused", "extracted", "deleted", "left")},
             "calls": totals.calls,
             **usage.tokens,
-            "seconds": max(seconds for _, seconds in found),
+            "seconds": seconds,
             "complete": not runs["left"],
             "store": str(store.path),
         }
@@ -315,6 +316,11 @@ class _Worker:
         return Journal(file, self._identity, replace=self._config.replace)
 
 
+def _rate(book: JournalReader) -> float | None:
+    """Passages a second over all runs on a journal."""
+    return book.totals().programs / book.seconds if book.seconds else None
+
+
 def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
     def job(passage: Passage) -> Job:
         name = extraction.program_of(passage)
@@ -349,10 +355,10 @@ class _Run:
             self._plan.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
-        self._end_drop()
-        totals, seconds = self._book.totals(), self._book.add_seconds(0.0)
-        rate = totals.programs / seconds if seconds else None
-        wanted = estimate(self._plan.wanted(), self._config, self._settings, rate)["passages"]
+        totals = self._book.totals()
+        wanted = estimate(self._plan.wanted(), self._config, self._settings, _rate(self._book))[
+            "passages"
+        ]
         gone = [name for name in self._store.passage_ids() if name not in self._plan.corpus]
         if gone:
             self._store.commit((), {}, gone)
@@ -441,14 +447,15 @@ class _Run:
         for shard, is_whole in done:
             if not is_whole:
                 return
-            found = {record.id: record for record in journal_reader.read_records(shard.file)}
+            with JournalReader(shard.file) as book:
+                found = {record.id: record for record in book.records()}
+                totals = book.totals()
             records = {name: found[name] for name in map(extraction.program_of, shard.passages)}
-            totals, _ = journal_reader.read_totals(shard.file)
             self._before = _sum(self._before, self._progress(records, totals))
             self._check(self._before.failed)
             show(self._before)
             yield shard.passages, records
-            self._drop(shard.file, totals)
+            self._drop(shard.file)
 
     def _progress(self, records: Mapping[str, Record], totals: Totals) -> Progress:
         """Of a shard; counts its outcomes, too."""
@@ -468,19 +475,15 @@ class _Run:
     def _drop_shards(self) -> None:
         """Removes what workers left of blocks that are cut otherwise now; its calls count."""
         for file in sorted(self._shards.glob("*.sqlite")):
-            self._drop(file, journal_reader.read_totals(file)[0])
+            self._drop(file)
         shutil.rmtree(self._shards, ignore_errors=True)
 
-    def _drop(self, file: pathlib.Path, totals: Totals) -> None:
-        """Removes a shard's journal; its calls count, once: see `_end_drop`."""
-        self._book.add(totals, file.name)
+    def _drop(self, file: pathlib.Path) -> None:
+        """Removes a shard's journal; its calls count, once, whenever a kill comes."""
+        with JournalReader(file) as book:
+            name, totals = book.id, book.totals()
+        self._book.count(name, totals)
         file.unlink()
-
-    def _end_drop(self) -> None:
-        """Removes what `_drop` has counted, but was killed before it removed it."""
-        if name := self._book.added():
-            (self._shards / name).unlink(missing_ok=True)
-            self._book.forget_added()
 
     def _encode(self, found: Extraction) -> dict[str, Any]:
         self._count(found)

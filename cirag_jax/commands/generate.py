@@ -17,11 +17,12 @@ from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Generate, Generated, Token, Usage
 from cirag_jax.models.io.fingerprint import of_packages
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.store import JOURNAL, Journal
 
 RESPONSES = "responses.jsonl"
 _OLD_JOURNAL = "journal.jsonl"
@@ -44,7 +45,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
     )
     is_local = config.backend != "openai"
     programs = {name: _program(name, request, is_local) for name, request in requests.items()}
-    with Journal(workdir / journal.FILE, backends.fingerprint(config)) as book:
+    with Journal(workdir / JOURNAL, backends.fingerprint(config)) as book:
         known = book.outcomes()
         pending = {name: r for name, r in requests.items() if programs[name] not in known}
         run = _Run(0.0, 0.0, 0, False, backends.model_name(config))

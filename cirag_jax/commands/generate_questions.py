@@ -34,13 +34,12 @@ from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.encoders import kept_on_disk, open_encoder_for
-from cirag_jax.runtime import codec, journal, journal_reader
-from cirag_jax.runtime.cache import ResponseCache
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.records import Record, damaged
+from cirag_jax.runtime.records import Record, check_settings, damaged
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
+from cirag_jax.runtime.store import JOURNAL, Journal, ResponseCache
 from cirag_jax.types import Config, Count, Triple
 
 
@@ -112,7 +111,7 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.estimate_only:
         return _estimate_only(config, settings, found, workdir)
     with contextlib.ExitStack() as stack:
-        book = stack.enter_context(Journal(workdir / journal.FILE, _bound(config, settings)))
+        book = stack.enter_context(Journal(workdir / JOURNAL, _bound(config, settings)))
         run = _Run(config, settings, book, stack, until)
         result: dict[str, Any] = {"documents": len(found), "dropped_documents": dropped}
         try:
@@ -139,7 +138,7 @@ def _estimate_only(
     """Runs the steps that have nothing to ask, in a copy of the journal, up to one that has."""
     told: dict[str, Any] = {"step": None, "requests": 0, "prompt_tokens": 0}
     with contextlib.ExitStack() as stack:
-        book = stack.enter_context(_copy(workdir / journal.FILE, _bound(config, settings)))
+        book = stack.enter_context(_copy(workdir / JOURNAL, _bound(config, settings)))
         try:
             _generate(_Run(config, settings, book, stack, None), found, workdir, {})
             say("nothing is left to ask")
@@ -152,8 +151,8 @@ def _estimate_only(
 @contextlib.contextmanager
 def _copy(file: pathlib.Path, bound: Mapping[str, Any]) -> Iterator[Journal]:
     """A journal that has what ``file`` has, if that is there, and is gone afterwards."""
-    journal_reader.check_settings(file, bound)
-    with sqlite.copied(file, "-wal") as copy, Journal(copy, bound, copy_of=file) as book:
+    check_settings(file, bound)
+    with sqlite.copied(file) as copy, Journal(copy, bound, copy_of=file) as book:
         yield book
 
 

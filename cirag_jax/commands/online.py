@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from cirag_jax.methods.common import extraction
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.records import typed
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.scheduler import Call, Done, Job, Scheduler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Passage, Triple
 
 NAME = "extractions"  # of a journal beside the run's, named as that one is

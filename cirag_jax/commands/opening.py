@@ -28,7 +28,6 @@ from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     AnchorHandler,
     DemonstrateHandler,
@@ -40,7 +39,6 @@ from cirag_jax.runtime.handlers import (
     RetrieveHandler,
     TripleSource,
 )
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import (
     Anchor,
     Demonstrate,
@@ -51,6 +49,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
 )
 from cirag_jax.runtime.scheduler import Handler
+from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore

@@ -13,8 +13,8 @@ from cirag_jax.io import read_object, say
 from cirag_jax.reports import difficulty as difficulty_report
 from cirag_jax.reports import results, trace
 from cirag_jax.reports.pages import Section
-from cirag_jax.runtime import journal, journal_reader
-from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.records import JournalReader, Record
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Config
 
 CONFIG, RESULT = "config.json", "result.json"
@@ -75,9 +75,9 @@ def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
     One that it has not begun is among them.
     """
     path = pathlib.Path(folder or "").expanduser()
-    if folder is None or path.is_file() or (path / journal.FILE).exists():
+    if folder is None or path.is_file() or (path / JOURNAL).exists():
         return []
-    found = [file.parent.name for file in sorted(path.glob(f"*/{journal.FILE}"))]
+    found = [file.parent.name for file in sorted(path.glob(f"*/{JOURNAL}"))]
     config = read_object(path / CONFIG, optional=True) if found else {}
     methods = config.get("methods")
     told = compare.read_entries(methods, None) if isinstance(methods, str | list) else ()
@@ -114,8 +114,11 @@ def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
 def _question_counts(folder: pathlib.Path) -> tuple[int, int | None]:
     """Questions that a run has begun, and that have ended; None: it is at work."""
     try:
-        file = folder / journal.FILE
-        return journal_reader.read_counts(file) if file.is_file() else (0, 0)
+        file = folder / JOURNAL
+        if not file.is_file():
+            return 0, 0
+        with JournalReader(file) as book:
+            return book.counts()
     except InUse:
         return 0, None
 

@@ -14,9 +14,9 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.scheduler import Scheduler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Passage, Prediction, Question, Step
 
 

@@ -21,11 +21,11 @@ from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
-from cirag_jax.runtime import codec, journal, journal_reader
-from cirag_jax.runtime.journal import Journal
-from cirag_jax.runtime.records import Record
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.records import JournalReader, Record, read_records
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
+from cirag_jax.runtime.store import JOURNAL, Journal, journal_path, merge_journals
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 _CONFIGS = config_files.CONFIGS / "methods"
@@ -204,7 +204,7 @@ def run(
 
     def work() -> tuple[bool, float]:
         own, ended = _share(jobs, index, count), (True, 0.0)
-        with Journal(journal.share(workdir, index, count), settings) as book:
+        with Journal(journal_path(workdir, index, count), settings) as book:
             known, clock = book.outcomes(), _Clock(book, started)
             if any(job.id not in known for job in own):
                 ended = _run(config, open_handlers, own, book, clock, until)
@@ -215,10 +215,11 @@ def run(
     if index:
         return None
     if count > 1:
-        parts = [journal.share(workdir, number, count) for number in range(count)]
-        journal.merge(parts, workdir / journal.FILE)
-    wanted, records = {job.id for job in jobs}, journal_reader.read_records(workdir / journal.FILE)
-    _, seconds = journal_reader.read_totals(workdir / journal.FILE)
+        parts = [journal_path(workdir, number, count) for number in range(count)]
+        merge_journals(parts, workdir / JOURNAL)
+    wanted, records = {job.id for job in jobs}, read_records(workdir / JOURNAL)
+    with JournalReader(workdir / JOURNAL) as book:
+        seconds = book.seconds
     known = {record.id: record for record in records if record.id in wanted}
     complete = complete and all(job.id in known and known[job.id].has_ended for job in jobs)
     return Run(known, complete, load_seconds, seconds)

@@ -21,8 +21,8 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
 from cirag_jax.io import replacing
 from cirag_jax.reports import pages
-from cirag_jax.runtime import journal, journal_reader
-from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.records import Record, read_passages, read_records, read_settings
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Config, Passage, Prediction, Sentence, Step, Triple, Unit
 
 PAGE = "trace.html"
@@ -60,13 +60,13 @@ def write_trace(
     ``profile`` says what is right.
     """
     path = pathlib.Path(run).expanduser()
-    path = path / journal.FILE if path.is_dir() else path
-    records = journal_reader.read_records(path)
+    path = path / JOURNAL if path.is_dir() else path
+    records = read_records(path)
     for record in records:
         if not isinstance(record.input, Mapping) or "question" not in record.input:
             raise UserError(f"{path} is not the journal of a run that answers questions.")
-    passages = journal_reader.read_passages(path)
-    method = journal_reader.read_settings(path).get("method")
+    passages = read_passages(path)
+    method = read_settings(path).get("method")
     title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
     try:
         with replacing(page) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:

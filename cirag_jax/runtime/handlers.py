@@ -14,7 +14,6 @@ from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import (
     Anchor,
     Anchored,
@@ -35,6 +34,7 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.runtime.scheduler import Call, Done, More
+from cirag_jax.runtime.store import ResponseCache
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 

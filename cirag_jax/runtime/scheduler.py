@@ -19,8 +19,7 @@ import tqdm
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line, visible
-from cirag_jax.runtime.journal import Journal, Key
-from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.records import Key, Record
 from cirag_jax.runtime.requests import (
     Generate,
     Program,
@@ -29,6 +28,7 @@ from cirag_jax.runtime.requests import (
     Response,
     addressee,
 )
+from cirag_jax.runtime.store import Journal
 
 log = logging.getLogger(__name__)
 

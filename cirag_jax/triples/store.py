@@ -5,13 +5,10 @@ sentence it comes from. docs/triples.md describes the file and what it costs.
 """
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
-import os
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -20,21 +17,12 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
-from cirag_jax.io import Closing, replacing
+from cirag_jax.sqlite import Database
 from cirag_jax.types import Passage, Triple
 
 FILE = "triples.sqlite"  # within a workdir of launch/extract.py
-FORMAT = 2
-
 Status = Literal["ok", "empty", "failed"]
 
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE extractors (id TEXT PRIMARY KEY, identity TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE passages (
-  id TEXT PRIMARY KEY, hash BLOB NOT NULL, extractor TEXT NOT NULL, cause TEXT, parse_errors TEXT,
-  num_triples INTEGER, triples TEXT);
-"""
 _COLUMNS = "id, hash, extractor, cause, parse_errors, num_triples, triples"
 _ASKED = 500  # passages of one SQL statement
 _decoder = msgspec.json.Decoder(list[tuple[str, str, str, int | None]])
@@ -65,7 +53,7 @@ class Record:
             raise ValueError(f"{self.id}: a triple belongs to another passage")
 
 
-class Entry(NamedTuple):
+class PassageEntry(NamedTuple):
     """What the store says of a passage, beside its triples; ``extractor``: who made them."""
 
     hash: bytes
@@ -80,14 +68,25 @@ def content_hash(passage: Passage) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
-class TripleStore(Closing):
+class TripleStore(Database):
     """An open store; a context manager. One process writes it at a time, others may read."""
 
-    def __init__(self, path: Path, db: sqlite3.Connection, opened: contextlib.ExitStack):
+    _SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE extractors (id TEXT PRIMARY KEY, identity TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE passages (
+  id TEXT PRIMARY KEY, hash BLOB NOT NULL, extractor TEXT NOT NULL, cause TEXT, parse_errors TEXT,
+  num_triples INTEGER, triples TEXT);
+"""
+    _FORMAT = 2
+    _OTHER_FORMAT = (
+        "{path} is a triple store of another version; extract its corpus again with "
+        "launch/extract.py and another --workdir."
+    )
+
+    def __init__(self, path: Path, access: sqlite.Access, named: Path | None = None):
         """Use `open` or `create`."""
-        self.path = path
-        self._db = db
-        self._opened = opened
+        super().__init__(path, access, named)
         self._extractors: dict[str, Mapping[str, Any]] = {}
 
     @classmethod
@@ -98,24 +97,17 @@ class TripleStore(Closing):
         refuse_earlier(folder)
         if not path.is_file():
             raise UserError(f"{folder} holds no triple store ({FILE}); launch/extract.py makes it.")
-        with contextlib.ExitStack() as stack, sqlite.named_errors(path):
-            db = stack.enter_context(_opened_for_reading(path))
-            _check_format(db, path)
-            db.execute("PRAGMA query_only = ON")
-            return cls(path, db, stack.pop_all())
+        return cls(path, sqlite.READ)
 
     @classmethod
-    def create(cls, path: str | Path) -> Self:
-        """Opens the store ``path`` for writing; creates it where there is none."""
+    def create(cls, path: str | Path, named: Path | None = None) -> Self:
+        """Opens the store ``path`` for writing; creates it where there is none.
+
+        Error messages say ``named`` instead, where the file is to be renamed.
+        """
         path = Path(path)
         refuse_earlier(path.parent)
-        with contextlib.ExitStack() as stack, sqlite.named_errors(path):
-            db = stack.enter_context(_created(path))
-            return cls(path, db, stack.pop_all())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._opened.close()
+        return cls(path, sqlite.WRITE, named)
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -127,12 +119,12 @@ class TripleStore(Closing):
         """Every passage that was extracted, in the order of the ids."""
         return (row[0] for row in self._rows("SELECT id FROM passages ORDER BY id"))
 
-    def entry(self, passage_id: str) -> Entry | None:
+    def entry(self, passage_id: str) -> PassageEntry | None:
         """What there is of a passage; None: it was never extracted."""
         query = "SELECT hash, extractor, num_triples, cause FROM passages WHERE id = ?"
         for digest, extractor, count, cause in self._rows(query, (passage_id,)):
             status: Status = "failed" if count is None else "ok" if count else "empty"
-            return Entry(digest, self._extractor(extractor), status, cause)
+            return PassageEntry(digest, self._extractor(extractor), status, cause)
         return None
 
     def triples(self, passage_ids: Iterable[str]) -> dict[str, tuple[Triple, ...] | None]:
@@ -205,8 +197,8 @@ class TripleStore(Closing):
 
     def noted(self) -> dict[str, int]:
         """What the last run counted."""
-        row = next(self._rows("SELECT value FROM meta WHERE key = 'run'"), ("{}",))
-        return self._decoded(row[0], dict[str, int])
+        text = self._meta("run")
+        return {} if text is None else self._decoded(text, dict[str, int])
 
     def _extractor(self, number: str) -> Mapping[str, Any]:
         if number not in self._extractors:
@@ -216,12 +208,8 @@ class TripleStore(Closing):
         return self._extractors[number]
 
     def _decoded(self, text: Any, kind: Any) -> Any:
-        with sqlite.reading(self.path):
+        with self._reading():
             return msgspec.json.decode(text, type=kind)
-
-    def _rows(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        with sqlite.named_errors(self.path):
-            yield from self._db.execute(statement, values)
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -238,20 +226,18 @@ class TripleStore(Closing):
         """
         identity = json.dumps(extractor, sort_keys=True, ensure_ascii=False)
         number = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        with sqlite.named_errors(self.path), sqlite.transaction(self._db):
+        with self._transaction():
             self._db.execute("INSERT OR IGNORE INTO extractors VALUES (?, ?)", (number, identity))
             self._db.executemany(
                 f"INSERT OR REPLACE INTO passages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (_row(record, number) for record in records),
+                (_columns(record, number) for record in records),
             )
             rows = ((passage_id,) for passage_id in deleted)
             self._db.executemany("DELETE FROM passages WHERE id = ?", rows)
 
     def note(self, run: Mapping[str, int]) -> None:
         """Keeps what the last run counted; see `noted`."""
-        with sqlite.named_errors(self.path):
-            row = ("run", json.dumps(run))
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+        self._set_meta("run", json.dumps(run))
 
 
 def merge(parts: Sequence[Path], target: Path) -> None:
@@ -259,16 +245,11 @@ def merge(parts: Sequence[Path], target: Path) -> None:
 
     The stores are closed, and no passage is in two of them.
     """
-    with (
-        sqlite.named_errors(target),
-        replacing(target) as aside,
-        _created(aside) as db,
-    ):
-        for part in parts:
-            db.execute("ATTACH ? AS part", (str(part),))
-            db.execute("INSERT OR IGNORE INTO extractors SELECT * FROM part.extractors")
-            db.execute(f"INSERT INTO passages SELECT {_COLUMNS} FROM part.passages")
-            db.execute("DETACH part")
+    statements = (
+        "INSERT OR IGNORE INTO extractors SELECT * FROM part.extractors",
+        f"INSERT INTO passages SELECT {_COLUMNS} FROM part.passages",
+    )
+    sqlite.merge(parts, target, lambda path: TripleStore.create(path, target).close(), statements)
 
 
 def refuse_earlier(workdir: Path) -> None:
@@ -284,42 +265,7 @@ def refuse_earlier(workdir: Path) -> None:
 # ------------------------------------------------------------------------------------------ details
 
 
-@contextlib.contextmanager
-def _created(path: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite.connect(path)) as db:
-        with sqlite.transaction(db):
-            sqlite.create(db, _SCHEMA, [("format", str(FORMAT))])
-        _check_format(db, path)
-        yield db
-
-
-@contextlib.contextmanager
-def _opened_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file; where a killed writer left it half-done, and that cannot be undone there for want
-    of the right to write, a copy in which it is.
-    """
-    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    with contextlib.closing(sqlite.connect(path, "rw" if may_write else "ro")) as db:
-        if not sqlite.needs_undoing(db):
-            yield db
-            return
-    with (
-        sqlite.copied(path, "-journal") as copy,
-        contextlib.closing(sqlite.connect(copy, "rw")) as db,
-    ):
-        yield db
-
-
-def _check_format(db: sqlite3.Connection, path: Path) -> None:
-    row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    if row != (str(FORMAT),):
-        raise UserError(
-            f"{path} is a triple store of another version; extract its corpus again with "
-            "launch/extract.py and another --workdir."
-        )
-
-
-def _row(record: Record, extractor: str) -> tuple[Any, ...]:
+def _columns(record: Record, extractor: str) -> tuple[Any, ...]:
     count = text = None
     if record.triples is not None:
         rows = [[t.head, t.relation, t.tail, t.sentence] for t in record.triples]

@@ -271,9 +271,9 @@ def compare(method: str, questions: int, serial: int, folder: pathlib.Path) -> l
 def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
     """Milliseconds that scheduler and journal take a request."""
     from cirag_jax.llm.types import Message
-    from cirag_jax.runtime.journal import Journal
     from cirag_jax.runtime.requests import Generate, Generated
     from cirag_jax.runtime.scheduler import Job, Scheduler
+    from cirag_jax.runtime.store import Journal
 
     class Instant:
         is_slow = True

@@ -30,7 +30,8 @@ from typing import Any
 
 from cirag_jax.methods.common import extraction
 from cirag_jax.models.io import workdir as workdirs
-from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import JournalReader, read_records
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.triples.store import TripleStore
 from tests import answering, tiny
 from tests.command_server import CommandServer, Done
@@ -171,14 +172,15 @@ def _trained(folder: pathlib.Path) -> Any:
 
 def _distilled(folder: pathlib.Path) -> Any:
     """The trajectories, and what became of every question: a random model's are not written."""
-    records = journal_reader.read_records(folder / journal.FILE)
+    records = read_records(folder / JOURNAL)
     ends = [(record.id, record.outcome, record.error, record.usage.tokens) for record in records]
     return (folder / "trajectories.jsonl").read_bytes(), ends
 
 
 def _stored(folder: pathlib.Path) -> Any:
     with TripleStore.open(folder) as store:
-        totals, _ = journal_reader.read_totals(folder / journal.FILE)
+        with JournalReader(folder / JOURNAL) as book:
+            totals = book.totals()
         ids = list(store.passage_ids())
         usage = {role: used.tokens for role, used in totals.usage.items()}
         return store.digest(ids), store.counts(), store.failures(), totals.calls, usage
@@ -188,8 +190,8 @@ def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
     """Places of the responses that are kept, and programs whose results are."""
     places: set[Place] = set()
     programs: set[str] = set()
-    if (folder / journal.FILE).is_file():
-        with sqlite3.connect(folder / journal.FILE) as db:
+    if (folder / JOURNAL).is_file():
+        with sqlite3.connect(folder / JOURNAL) as db:
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'responses'").fetchone():
                 query = "SELECT program, ordinal, part FROM responses"
                 places = set(db.execute(f"{query} WHERE json_extract(response, '$.error') IS NULL"))

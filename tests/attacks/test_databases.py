@@ -9,10 +9,17 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Generated, Message, Token, Usage
 from cirag_jax.reports import trace
-from cirag_jax.runtime import codec, journal_reader
-from cirag_jax.runtime.cache import ResponseCache
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.records import (
+    JournalReader,
+    Key,
+    check_settings,
+    read_passages,
+    read_records,
+    read_settings,
+)
 from cirag_jax.runtime.requests import Retrieve, Retrieved
+from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash
 from cirag_jax.types import Triple
 from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, st
@@ -52,18 +59,28 @@ def folder(tmp_path_factory):
     return root
 
 
+def _value(path: pathlib.Path, name: str):
+    with JournalReader(path) as book:
+        return getattr(book, name)
+
+
+def _totals(path: pathlib.Path):
+    with JournalReader(path) as book:
+        return book.totals(), book.seconds
+
+
 def _use_journal(path: pathlib.Path) -> None:
     """Everything that reads a journal, and a run that goes on with it."""
     for read in (
-        journal_reader.read_records,
-        journal_reader.read_passages,
-        journal_reader.read_settings,
-        journal_reader.read_totals,
-        journal_reader.read_load_seconds,
-        journal_reader.read_sampled,
+        read_records,
+        read_passages,
+        read_settings,
+        _totals,
+        lambda path: _value(path, "load_seconds"),
+        lambda path: _value(path, "is_sampled"),
     ):
         held(lambda read=read: read(path))
-    held(lambda: journal_reader.check_settings(path, SETTINGS))
+    held(lambda: check_settings(path, SETTINGS))
     page = path.with_name("trace.html")
     held(lambda: trace.write_trace(path, page))
     assert [p for p in path.parent.iterdir() if p.name.endswith((".part", ".old"))] == []
@@ -207,10 +224,10 @@ def test_a_value_of_another_shape_is_named(folder, statement, values):
     db.commit()
     db.close()
     reads = (
-        journal_reader.read_records,
-        journal_reader.read_settings,
-        journal_reader.read_totals,
-        journal_reader.read_passages,
+        read_records,
+        read_settings,
+        _totals,
+        read_passages,
     )
     results = [held(lambda read=read: read(path)) for read in reads]
     assert None in results  # somebody noticed

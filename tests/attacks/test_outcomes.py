@@ -26,7 +26,8 @@ from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag.prompts import render_decision
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import read_records
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Dataset, Passage, Question, Step, Trajectory, Triple
 from tests import tiny
@@ -134,16 +135,16 @@ def _decisions(root):
 
 
 def _verdicts(root):
-    made_up.write_journal(root / journal.FILE, [(made_up.QUESTION, made_up.PREDICTION)])
+    made_up.write_journal(root / JOURNAL, [(made_up.QUESTION, made_up.PREDICTION)])
     return _once(judge.evaluate, "judge", root, runs=str(root), **_FEW)
 
 
 _FEW = {"bootstrap_samples": 2}
 # What runs, its journal, and the model that made that.
 COMMANDS = {
-    "questions": (_questions, generate_questions, journal.FILE, Model),
-    "extract": (_triples, extract_corpus, journal.FILE, Reader),
-    "answer": (_answers, answer, journal.FILE, Reader),
+    "questions": (_questions, generate_questions, JOURNAL, Model),
+    "extract": (_triples, extract_corpus, JOURNAL, Reader),
+    "answer": (_answers, answer, JOURNAL, Reader),
     "reader": (_readings, evaluate_reader.evaluate, "base.sqlite", Reader),
     "extractor": (_extractions, evaluate_extraction.evaluate, "base.sqlite", Reader),
     "integrator": (_decisions, evaluate_integrator.evaluate, "base.sqlite", Reader),
@@ -254,7 +255,7 @@ def _traced(file):
 
 
 def _compared(file):
-    return [comparison.answered_of(record) for record in journal_reader.read_records(file)]
+    return [comparison.answered_of(record) for record in read_records(file)]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def _compared(file):
 )
 def test_a_damaged_row_of_a_run_that_is_read_again_is_named(tmp_path, read, column, what):
     pairs = made_up.many(2)
-    file = made_up.write_journal(tmp_path / journal.FILE, pairs)
+    file = made_up.write_journal(tmp_path / JOURNAL, pairs)
     read(file)
     name = pairs[1][0].id
     with contextlib.closing(sqlite3.connect(file)) as db:

@@ -23,8 +23,9 @@ from cirag_jax.evaluation.difficulty import AGGREGATES, NUM_BINS, WHOSE
 from cirag_jax.grade import documents as articles
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.reports import difficulty, figures
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.training import metrics
 from cirag_jax.types import Step, Trajectory
 from tests import tiny
@@ -120,7 +121,7 @@ def folder(tmp_path_factory):
         if not (root / name).exists():
             (root / name).write_text(json.dumps(record) + "\n")
     (root / "direct").mkdir()
-    (root / "direct" / journal.FILE).touch()
+    (root / "direct" / JOURNAL).touch()
     return root
 
 

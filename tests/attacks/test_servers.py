@@ -13,8 +13,9 @@ from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Generated, Message, Usage
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.scheduler import Job, Scheduler
+from cirag_jax.runtime.store import Journal
 from tests.attacks.hostile import CHANGES, DAMAGES, DEEP, TEXTS, attack, damaged, garbled, held, st
 from tests.llm.faulty_server import completion, faulty_server
 

@@ -16,7 +16,7 @@ import traceback
 import openai  # noqa: F401  (once, here, and not in every child)
 
 from cirag_jax.commands import extract
-from cirag_jax.runtime import journal
+from cirag_jax.runtime.store import Journal
 from cirag_jax.triples import store
 from configs import extract as extract_config
 
@@ -75,11 +75,11 @@ def _run(url, corpus, out, name, pipe, kill) -> None:
         event()
 
     for owner, method, *after in (
-        (journal.Journal, "record", recorded),
-        (journal.Journal, "open_program"),
-        (journal.Journal, "close_program"),
-        (journal.Journal, "forget"),
-        (store, "_row"),
+        (Journal, "record", recorded),
+        (Journal, "open_program"),
+        (Journal, "close_program"),
+        (Journal, "forget"),
+        (store, "_columns"),
         (store.TripleStore, "commit"),
     ):
         setattr(owner, method, announced(getattr(owner, method), *after))

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cirag_jax.runtime.journal_reader import read_settings
+from cirag_jax.runtime.records import read_settings
 from tests import tiny_decoder
 from tests.answering import VOLATILE, arguments, execute, journalled, lines, tiny_folders
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.runtime.journal_reader import read_records
+from cirag_jax.runtime.records import read_records
 from tests import tiny
 from tests.answering import VOLATILE, lines
 from tests.commands import model_server

@@ -22,7 +22,7 @@ from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.retrieval.encoders import FlaxEncoder
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.store import Journal
 from cirag_jax.triples.store import FILE
 from tests import tiny
 from tests.commands.fake_ray import Death, FakeRay, OutOfMemoryError
@@ -147,16 +147,16 @@ def test_a_command_that_was_killed_asks_for_the_missing_shards_only(server, tmp_
     assert result["failures"] == wanted["failures"] and wanted["failed"] == 4
 
 
-def killed_in_add(patch, cut):
+def killed_in_count(patch, cut):
     """The command is killed once the ``cut``-th shard of all is counted, and not yet removed."""
-    add, counter = Journal.add, itertools.count(1)
+    count, counter = Journal.count, itertools.count(1)
 
-    def added(*given):
-        add(*given)
+    def counted_then_killed(*given):
+        count(*given)
         if next(counter) == cut:
             raise KeyboardInterrupt
 
-    patch.setattr(Journal, "add", added)
+    patch.setattr(Journal, "count", counted_then_killed)
 
 
 def counted(result, server):
@@ -170,7 +170,7 @@ def test_a_shard_that_a_kill_leaves_counts_once(server, tmp_path, ray, monkeypat
     folder = corpus(tmp_path / "c", TEXTS)
     ray()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        killed_in_add(patch, cut)
+        killed_in_count(patch, cut)
         extract(server, folder, tmp_path / "w")
     assert (tmp_path / "w" / "shards" / f"{cut - 1:08d}.sqlite").exists()
     ray()
@@ -201,7 +201,7 @@ def test_shards_of_other_blocks_count_once(server, tmp_path, ray, monkeypatch):
         extract(server, folder, tmp_path / "w")
     ray()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        killed_in_add(patch, 2)  # the first is the only shard that is left
+        killed_in_count(patch, 2)  # the first is the only shard that is left
         extract(server, folder, tmp_path / "w", "--config.block=12")
     assert list(shards.glob("*.sqlite"))
     ray()

@@ -15,8 +15,9 @@ from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal, journal_reader
+from cirag_jax.runtime.records import read_records
 from cirag_jax.runtime.requests import Generate, Needs
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Prediction
 from configs import compare as compare_config
 from configs import report as report_config
@@ -160,10 +161,7 @@ def test_questions_alone(whole, folders):
     """The same two of every method, in a journal of their own; their time is shown."""
     workdir, result = whole
     asked = [
-        {
-            record.id
-            for record in journal_reader.read_records(workdir / name / "alone" / journal.FILE)
-        }
+        {record.id for record in read_records(workdir / name / "alone" / JOURNAL)}
         for name in result["systems"]
     ]
     assert len(asked[0]) == 2 and asked[0] == asked[1] == asked[2] < {"q0", "q1", "q2"}
@@ -178,7 +176,7 @@ def test_questions_alone(whole, folders):
 def test_half_of_a_question_is_no_time(whole, folders, tmp_path):
     """What was asked alone when the command was killed is asked again from its beginning."""
     workdir = shutil.copytree(whole[0], tmp_path / "w")
-    file = workdir / "narrow" / "alone" / journal.FILE
+    file = workdir / "narrow" / "alone" / JOURNAL
     with sqlite3.connect(file) as db:
         db.execute("UPDATE programs SET outcome = NULL, seconds = 1000")
     db.close()

@@ -8,7 +8,7 @@ import pytest
 
 from cirag_jax.commands import comparison as command
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.journal import FILE
+from cirag_jax.runtime.store import JOURNAL
 from configs import comparison
 from tests.reports import made_up
 from tests.reports.made_up import PREDICTION, many, write_journal
@@ -16,7 +16,7 @@ from tests.reports.made_up import PREDICTION, many, write_journal
 
 def workdir(root, name, pairs, **kwargs):
     (root / name).mkdir()
-    write_journal(root / name / FILE, pairs, **kwargs)
+    write_journal(root / name / JOURNAL, pairs, **kwargs)
     return str(root / name)
 
 
@@ -253,9 +253,9 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
         compare(tmp_path, f"x={first}", f"x={second}")
     with pytest.raises(UserError, match="config.runs names .*/a twice"):
         compare(tmp_path, f"x={first}", f"y={second}", f"z={tmp_path / 'b' / '..' / 'a'}")
-    read = command.journal_reader.read_settings
+    read = command.read_settings
     monkeypatch.setattr(
-        command.journal_reader, "read_settings", lambda file: {**read(file), "passages": str(file)}
+        command, "read_settings", lambda file: {**read(file), "passages": str(file)}
     )
     with pytest.raises(UserError, match="b searched other passages than"):
         compare(tmp_path, first, second)
@@ -271,7 +271,7 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
     }
     own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
     folders = {name: workdir(tmp_path, name, many(2)) for name in own}
-    monkeypatch.setattr(command.journal_reader, "read_settings", lambda file: own[file.parent.name])
+    monkeypatch.setattr(command, "read_settings", lambda file: own[file.parent.name])
     # Two methods are there to be compared; what only one has is its own.
     result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
     assert result["different"] == {"b": {}, "d": {}}

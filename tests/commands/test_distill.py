@@ -16,7 +16,7 @@ from cirag_jax.distill.oracle import gold_of
 from cirag_jax.llm.types import Generated, Message, Usage, failed
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.reports import trace
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Prediction, Step
 from tests import tiny
 

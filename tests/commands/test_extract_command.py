@@ -7,8 +7,8 @@ import runpy
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.runtime.journal import FILE, Journal
-from cirag_jax.runtime.journal_reader import read_totals
+from cirag_jax.runtime.records import JournalReader
+from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.triples.store import TripleStore
 from tests import tiny, tiny_decoder
 from tests.commands.model_server import model_server
@@ -79,7 +79,8 @@ def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch):
         code, result, err = command(*arguments)
     assert (code, result) == (130, None) and "interrupted; what is recorded is kept" in err
     assert not (tmp_path / "w" / "result.json").exists()
-    assert read_totals(tmp_path / "w" / FILE)[0].calls == 3
+    with JournalReader(tmp_path / "w" / JOURNAL) as book:
+        assert book.totals().calls == 3
     code, result, err = command(*arguments)
     assert code == 0 and result, err
     assert (result["passages"], result["failed"], result["calls"]) == (6, 6, 12)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.store import Journal
 from cirag_jax.triples import store
 from cirag_jax.triples.store import TripleStore
 from tests.commands.extracting import TEXTS, constant, content, corpus, run, triples
@@ -114,7 +114,7 @@ def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_row", full)
+        patch.setattr(store, "_columns", full)
         with pytest.raises(UserError, match="disk is full; what is recorded is kept"):
             run(server, folder, tmp_path / "w")
     asked = len(server.asked)

@@ -16,8 +16,8 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import write_lines
-from cirag_jax.runtime import journal, journal_reader
-from cirag_jax.runtime.journal import Journal
+from cirag_jax.runtime.records import JournalReader, read_records
+from cirag_jax.runtime.store import JOURNAL, Journal
 from tests import answering, tiny, tiny_decoder
 from tests.grade.articles import Model, write_articles
 
@@ -217,12 +217,12 @@ def test_the_estimate_of_the_first_step_that_asks_may_be_all(
     result, err = estimated(whole[0], "context=0")  # which would make other questions.jsonl
     assert (result["step"], result["requests"]) == (None, 0) and "nothing is left to ask" in err
     argv = arguments(folders, whole[0], "estimate_only=true", "seed=1")
-    assert f"{whole[0] / journal.FILE} was started with seed=0, not 1" in fails(capsys, argv)
+    assert f"{whole[0] / JOURNAL} was started with seed=0, not 1" in fails(capsys, argv)
     assert files(whole[0]) == before and len(model.asked) == asked
 
 
 def test_an_estimate_names_the_damaged_journal_not_its_copy(whole, folders, capsys):
-    file = whole[0] / journal.FILE
+    file = whole[0] / JOURNAL
     with contextlib.closing(sqlite3.connect(file)) as db, db:
         changed = db.execute("UPDATE programs SET outcome = '{'")
         assert changed.rowcount
@@ -411,7 +411,7 @@ def test_killed_in_a_step_by_a_signal(step, uninterrupted, folders, tmp_path, co
     if not (uninterrupted / "result.json").exists():
         first = command("generate_questions.py", *argv[:-1], f"--workdir={uninterrupted}")
         assert first.returncode == 0, first.stderr
-    records = journal_reader.read_records(uninterrupted / journal.FILE)
+    records = read_records(uninterrupted / JOURNAL)
     steps = [record.id.partition("-")[0] for record in records]
     # Programs of rules ask nothing: each writes its end alone.
     ends = {"claim": 3, "clusters": steps.count("claim") + 1, "question": len(steps) - 1}
@@ -469,7 +469,8 @@ def test_a_random_decoder_ends_in_one_sentence(more, message, role, folders, tmp
     argv = arguments(folders, tmp_path, *limits, *decoder, *more, preset="small")
     _, err = execute(capsys, argv, status=2)
     assert re.search(message, err.splitlines()[-1])
-    totals, _ = journal_reader.read_totals(tmp_path / journal.FILE)
+    with JournalReader(tmp_path / JOURNAL) as book:
+        totals = book.totals()
     assert list(totals.usage) == [role]
 
 

@@ -13,8 +13,8 @@ from cirag_jax.commands import evaluation
 from cirag_jax.commands import judge as command
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
-from cirag_jax.runtime.journal import FILE
 from cirag_jax.runtime.requests import Generated
+from cirag_jax.runtime.store import JOURNAL
 from configs import judge as config_file
 from tests import tiny_decoder
 from tests.answering import lines
@@ -62,7 +62,7 @@ def judges(monkeypatch):
 
 def workdir(root, name, pairs, **kwargs):
     (root / name).mkdir()
-    write_journal(root / name / FILE, pairs, **kwargs)
+    write_journal(root / name / JOURNAL, pairs, **kwargs)
     return f"{name}={root / name}"
 
 

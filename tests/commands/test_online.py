@@ -8,10 +8,10 @@ from cirag_jax.commands.online import OnlineExtractHandler
 from cirag_jax.llm import types as llm
 from cirag_jax.methods.common.extraction import ExtractionSettings
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.journal import Journal, Key
-from cirag_jax.runtime.journal_reader import read_records
+from cirag_jax.runtime.records import Key, read_records
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Passage, Triple
 from tests.commands.model_server import rules
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from cirag_jax import cli, processes
 from cirag_jax.commands import task
-from cirag_jax.runtime import journal_reader
+from cirag_jax.runtime.records import read_records
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.store import TripleStore
 from tests import tiny
@@ -66,7 +66,7 @@ def test_another_selection_leaves_every_question_with_its_process(tmp_path, monk
         found = turns.run(chosen)
         assert found.complete and set(found.records) == set(chosen)
     assert sorted(turns.asked) == sorted(NAMES)  # each once
-    assert len(journal_reader.read_records(tmp_path / "journal.sqlite")) == len(NAMES)
+    assert len(read_records(tmp_path / "journal.sqlite")) == len(NAMES)
 
 
 def test_a_run_is_complete_once_all_processes_are(tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_a_run_is_complete_once_all_processes_are(tmp_path, monkeypatch):
     found = turns.run(NAMES, stopped=(1,))
     assert not found.complete and 0 < len(found.records) < len(NAMES)
     assert turns.run(NAMES).complete
-    order = [record.id for record in journal_reader.read_records(tmp_path / "journal.sqlite")]
+    order = [record.id for record in read_records(tmp_path / "journal.sqlite")]
     assert order == NAMES
 
 

@@ -24,9 +24,9 @@ from cirag_jax.models import lora
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.runtime.scheduler import Scheduler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Sentence, Step, Trajectory, Triple
 from configs import integrator_eval
 from tests import tiny, tiny_decoder

@@ -16,9 +16,9 @@ from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, similari
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings
-from cirag_jax.runtime.journal import Journal
 from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.runtime.scheduler import Scheduler
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import common, extractor_eval
 

@@ -6,8 +6,10 @@ import pathlib
 import re
 
 from cirag_jax.llm.types import Usage
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.requests import Generate, Generated, Retrieve, Retrieved
+from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
 
 PASSAGES = {
@@ -136,14 +138,14 @@ def write_journal(path, pairs, passages=PASSAGES, failed=(), **settings):
 
     ``failed`` are questions that end with an error, ``settings`` what the run was begun with.
     """
-    with journal.Journal(path, {"method": "cirag", **settings}) as book:
+    with Journal(path, {"method": "cirag", **settings}) as book:
         for place, (question, prediction) in enumerate(pairs):
             book.open_program(question.id, place, json.loads(_json(question)))
             found = Retrieved(tuple(passages.values()), tuple(0.5 for _ in passages))
-            book.record(journal.Key(question.id, 0), Retrieve(question.question, 10), found)
+            book.record(Key(question.id, 0), Retrieve(question.question, 10), found)
             asked = Generate((), "reader")
             said = Generated("...", "stop", Usage(900, 640, 31))
-            book.record(journal.Key(question.id, 1), asked, said)
+            book.record(Key(question.id, 1), asked, said)
             if prediction is not None:
                 outcome = codec.encode(prediction)
                 book.close_program(question.id, outcome, None, 2.5)

@@ -14,7 +14,7 @@ from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_json, write_lines
 from cirag_jax.reports import trace
-from cirag_jax.runtime import journal
+from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import Dataset
 from configs import difficulty as difficulty_config
 from tests.reports import made_up
@@ -26,7 +26,7 @@ LOADED = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"  # of
 
 def workdir(root, name, pairs, **more):
     (root / name).mkdir(parents=True)
-    made_up.write_journal(root / name / journal.FILE, pairs, **more)
+    made_up.write_journal(root / name / JOURNAL, pairs, **more)
     return root / name
 
 
@@ -113,7 +113,7 @@ def test_runs_stand_in_the_order_of_their_methods_and_the_unfinished_are_named(
     write_json(workdir(root, "stopped", pairs) / "result.json", {"complete": False})
     workdir(root, "other", pairs)
     write_json(root / "config.json", {"methods": "late=cirag, killed=ircot,kirag:small,ircot"})
-    with journal.Journal(workdir(root, "busy", pairs) / journal.FILE, {"method": "cirag"}):
+    with Journal(workdir(root, "busy", pairs) / JOURNAL, {"method": "cirag"}):
         result = report(tmp_path / "out", run=str(root))
     assert list(result["systems"]) == ["late", "kirag", "cirag", "other"]
     assert result["unfinished"] == {

@@ -15,8 +15,9 @@ from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Usage
 from cirag_jax.reports import pages, trace
-from cirag_jax.runtime import codec, journal
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
+from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import Sentence, Step
 from tests.reports import made_up
 from tests.reports.made_up import HOSTILE, blocks
@@ -26,7 +27,7 @@ def record(question, prediction, error=None):
     given = json.loads(json.dumps(dataclasses.asdict(question)))
     outcome = None if prediction is None else codec.encode(prediction)
     usage, calls = Usage(900, 640, 31), {"retrieve": 3, "generate": 4}
-    return Record(question.id, given, outcome, error, 2.5, usage, calls, pathlib.Path(journal.FILE))
+    return Record(question.id, given, outcome, error, 2.5, usage, calls, pathlib.Path(JOURNAL))
 
 
 def write(path, records, passages=made_up.PASSAGES, title="A run"):
@@ -52,8 +53,8 @@ def test_a_journal_becomes_a_page(tmp_path):
     failed = dataclasses.replace(made_up.QUESTION, id="failed")
     begun = dataclasses.replace(made_up.QUESTION, id="begun")
     pairs = [*made_up.many(4), (failed, None), (begun, None)]
-    made_up.write_journal(tmp_path / journal.FILE, pairs, failed=[failed])
-    before = (tmp_path / journal.FILE).read_bytes()
+    made_up.write_journal(tmp_path / JOURNAL, pairs, failed=[failed])
+    before = (tmp_path / JOURNAL).read_bytes()
 
     counts = trace.write_trace(tmp_path, tmp_path / "trace.html")
 
@@ -67,12 +68,12 @@ def test_a_journal_becomes_a_page(tmp_path):
     assert data["q4"]["error"] == "the server closed the connection"
     assert data["q0"]["calls"] == {"retrieve": 1, "generate": 1}
     assert data["q0"]["usage"]["cached_tokens"] == 640
-    assert (tmp_path / journal.FILE).read_bytes() == before
+    assert (tmp_path / JOURNAL).read_bytes() == before
     assert not list(tmp_path.glob(".*"))
 
 
 def test_the_command(tmp_path):
-    made_up.write_journal(tmp_path / journal.FILE, made_up.many(3))
+    made_up.write_journal(tmp_path / JOURNAL, made_up.many(3))
     config = load_config("configs/report.py", [f"--config.run={tmp_path}"])
     (tmp_path / "out").mkdir()
     result = trace.report(config, tmp_path / "out")
@@ -112,7 +113,7 @@ def test_units_of_any_granularity_and_notes_are_on_the_page(page, tmp_path):
     kept = (Sentence("p-bay", 1), "p-varga", "p-ferry", "gone")
     step = Step("Who?", ("p-bay",), kept, (), kept=kept, more_queries=("Where?",), notes={"k": [1]})
     prediction = dataclasses.replace(made_up.PREDICTION, steps=(*made_up.PREDICTION.steps, step))
-    made_up.write_journal(tmp_path / journal.FILE, [(made_up.QUESTION, prediction)])
+    made_up.write_journal(tmp_path / JOURNAL, [(made_up.QUESTION, prediction)])
     trace.write_trace(tmp_path, tmp_path / "trace.html")
     data = blocks(tmp_path / "trace.html")
     drawn = data["q0"]["steps"][-1]
@@ -166,7 +167,7 @@ def test_a_run_that_is_none_is_refused(tmp_path):
     page = tmp_path / "trace.html"
     with pytest.raises(UserError, match="does not exist"):
         trace.write_trace(tmp_path, page)
-    with journal.Journal(tmp_path / journal.FILE, {}) as book:
+    with Journal(tmp_path / JOURNAL, {}) as book:
         book.open_program("p-bay", 0, {"passage": "p-bay"})
         with pytest.raises(UserError, match="in use by another run"):
             trace.write_trace(tmp_path, page)
@@ -179,7 +180,7 @@ def test_a_run_that_is_none_is_refused(tmp_path):
 
 
 def test_a_page_is_never_half_written(tmp_path, monkeypatch):
-    made_up.write_journal(tmp_path / journal.FILE, made_up.many(1))
+    made_up.write_journal(tmp_path / JOURNAL, made_up.many(1))
     page = tmp_path / "trace.html"
     page.write_text("the page before")
 

@@ -4,8 +4,8 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message, Usage
-from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.requests import Generate, Generated
+from cirag_jax.runtime.store import ResponseCache
 
 MODEL = {"model": "m", "dtype": None}
 ASKED = Generate((Message("user", "Who?"),), "reader", 5)

@@ -12,7 +12,6 @@ from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Message
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.links import TitleIndex
-from cirag_jax.runtime.cache import ResponseCache
 from cirag_jax.runtime.handlers import (
     AnchorHandler,
     DemonstrateHandler,
@@ -23,7 +22,7 @@ from cirag_jax.runtime.handlers import (
     RankHandler,
     RetrieveHandler,
 )
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.requests import (
     Anchor,
     Anchored,
@@ -39,6 +38,7 @@ from cirag_jax.runtime.requests import (
     Score,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 from tests import tiny_decoder

@@ -5,9 +5,10 @@ import contextlib
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.requests import Extract, Generate, Generated, Rank, RequestError, Retrieve
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
+from cirag_jax.runtime.store import Journal
 from tests.runtime.recording import Killed, Recording, Streaming, passage, response_to, say
 
 SETTINGS = {"method": "test"}

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirag_jax.errors import UserError
-from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash, merge
 from cirag_jax.types import Passage, Triple
 
@@ -276,9 +275,7 @@ def test_a_full_disk_loses_nothing(path):
 
 def test_another_writer_is_refused(path, monkeypatch):
     connect = sqlite3.connect
-    monkeypatch.setattr(
-        stores.sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0})
-    )
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0}))
     with TripleStore.create(path) as one, TripleStore.create(path) as two:
         one._db.execute("BEGIN IMMEDIATE")
         with pytest.raises(UserError, match="in use by another run"):

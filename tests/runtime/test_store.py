@@ -13,10 +13,17 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Token, Usage
-from cirag_jax.runtime import journal, journal_reader
-from cirag_jax.runtime.journal import Journal, Key
-from cirag_jax.runtime.records import Totals
+from cirag_jax.runtime.records import (
+    JournalReader,
+    Key,
+    Totals,
+    check_settings,
+    read_passages,
+    read_records,
+    read_settings,
+)
 from cirag_jax.runtime.requests import Generated, RequestError, Retrieve, Retrieved
+from cirag_jax.runtime.store import JOURNAL, Journal, journal_path, merge_journals
 from cirag_jax.types import Passage
 from tests.runtime.recording import USAGE, passage, response_to, say
 
@@ -26,7 +33,7 @@ FIRST = Retrieve("where?", 2)
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / journal.FILE
+    return tmp_path / JOURNAL
 
 
 def begin(path, **changes):
@@ -58,12 +65,12 @@ def test_passages_are_kept_once_and_whole(path):
     with begin(path) as book:
         for program in ("a", "b"):
             book.record(Key(program, 0), request, Retrieved((own, passage("p")), (1.0, 0.1)))
-    assert journal_reader.read_passages(path) == {"ø/1": own, "p": passage("p")}
+    assert read_passages(path) == {"ø/1": own, "p": passage("p")}
     with begin(path) as book:
         assert book.replay(Key("b", 0), request) == Retrieved((own, passage("p")), (1.0, 0.1))
         with pytest.raises(KeyError):
             book.passage("nowhere")
-    assert journal_reader.read_passages(path) == {"ø/1": own, "p": passage("p")}
+    assert read_passages(path) == {"ø/1": own, "p": passage("p")}
 
 
 def test_errors_are_replayed_as_errors(path):
@@ -137,7 +144,8 @@ def test_what_is_forgotten_still_counts_once(path):
         assert book.totals() == Totals(2, 2, twice) and book.usage() == twice
         book.add_seconds(1.5)
     write_one(path, "a")  # asked again, and paid for again
-    totals, seconds = journal_reader.read_totals(path)
+    with JournalReader(path) as book:
+        totals, seconds = book.totals(), book.seconds
     assert totals == Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
 
 
@@ -150,7 +158,7 @@ def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
     with begin(path) as book:
         before = book.totals()
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, "_set", killed)
+            patch.setattr(Journal, "_set_meta", killed)
             with pytest.raises(UserError):
                 book.forget(["a"])
         assert book.totals() == before and [r.id for r in book.records()] == ["a"]
@@ -198,10 +206,10 @@ def test_another_setting_is_refused_by_name(path, changes, words):
 def test_settings_bind_nobody_before_the_first_response(path):
     with begin(path) as book:
         book.open_program("a", 0, {})
-    journal_reader.check_settings(path, {**SETTINGS, "seed": 7})
+    check_settings(path, {**SETTINGS, "seed": 7})
     with begin(path, seed=7):
         pass
-    assert journal_reader.read_settings(path)["seed"] == 7
+    assert read_settings(path)["seed"] == 7
 
 
 def test_what_was_recorded_with_other_settings_may_be_replaced(path):
@@ -211,7 +219,7 @@ def test_what_was_recorded_with_other_settings_may_be_replaced(path):
         totals = book.totals()
     with Journal(path, {**SETTINGS, "seed": 7}, replace=True) as book:
         assert not list(book.records()) and book.totals() == totals
-    assert journal_reader.read_settings(path)["seed"] == 7
+    assert read_settings(path)["seed"] == 7
     with begin(path, seed=8):  # nothing is recorded
         pass
 
@@ -233,7 +241,7 @@ def test_a_result_without_a_response_binds(path):
         book.open_program("a", 0, {})
         book.close_program("a", ["by rule"], None)
     with pytest.raises(UserError, match="with seed=0, not 7;"):
-        journal_reader.check_settings(path, {**SETTINGS, "seed": 7})
+        check_settings(path, {**SETTINGS, "seed": 7})
     with pytest.raises(UserError, match="with seed=0, not 7;"):
         begin(path, seed=7)
 
@@ -264,23 +272,23 @@ def test_a_reader_beside_a_writer_is_refused_and_reads_after_it(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
         with pytest.raises(UserError, match="in use by another run"):
-            journal_reader.read_records(path)
-    assert [record.id for record in journal_reader.read_records(path)] == ["a"]
+            read_records(path)
+    assert [record.id for record in read_records(path)] == ["a"]
 
 
 def test_reading_changes_nothing_and_needs_no_settings(path):
     write_one(path)
     before = path.read_bytes()
-    records = journal_reader.read_records(path)
+    records = read_records(path)
     assert records[0].calls["generate"] == 1
     settings = {**SETTINGS, "cirag.granularities": ["triple", "passage"]}
-    assert journal_reader.read_settings(path) == settings
+    assert read_settings(path) == settings
     assert path.read_bytes() == before
 
 
 def test_there_is_no_journal(tmp_path):
     with pytest.raises(UserError, match=r"journal\.sqlite does not exist"):
-        journal_reader.read_records(tmp_path / "journal.sqlite")
+        read_records(tmp_path / "journal.sqlite")
     with pytest.raises(UserError, match="cannot be used"):
         begin(tmp_path / "no" / "folder" / "journal.sqlite")
 
@@ -302,7 +310,7 @@ def test_a_damaged_file_is_one_sentence(path, damage):
             db.execute("CREATE TABLE other (x)")
         db.close()
     with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"):
-        journal_reader.read_records(path)
+        read_records(path)
     with pytest.raises(UserError, match=r"journal\.sqlite cannot be used: \w"), begin(path) as book:
         list(book.records())
 
@@ -320,7 +328,7 @@ def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch
     assert any(name.endswith("-wal") for name in files)
     copy.chmod(0o555)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    (record,) = journal_reader.read_records(copy / path.name)
+    (record,) = read_records(copy / path.name)
     assert record.calls["generate"] + record.calls["retrieve"] == 1
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == files
     copy.chmod(0o755)
@@ -356,7 +364,7 @@ def test_another_format_is_refused(path):
     ):
         begin(path)
     with pytest.raises(UserError, match="format 99"):
-        journal_reader.read_records(path)
+        read_records(path)
 
 
 @pytest.mark.parametrize("kind", ["passages", "text", "program", "close"])
@@ -390,7 +398,8 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(path, kind):
 
 _WRITER = """
 import os, signal, sys
-from cirag_jax.runtime.journal import Journal, Key
+from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.store import Journal
 from tests.runtime.recording import response_to, say
 book = Journal(sys.argv[1], {})
 for index in range(1000):
@@ -413,7 +422,7 @@ def test_what_was_recorded_survives_a_kill(path, repository):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == [str(index) for index in range(18)]
     # A viewer may come before the next run does.
-    assert journal_reader.read_settings(path) == {} and journal_reader.read_passages(path) == {}
+    assert read_settings(path) == {} and read_passages(path) == {}
     with Journal(path, {}) as book:
         for index in range(18):
             assert book.replay(Key("a", index), say(f"n{index}")) is not None
@@ -424,7 +433,7 @@ def test_a_closed_journal_is_one_file(tmp_path):
     with Journal(tmp_path / "journal.sqlite", {}) as book:
         book.open_program("a", 0, None)
         assert (tmp_path / "journal.sqlite-wal").exists()
-    journal_reader.read_records(tmp_path / "journal.sqlite")
+    read_records(tmp_path / "journal.sqlite")
     assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
 
 
@@ -432,7 +441,7 @@ def test_a_closed_journal_is_one_file(tmp_path):
 
 
 def test_the_journals_of_two_processes_become_one(tmp_path):
-    parts = [journal.share(tmp_path, index, 2) for index in range(2)]
+    parts = [journal_path(tmp_path, index, 2) for index in range(2)]
     assert [path.name for path in parts] == ["journal.1-of-2.sqlite", "journal.2-of-2.sqlite"]
     for index, path in enumerate(parts):
         with begin(path) as book:
@@ -441,15 +450,16 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
                 book.record(Key(name, 0), FIRST, response_to(FIRST))
                 book.close_program(name, {"answer": name}, None, 1.0)
             book.add_seconds(3.0 - index)
-    journal.merge(parts, tmp_path / journal.FILE)
-    journal.merge(parts, tmp_path / journal.FILE)  # again, as after a resumed run
-    merged = journal_reader.read_records(tmp_path / journal.FILE)
+    merge_journals(parts, tmp_path / JOURNAL)
+    merge_journals(parts, tmp_path / JOURNAL)  # again, as after a resumed run
+    merged = read_records(tmp_path / JOURNAL)
     assert [record.id for record in merged] == list("abcd")
-    single = {r.id: r for path in parts for r in journal_reader.read_records(path)}
+    single = {r.id: r for path in parts for r in read_records(path)}
     assert {r.id: r for r in merged} == single
-    passages = journal_reader.read_passages(parts[0])
-    assert journal_reader.read_passages(tmp_path / journal.FILE) == passages
-    totals, seconds = journal_reader.read_totals(tmp_path / journal.FILE)
+    passages = read_passages(parts[0])
+    assert read_passages(tmp_path / JOURNAL) == passages
+    with JournalReader(tmp_path / JOURNAL) as book:
+        totals, seconds = book.totals(), book.seconds
     assert totals.programs == 4 and seconds == 3.0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "journal.1-of-2.sqlite", "journal.2-of-2.sqlite", "journal.sqlite",
@@ -458,7 +468,7 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
 
 def test_a_program_of_two_journals_is_taken_once_and_whole(tmp_path):
     """As after another version dealt the programs otherwise."""
-    parts = [journal.share(tmp_path, index, 2) for index in range(2)]
+    parts = [journal_path(tmp_path, index, 2) for index in range(2)]
     for path, ended in zip(parts, ("a", "abc"), strict=True):
         write_one(path, "a")
         write_one(path, "b")
@@ -469,19 +479,20 @@ def test_a_program_of_two_journals_is_taken_once_and_whole(tmp_path):
     with begin(parts[0]) as book:
         book.open_program("c", 2, {"question": "where?"})
         book.close_program("c", None, "busy")
-    journal.merge(parts, tmp_path / journal.FILE)
-    records = journal_reader.read_records(tmp_path / journal.FILE)
+    merge_journals(parts, tmp_path / JOURNAL)
+    records = read_records(tmp_path / JOURNAL)
     merged = {r.id: (r.outcome, r.error) for r in records}
     answers = {name: ({"answer": path.name}, None) for name, path in zip("ab", parts, strict=True)}
     assert merged == {**answers, "c": answers["b"]}
-    assert journal_reader.read_totals(tmp_path / journal.FILE)[0].calls == 2
+    with JournalReader(tmp_path / JOURNAL) as book:
+        assert book.totals().calls == 2
 
 
 def test_a_run_keeps_its_number_of_processes(tmp_path):
-    assert journal.share(tmp_path, 0, 1) == tmp_path / "journal.sqlite"
+    assert journal_path(tmp_path, 0, 1) == tmp_path / "journal.sqlite"
     (tmp_path / "journal.1-of-2.sqlite").touch()
     (tmp_path / "journal.sqlite").touch()  # merged
-    journal.share(tmp_path, 1, 2)
+    journal_path(tmp_path, 1, 2)
     for count in (1, 3):
         with pytest.raises(UserError, match=f"started by 2 processes, not {count}; resume it"):
-            journal.share(tmp_path, 0, count)
+            journal_path(tmp_path, 0, count)

@@ -1,0 +1,284 @@
+"""The store of a run: the journal of its responses, and the cache that several runs share.
+
+The journal records every response in SQLite before the program that asked for it sees it. A
+response is found again by (program id, ordinal, part) and the hash of its request, so a run that
+was killed replays what it has and repeats nothing. The same file is the trace that the viewer shows
+and the trajectory that distillation trains on.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cirag_jax import sqlite
+from cirag_jax.errors import UserError
+from cirag_jax.models.io.fingerprint import check_same, differences
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.records import JOURNAL, JournalReader, Key, Totals
+from cirag_jax.runtime.requests import (
+    Generate,
+    Generated,
+    Request,
+    RequestError,
+    Response,
+    Retrieved,
+    Score,
+    Scored,
+)
+from cirag_jax.sqlite import Database
+from cirag_jax.types import Usage
+
+
+class Journal(JournalReader):
+    """A journal open for writing; a context manager. No other process may open it meanwhile."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        *,
+        replace: bool = False,
+        copy_of: Path | None = None,
+    ):
+        """Opens or begins the journal of a run.
+
+        ``settings`` are everything that decides what a program gets to see, as JSON. With
+        ``replace``, what was recorded under others is dropped (see `forget`). Of a copy, errors
+        name the file ``copy_of``.
+        """
+        self._settings = settings
+        self._known: set[str] = set()
+        super().__init__(path, sqlite.WRITE_ALONE, copy_of)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            self._bind(settings, replace)
+            stack.pop_all()
+
+    def close(self) -> None:
+        """Closes the file; it is then a single one again, which a read-only folder may hold."""
+        with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays beside it
+            self._db.execute("PRAGMA journal_mode = DELETE")
+        super().close()
+
+    def _first_meta(self) -> dict[str, str]:
+        own = {"settings": codec.dump(self._settings), "id": uuid.uuid4().hex}
+        return {**super()._first_meta(), **own}
+
+    def _bind(self, settings: Mapping[str, Any], replace: bool) -> None:
+        if not self.is_bound:
+            self._set_meta("settings", codec.dump(settings))
+            return
+        old = self.settings
+        if replace and differences(old, settings):
+            self.forget([name for (name,) in self._rows("SELECT id FROM programs")])
+            self._set_meta("settings", codec.dump(settings))
+            return
+        check_same(self.path, old, settings)
+
+    # ---------------------------------------------------------------------------------- programs
+
+    def open_program(self, program: str, place: int, input: Any) -> None:
+        """Notes a program before its first request; what failed in it before is forgotten, be it
+        that the program ended with it or that the run was stopped before.
+        """
+        text = codec.dump(input)
+        row = self._row("SELECT input, error, outcome FROM programs WHERE id = ?", (program,))
+        if row is None:
+            self._write(
+                "INSERT INTO programs (id, place, input) VALUES (?, ?, ?)", (program, place, text)
+            )
+            return
+        if row[0] != text:
+            raise UserError(
+                f"{self.path} knows {program!r} with another input; use another --workdir or "
+                f"remove {self.path.name}."
+            )
+        if row[1] is not None:
+            self._write("UPDATE programs SET error = NULL WHERE id = ?", (program,))
+            self._write(
+                "DELETE FROM responses WHERE program = ? AND ordinal >= (SELECT MIN(ordinal) FROM "
+                "responses WHERE program = ? AND json_extract(response, '$.error') IS NOT NULL)",
+                (program, program),
+            )
+        elif row[2] is None:  # it survived those before its last request
+            self._write(
+                "DELETE FROM responses WHERE program = ? AND ordinal = (SELECT MAX(ordinal) FROM "
+                "responses WHERE program = ?) AND json_extract(response, '$.error') IS NOT NULL",
+                (program, program),
+            )
+
+    def close_program(
+        self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
+    ) -> None:
+        """Records a program's result, which is not None, or why it failed."""
+        text = None if error is not None else _finite(outcome, f"the result of {program!r}")
+        self._write(
+            "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
+            (text, error, seconds, program),
+        )
+
+    def count(self, name: str, totals: Totals) -> None:
+        """Adds to `totals` those of another journal, with the `id` ``name``, that is to be removed.
+
+        Counted again, as after a kill before it was removed, it replaces its earlier count.
+        """
+        self._set_meta(f"counted/{name}", codec.dump(dataclasses.asdict(totals)))
+
+    def forget(self, programs: Sequence[str]) -> None:
+        """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
+        rows = [(program,) for program in programs]
+        with self._reading(), self._transaction():
+            row = self._row("SELECT value FROM meta WHERE key = 'forgotten'")
+            before = Totals() if row is None else msgspec.json.decode(row[0], type=Totals)
+            dropped = dataclasses.asdict(before + self._totals(programs))
+            self._set_meta("forgotten", codec.dump(dropped))
+            self._db.executemany("DELETE FROM responses WHERE program = ?", rows)
+            self._db.executemany("DELETE FROM programs WHERE id = ?", rows)
+
+    def add_seconds(self, seconds: float, loading: bool = False) -> float:
+        """Adds to the wall time of this run's earlier parts, or to its part until the first
+        request; returns the sum.
+        """
+        total = seconds + (self.load_seconds if loading else self.seconds)
+        self._set_meta("load_seconds" if loading else "seconds", repr(total))
+        return total
+
+    # --------------------------------------------------------------------------------- responses
+
+    def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
+        """Writes a response; it is durable against a kill when this returns."""
+        text = codec.dump(codec.encode_request(request))
+        answer = _finite(
+            codec.encode_response(request, response),
+            f"the response to request {key.ordinal} of {key.program!r}",
+        )
+        statement = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)"
+        row = (key.program, key.ordinal, key.part, codec.digest(text), text, answer)
+        passages = response.passages if isinstance(response, Retrieved) else ()
+        new = [p for p in passages if p.id not in self._known]
+        if not new:
+            self._write(statement, row)
+            return
+        texts = [(p.id, codec.dump(dataclasses.asdict(p))) for p in new]
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?)", texts)
+            self._db.execute(statement, row)
+        self._known.update(p.id for p in new)
+
+
+def _finite(value: Any, what: str) -> str:
+    """``value`` as JSON, which has no other numbers."""
+    try:
+        return codec.dump(value)
+    except ValueError:
+        raise UserError(
+            f"{what} holds a number that is not finite: the weights of a model must be damaged."
+        ) from None
+
+
+# ---------------------------------------------------------------------- several processes of a run
+
+
+def journal_path(folder: Path, index: int, count: int) -> Path:
+    """The journal that one of the processes of a run writes; a single one's is `JOURNAL`."""
+    stem, suffix = JOURNAL.split(".")
+    counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{stem}.*-of-*.{suffix}")}
+    if not counts and (folder / JOURNAL).exists():
+        counts = {1}
+    if counts - {count}:
+        old = max(counts - {count})
+        raise UserError(
+            f"{folder} was started by {old} process{'es' * (old > 1)}, not {count}; resume it with "
+            "as many or use another --workdir."
+        )
+    return folder / (JOURNAL if count == 1 else f"{stem}.{index + 1}-of-{count}.{suffix}")
+
+
+_ENDED_LATER = (
+    "SELECT id FROM part.programs AS new JOIN main.programs AS old USING (id) "
+    "WHERE old.outcome IS NULL AND (new.outcome IS NOT NULL OR new.error IS NOT NULL)"
+)
+_MERGE = (
+    "INSERT OR IGNORE INTO passages SELECT * FROM part.passages",
+    f"DELETE FROM main.responses WHERE program IN ({_ENDED_LATER})",
+    f"DELETE FROM main.programs WHERE id IN ({_ENDED_LATER})",
+    "INSERT INTO responses SELECT * FROM part.responses "
+    "WHERE program NOT IN (SELECT id FROM main.programs)",
+    "INSERT OR IGNORE INTO programs SELECT * FROM part.programs",
+    "UPDATE meta SET value = (SELECT value FROM part.meta WHERE key = 'seconds') "
+    "WHERE key = 'seconds' AND CAST(value AS REAL) < "
+    "(SELECT CAST(value AS REAL) FROM part.meta WHERE key = 'seconds')",
+)
+
+
+def merge_journals(parts: Sequence[Path], target: Path) -> None:
+    """Writes one journal, ``target``, with what every process of a run recorded in its own.
+
+    The journals are closed. Where several know a program, which was dealt otherwise before, the
+    first that came to its end is taken.
+    """
+    sqlite.merge(parts[1:], target, functools.partial(shutil.copyfile, parts[0]), _MERGE)
+
+
+# ----------------------------------------------------------------------- several runs on one model
+
+
+class ResponseCache(Database):
+    """Responses of language models by model and request, in a file that several runs share.
+
+    Several processes may write it at the same time; it is created where absent.
+    """
+
+    _SCHEMA = "CREATE TABLE responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID"
+
+    def __init__(self, path: str | os.PathLike[str]):
+        super().__init__(Path(path).expanduser(), sqlite.WRITE_TOGETHER)
+
+    def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
+        """The response to an equal request to an equal model; it took no time and no money.
+
+        A damaged response counts as absent: it is asked for again.
+        """
+        with self._named_errors():
+            rows = self._db.execute(
+                "SELECT response FROM responses WHERE key = ?", (_key(identity, request),)
+            )
+        try:
+            row = rows.fetchone()
+            if row is None:
+                return None
+            response = codec.decode_response(request, msgspec.json.decode(row[0]))
+            used = response.usage
+        except (*sqlite.ERRORS, *sqlite.DAMAGE):
+            return None
+        usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
+        return dataclasses.replace(response, usage=usage)
+
+    def keep(self, identity: Any, request: Generate | Score, response: Generated | Scored) -> None:
+        """Adds a response."""
+        self._write(
+            "INSERT OR REPLACE INTO responses VALUES (?, ?)",
+            (_key(identity, request), codec.dump(codec.encode(response))),
+        )
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite.ERRORS as error:
+            raise UserError(f"config.cache={self.path} cannot be used: {error}.") from None
+
+
+def _key(identity: Any, request: Generate | Score) -> str:
+    # Who asks does not matter, only what is asked of which model.
+    asked = codec.encode_request(dataclasses.replace(request, role=""))
+    return codec.digest(codec.dump({"model": identity, "request": asked}))
