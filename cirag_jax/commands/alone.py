@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -12,8 +12,8 @@ from cirag_jax.commands import opening
 from cirag_jax.commands.answer import Plan
 from cirag_jax.commands.pool import Pool
 from cirag_jax.io import say
-from cirag_jax.runtime import codec
-from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.run import Runner, progress_bar
+from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import Question
 
@@ -49,35 +49,38 @@ def ask_alone(
     with config.unlocked():
         config.in_flight, config.cache = 1, None
     jobs = {job.id: job for job in plan.jobs}
-    with contextlib.ExitStack() as stack:
-        book = stack.enter_context(Journal(folder / JOURNAL, {**plan.settings, "alone": True}))
+
+    def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
+        return opening.open_handlers(config, plan.task, book, stack, rows=1, pool=pool)
+
+    settings = {**plan.settings, "alone": True}
+    with Runner(folder / JOURNAL, settings, open_all, in_flight=1, until=until) as runner:
         # Half of a question says nothing: it is asked from its beginning.
+        book = runner.book
         book.forget([record.id for record in book.records() if record.outcome is None])
-        known = book.outcomes()
-        left = [jobs[name] for name in ids if name not in known]
+        left = runner.left([jobs[name] for name in ids])
         if not left:
             return True
-        handlers = opening.open_handlers(config, plan.task, book, stack, rows=1, pool=pool)
-        scheduler = Scheduler(handlers, book, in_flight=1, encode=codec.encode)
-        with progress_bar(len(ids)) as show:
-            for number, job in enumerate(left, start=len(known) + 1):
-                if not _ask(job, scheduler, book, pool, until):
+        runner.open()
+        with progress_bar(len(ids), "question") as show:
+            for number, job in enumerate(left, start=len(book.outcomes()) + 1):
+                if not _ask(job, runner, pool):
                     return False
-                scheduler.progress.done = number
-                show(scheduler.progress)
+                runner.progress.done = number
+                show(runner.progress, 0)
     return True
 
 
-def _ask(job: Job, scheduler: Scheduler, book: Journal, pool: Pool, until: float | None) -> bool:
+def _ask(job: Job, runner: Runner, pool: Pool) -> bool:
     for left in reversed(range(_TRIES)):
         pool.forget()
         before = _compilations()[0]
-        if not scheduler.run([job], deadline=until):
+        if not runner.run([job]):
             return False
         if _compilations()[0] == before:
             return True
         if left:
-            book.forget([job.id])
+            runner.book.forget([job.id])
     say(f"WARNING: something was compiled each time that {job.id} was asked; its time has that")
     return True
 

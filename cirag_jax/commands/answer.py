@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from cirag_jax.commands import online, opening, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.commands.session import own_question
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import recall_per_step
 from cirag_jax.evaluation.overlap import Ratio
@@ -26,6 +28,7 @@ from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.runtime.records import Record, read_passages, read_records
 from cirag_jax.runtime.requests import Needs
+from cirag_jax.runtime.run import RunResult, run_jobs
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
@@ -73,6 +76,7 @@ def plan(config: Config, pool: Pool) -> Plan:
     method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)
+    check_at_least(1, config, "in_flight")
     opening.check(config, settings.needs)
     asked = _task(config, settings.needs, pool)
     jobs = [task.job(question, method.program, settings) for question in asked.questions]
@@ -133,7 +137,17 @@ def carry_out(
         at_once = min(config.in_flight, len(plan.jobs))
         return opening.open_handlers(config, asked, book, stack, rows=at_once, pool=pool)
 
-    run = task.run(config, open_all, plan.jobs, workdir, plan.settings, started, until)
+    if jax.process_count() > 1:
+        task.refuse_budgets(config)
+    run = run_jobs(
+        plan.jobs,
+        open_all,
+        workdir,
+        plan.settings,
+        in_flight=config.in_flight,
+        started=started,
+        until=until,
+    )
     if run is None:
         return {}
     rows = [_row(question, run.records.get(question.id)) for question in asked.questions]
@@ -178,7 +192,7 @@ def _task_of_documents(config: Config, needs: Needs) -> opening.Task:
 # ---------------------------------------------------------------------------------- the results
 
 
-class Row(NamedTuple):
+class QuestionRecord(NamedTuple):
     """A question, what the journal knows of it once it was begun, and its prediction."""
 
     question: Question
@@ -186,11 +200,11 @@ class Row(NamedTuple):
     found: Prediction | None
 
 
-def _row(question: Question, record: Record | None) -> Row:
-    return Row(question, record, record.result(Prediction) if record else None)
+def _row(question: Question, record: Record | None) -> QuestionRecord:
+    return QuestionRecord(question, record, record.result(Prediction) if record else None)
 
 
-def _prediction_row(row: Row) -> dict[str, Any]:
+def _prediction_row(row: QuestionRecord) -> dict[str, Any]:
     """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
     question, record, found = row
     error = record.error if record and record.has_ended else NOT_ANSWERED
@@ -210,7 +224,7 @@ def _prediction_row(row: Row) -> dict[str, Any]:
     }
 
 
-def _timing_row(row: Row) -> dict[str, Any]:
+def _timing_row(row: QuestionRecord) -> dict[str, Any]:
     record = row.record
     usage = record.usage if record else None
     return {
@@ -221,7 +235,7 @@ def _timing_row(row: Row) -> dict[str, Any]:
 
 
 def _result(
-    plan: Plan, rows: Sequence[Row], workdir: pathlib.Path, run: task.Run
+    plan: Plan, rows: Sequence[QuestionRecord], workdir: pathlib.Path, run: RunResult
 ) -> dict[str, Any]:
     """The command's result, over the questions that ended; a failed one answers nothing."""
     ended = [(q, r, p) for q, r, p in rows if r is not None and r.has_ended]
@@ -318,7 +332,7 @@ def _most_common(errors: Iterable[str]) -> Mapping[str, int]:
     return dict(collections.Counter(errors).most_common(5))
 
 
-def _show(row: Row, passages: Mapping[str, Any]) -> None:
+def _show(row: QuestionRecord, passages: Mapping[str, Any]) -> None:
     """One answer with its evidence, for a person."""
     if row.record is None:
         return

@@ -190,10 +190,12 @@ def _repeat_all(
     until: float | None,
 ) -> bool:
     """Runs with further seeds, of methods that sample; whether all have ended."""
+    if config.repeats == 1:
+        return True
     for name, planned in plans.items():
         with JournalReader(workdir / name / JOURNAL) as book:
             is_sampled = book.is_sampled
-        if config.repeats > 1 and not is_sampled:
+        if not is_sampled:
             say(f"{name} decodes greedily: its repeats would be equal, and it runs once")
             continue
         for number in range(2, config.repeats + 1):

@@ -46,8 +46,9 @@ from cirag_jax.retrieval.stopping import needed
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
 from cirag_jax.runtime.requests import Extract, Program, Retrieve
-from cirag_jax.runtime.scheduler import Handler, Job, Scheduler
-from cirag_jax.runtime.store import Journal
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Handler, Job
+from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Config, Dataset, Prediction, Question
 from cirag_jax.validation import check_value
 
@@ -400,8 +401,8 @@ def iterate(
         found[question.id] = yield from kirag(question, settings)
 
     jobs = [Job(q.id, None, functools.partial(keep, q)) for q in questions]
-    with Journal(":memory:", {}) as book:
-        Scheduler(handlers, book, in_flight=len(jobs)).run(jobs)
+    with Runner(MEMORY, {}, lambda *_: handlers, in_flight=len(jobs)) as runner:
+        runner.run(jobs)
     return [found[question.id] for question in questions]
 
 

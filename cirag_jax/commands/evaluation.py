@@ -7,7 +7,6 @@ the programs that ask them, the component scores the responses, and `report` wri
 import contextlib
 import dataclasses
 import pathlib
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,8 @@ from cirag_jax.models.io.peft_format import CONFIG_FILE
 from cirag_jax.reports.tables import write_table
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Record
-from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.types import Config
 
@@ -168,19 +168,20 @@ def _ask(
     until: float | None,
     unit: str,
 ) -> tuple[dict[str, Record] | None, dict[str, Any]]:
-    start, (role, max_tokens) = time.monotonic(), asked
-    with contextlib.ExitStack() as stack:
-        book = stack.enter_context(Journal(journal, {**model.identity, **bound}))
-        known = book.outcomes()
-        handler: Any = None
-        if any(job.id not in known for job in jobs):
-            handler = stack.enter_context(open_model(config, model, {role: max_tokens}, book))
-        show = stack.enter_context(progress_bar(len(jobs), unit, journal.stem))
-        scheduler = Scheduler({role: handler}, book, in_flight=config.in_flight, on_progress=show)
-        records = scheduler.records_of(jobs, deadline=until)
-        usage = sum((r.usage for r in book.records(job.id for job in jobs)), start=Usage())
-        seconds = book.add_seconds(time.monotonic() - start)
-        return records, {**usage.tokens, "seconds": seconds}
+    role, max_tokens = asked
+
+    def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
+        return {role: stack.enter_context(open_model(config, model, {role: max_tokens}, book))}
+
+    settings = {**model.identity, **bound}
+    with Runner(
+        journal, settings, open_handlers, in_flight=config.in_flight, until=until
+    ) as runner:
+        complete = runner.run(jobs, unit=unit, name=journal.stem)
+        records = runner.records(jobs)
+        usage = sum((record.usage for record in records.values()), start=Usage())
+        costs = {**usage.tokens, "seconds": runner.seconds()}
+        return records if complete else None, costs
 
 
 @contextlib.contextmanager
@@ -189,9 +190,7 @@ def open_model(
 ) -> Iterator[GenerateHandler]:
     """Opens the handler of one model for ``roles``, each with its most tokens."""
     with contextlib.ExitStack() as stack:
-        cache = None
-        if config.cache:
-            cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
+        cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
         spent = sum(journal.usage().values(), start=Usage())
         opened = backends.open_backend(model.block, spent=spent)
         backend = stack.enter_context(contextlib.closing(opened))

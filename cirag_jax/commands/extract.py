@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,14 +30,15 @@ from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
 from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
-from cirag_jax.io import say
+from cirag_jax.io import Closing, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
 from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import JournalReader, Record, Totals, typed
-from cirag_jax.runtime.scheduler import Job, Progress, Scheduler, progress_bar
+from cirag_jax.runtime.run import Runner, Show, progress_bar
+from cirag_jax.runtime.scheduler import Handler, Job, Progress
 from cirag_jax.runtime.store import JOURNAL, Journal, journal_path
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
@@ -75,14 +76,16 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 
     def work() -> None:
-        with contextlib.ExitStack() as stack:
-            identity = _identity(config, settings)
-            book = stack.enter_context(Journal(paths[index], identity, replace=config.replace))
-            store = stack.enter_context(TripleStore.create(parts[index]))
-            corpus = stack.enter_context(CorpusScan(config.data.dir))
-            plan = _Plan(config, identity, corpus, store, _selected(config), (index, count))
-            store.note(_Run(config, settings, plan, store, book).run(started))
-            book.add_seconds(time.monotonic() - started)
+        identity = _identity(config, settings)
+        with (
+            _CorpusExtraction(config, settings, identity, paths[index], started) as extracting,
+            TripleStore.create(parts[index]) as store,
+            CorpusScan(config.data.dir) as corpus,
+        ):
+            selection = _Selection(
+                config, identity, corpus, store, _selected(config), (index, count)
+            )
+            store.note(extracting.run(selection, store))
 
     processes.together(work)
     if index:
@@ -144,8 +147,8 @@ def _estimate_only(
                 rate = _rate(book)
         corpus = stack.enter_context(CorpusScan(config.data.dir))
         identity = _identity(config, settings)
-        plan = _Plan(config, identity, corpus, store, _selected(config), (0, 1))
-        return {**estimate(plan.wanted(), config, settings, rate), "complete": False}
+        selection = _Selection(config, identity, corpus, store, _selected(config), (0, 1))
+        return {**estimate(selection.wanted(), config, settings, rate), "complete": False}
 
 
 def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def _result(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _Selection:
     """Which passages of a corpus are in question, and which of them are still to be extracted.
 
     ``identity`` is who would extract, ``store`` what there is (None: nothing yet); ``only`` are ids
@@ -297,23 +300,27 @@ class _Worker:
 
     def __call__(self, shard: _Shard) -> bool:
         """Whether all programs of the shard have ended; its journal has what became of them."""
-        with self._open(shard.file) as book:
-            scheduler = Scheduler(
-                {"extractor": self._handler},
-                book,
-                in_flight=self._config.in_flight,
-                encode=extraction.encode_extraction,
-            )
-            left = None if shard.until is None else shard.until - time.time()
-            deadline = None if left is None else time.monotonic() + left
-            return scheduler.run(_jobs(shard.passages, self._settings), deadline=deadline)
+        with self._open(shard) as runner:
+            return runner.run(_jobs(shard.passages, self._settings))
 
-    def _open(self, file: pathlib.Path) -> Journal:
+    def _open(self, shard: _Shard) -> Runner:
         """Waits where a worker that is lost, or of a command that was killed, still has it open."""
         for _ in range(_REFUSALS):
             with contextlib.suppress(InUse):
-                return Journal(file, self._identity, replace=self._config.replace)
-        return Journal(file, self._identity, replace=self._config.replace)
+                return self._runner(shard)
+        return self._runner(shard)
+
+    def _runner(self, shard: _Shard) -> Runner:
+        left = None if shard.until is None else shard.until - time.time()
+        return Runner(
+            shard.file,
+            self._identity,
+            lambda *_: {"extractor": self._handler},
+            in_flight=self._config.in_flight,
+            until=None if left is None else time.monotonic() + left,
+            encode=extraction.encode_extraction,
+            replace=self._config.replace,
+        )
 
 
 def _rate(book: JournalReader) -> float | None:
@@ -329,119 +336,127 @@ def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job
     return [job(passage) for passage in passages]
 
 
-class _Run:
-    """The share of one process in an extraction."""
+class _CorpusExtraction(Closing):
+    """The share of one process in an extraction, over its own journal."""
 
     def __init__(
         self,
         config: Config,
         settings: ExtractionSettings,
-        plan: _Plan,
-        store: TripleStore,
-        book: Journal,
+        identity: Mapping[str, Any],
+        file: pathlib.Path,
+        started: float,
     ):
-        self._config, self._settings, self._plan = config, settings, plan
-        self._store, self._book = store, book
-        self._shards = book.path.resolve().with_name(SHARDS)
+        """Opens the journal ``file``; ``started`` is `time.monotonic()` at the command's start."""
+        minutes = config.stop_after_minutes
+        self._config, self._settings = config, settings
+        self._until = started + 60 * minutes if minutes else None
+        self._runner = Runner(
+            file,
+            identity,
+            self._open_handlers,
+            in_flight=config.in_flight,
+            until=self._until,
+            started=started,
+            encode=self._encode,
+            replace=config.replace,
+        )
+        self._book = self._runner.book
+        self._shards = file.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
         self._example = ""  # what a model wrote where there was no triple
         self._before = Progress()  # of earlier blocks
 
-    def run(self, started: float) -> dict[str, int]:
+    def close(self) -> None:
+        """Closes the model and the journal."""
+        self._runner.close()
+
+    def _open_handlers(
+        self, stack: contextlib.ExitStack, book: Journal
+    ) -> dict[type | str, Handler]:
+        spent = sum(book.usage().values(), Usage())
+        backend: Any = backends.open_backend(self._config.extractor, spent=spent)
+        stack.enter_context(contextlib.closing(backend))
+        return {"extractor": GenerateHandler(backend, {})}
+
+    def run(self, selection: _Selection, store: TripleStore) -> dict[str, int]:
         """Extracts what is left; returns how many passages were ``reused``, ``extracted``,
         ``deleted``, ``left``.
         """
         bar = tqdm.tqdm(
-            self._plan.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
+            selection.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
-        totals = self._book.totals()
-        wanted = estimate(self._plan.wanted(), self._config, self._settings, _rate(self._book))[
-            "passages"
-        ]
-        gone = [name for name in self._store.passage_ids() if name not in self._plan.corpus]
+        rate = _rate(self._book)
+        wanted = estimate(selection.wanted(), self._config, self._settings, rate)["passages"]
+        gone = [name for name in store.passage_ids() if name not in selection.corpus]
         if gone:
-            self._store.commit((), {}, gone)
+            store.commit((), {}, gone)
             say(f"{len(gone):,} passages have left the corpus: their triples are removed")
         if wanted < chosen:
             say(f"{chosen - wanted:,} passages are up to date")
-        spent = sum(totals.usage.values(), Usage())
-        done = self._extract(wanted, spent, started) if wanted else 0
+        done = self._extract(selection, store, wanted) if wanted else 0
         if done == wanted:
             self._book.forget([record.id for record in self._book.records()])
-            if self._plan.share == (0, 1):
+            if selection.share == (0, 1):
                 self._drop_shards()
+        self._runner.seconds()
         counts = {"reused": chosen - wanted, "extracted": done}
         return {**counts, "deleted": len(gone), "left": wanted - done}
 
-    def _extract(self, wanted: int, spent: Usage, started: float) -> int:
+    def _extract(self, selection: _Selection, store: TripleStore, wanted: int) -> int:
         """Extracts block by block; returns of how many passages the outcome is stored."""
-        minutes, done = self._config.stop_after_minutes, 0
-        deadline = started + 60 * minutes if minutes else None
+        done = 0
         with progress_bar(wanted, "passage") as show:
             if cluster.is_chosen(self._config):
-                blocks = self._on_cluster(deadline, show)
+                blocks = self._on_cluster(selection, show)
             else:
-                blocks = self._here(spent, deadline, show)
+                blocks = self._here(selection, show)
             with contextlib.closing(blocks):
                 for block, records in blocks:
-                    self._store.commit(_stored(block, records), self._plan.identity)
+                    store.commit(_stored(block, records), selection.identity)
                     done += len(block)
         return done
 
-    def _here(
-        self, spent: Usage, deadline: float | None, show: Callable[..., None]
-    ) -> Generator[_Block]:
+    def _here(self, selection: _Selection, show: Show) -> Generator[_Block]:
         """Blocks, the last what has ended of it; what follows one is done once it is stored."""
-        backend: Any = backends.open_backend(self._config.extractor, spent=spent)
-        with contextlib.closing(backend):
-            handler = GenerateHandler(backend, {})
 
-            def on_progress(progress: Progress, tokens: int = 0) -> None:
-                self._check(self._before.failed + progress.failed)
-                show(_sum(self._before, progress), tokens)
+        def on_progress(progress: Progress, tokens: int) -> None:
+            self._check(self._before.failed + progress.failed)
+            show(_sum(self._before, progress), tokens)
 
-            scheduler = Scheduler(
-                {"extractor": handler},
-                self._book,
-                in_flight=self._config.in_flight,
-                encode=self._encode,
-                on_progress=on_progress,
-            )
-            handler.on_tokens = lambda tokens: on_progress(scheduler.progress, tokens)
-            passages = self._plan.wanted()
-            while block := list(itertools.islice(passages, self._config.block)):
-                jobs = _jobs(block, self._settings)
-                names = {job.id for job in jobs}
-                for name, outcome in self._book.outcomes(names).items():  # of an earlier run
-                    kind = extraction.Outcome
-                    self._count(typed(self._book.path, name, outcome, kind))
-                complete = scheduler.run(jobs, deadline=deadline)
-                self._before = _sum(self._before, scheduler.progress)
-                self._check(self._before.failed)
-                known = {record.id: record for record in self._book.records(names)}
-                if not complete:
-                    # What failed is left: it may be of an earlier run, and not asked again.
-                    known = {name: r for name, r in known.items() if r.outcome is not None}
-                    block = [p for p in block if extraction.program_of(p) in known]
-                yield block, known
-                self._book.forget(list(known))
-                if not complete:
-                    return
+        passages = selection.wanted()
+        while block := list(itertools.islice(passages, self._config.block)):
+            jobs = _jobs(block, self._settings)
+            names = [job.id for job in jobs]
+            for name, outcome in self._book.outcomes(names).items():  # of an earlier run
+                self._count(typed(self._book.path, name, outcome, extraction.Outcome))
+            complete = self._runner.run(jobs, show=on_progress)
+            self._before = _sum(self._before, self._runner.progress)
+            self._check(self._before.failed)
+            known = self._runner.records(jobs)
+            if not complete:
+                # What failed is left: it may be of an earlier run, and not asked again.
+                known = {name: r for name, r in known.items() if r.outcome is not None}
+                block = [p for p in block if extraction.program_of(p) in known]
+            yield block, known
+            self._book.forget(list(known))
+            if not complete:
+                return
 
-    def _on_cluster(self, deadline: float | None, show: Callable[..., None]) -> Generator[_Block]:
+    def _on_cluster(self, selection: _Selection, show: Show) -> Generator[_Block]:
         """As `_here`, by workers of a Ray cluster; a shard's journal goes once it is stored."""
         config = self._config
         self._shards.mkdir(exist_ok=True)
 
         def shards() -> Iterator[_Shard]:
-            until = None if deadline is None else time.time() + deadline - time.monotonic()
-            for name, block in self._plan.blocks():
+            until = None if self._until is None else time.time() + self._until - time.monotonic()
+            for name, block in selection.blocks():
                 if until is not None and time.time() >= until:
                     return
                 yield _Shard(name, self._shards / f"{name}.sqlite", block, until)
 
-        work = functools.partial(_Worker, config, dict(self._plan.identity))
+        work = functools.partial(_Worker, config, dict(selection.identity))
         on_devices = config.extractor.backend != "openai"
         done = cluster.in_order(work, shards(), config, self._shards, on_devices=on_devices)
         for shard, is_whole in done:
@@ -453,7 +468,7 @@ class _Run:
             records = {name: found[name] for name in map(extraction.program_of, shard.passages)}
             self._before = _sum(self._before, self._progress(records, totals))
             self._check(self._before.failed)
-            show(self._before)
+            show(self._before, 0)
             yield shard.passages, records
             self._drop(shard.file)
 

@@ -6,7 +6,6 @@ Every conversation is a program of one request, over the scheduler and the journ
 import collections
 import contextlib
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Job, Scheduler, progress_bar
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import JOURNAL, Journal
 
 RESPONSES = "responses.jsonl"
@@ -45,31 +45,43 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
     )
     is_local = config.backend != "openai"
     programs = {name: _program(name, request, is_local) for name, request in requests.items()}
-    with Journal(workdir / JOURNAL, backends.fingerprint(config)) as book:
-        known = book.outcomes()
-        pending = {name: r for name, r in requests.items() if programs[name] not in known}
-        run = _Run(0.0, 0.0, 0, False, backends.model_name(config))
-        if pending:
-            if len(pending) < len(requests):
-                kept = len(requests) - len(pending)
-                say(f"resuming: {kept} of {len(requests)} requests are answered already")
-            jobs = [_job(programs[name], request) for name, request in pending.items()]
-            run = _answer(config, jobs, list(pending.values()), book)
+    handler: GenerateHandler | None = None
+
+    def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
+        nonlocal handler
+        handler = _open_model(config, stack, book, [requests[name] for name in pending])
+        return {"": handler}
+
+    settings = backends.fingerprint(config)
+    with Runner(workdir / JOURNAL, settings, open_handlers, in_flight=len(requests)) as runner:
+        known = runner.book.outcomes()
+        pending = [name for name, program in programs.items() if program not in known]
+        if 0 < len(pending) < len(requests):
+            kept = len(requests) - len(pending)
+            say(f"resuming: {kept} of {len(requests)} requests are answered already")
+        runner.run([_job(programs[name], requests[name]) for name in pending], unit="row")
+        seconds, book = runner.run_seconds, runner.book
         errors = {record.id: record.error for record in book.records() if record.error}
         rows = [
             _row(name, book.replay(Key(programs[name], 0), request), errors.get(programs[name]))
             for name, request in requests.items()
         ]
     write_lines(workdir / RESPONSES, rows)
-    result = summary(rows, run, resumed=len(requests) - len(pending))
+    result = _counts(rows)
     if result["failures"]:
         first = next(row["error"] for row in rows if row["error"])
         say(f"{result['failures']} of {len(rows)} requests failed; the first: {first}")
+    model = handler and getattr(getattr(handler.backend, "config", None), "model", None)
     return {
+        "num_requests": len(rows),
+        "resumed": len(requests) - len(pending),
         **result,
-        "budget_exhausted": run.exhausted,
+        "load_seconds": runner.load_seconds,
+        "seconds": seconds,
+        "tokens_per_second": runner.progress.generated_tokens / seconds if seconds else 0.0,
+        "budget_exhausted": handler is not None and handler.is_exhausted,
         "backend": config.backend,
-        "model": run.model,
+        "model": model or backends.model_name(config),
     }
 
 
@@ -91,54 +103,26 @@ def _job(program: str, request: Generate) -> Job:
     return Job(program, {}, start)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Work of this process: seconds, tokens generated in them, and by which model."""
-
-    load_seconds: float
-    seconds: float
-    generated_tokens: int
-    exhausted: bool
-    model: str | None
-
-
-def _answer(config: Any, jobs: Sequence[Job], requests: Sequence[Generate], book: Journal) -> _Run:
-    """Generates, with a progress bar on stderr; every response goes into the journal."""
-    start = time.perf_counter()
+def _open_model(
+    config: Any, stack: contextlib.ExitStack, book: Journal, requests: Sequence[Generate]
+) -> GenerateHandler:
     spent = sum(book.usage().values(), start=Usage())
     backend: Any = backends.open_backend(config, spent=spent)
-    with contextlib.closing(backend), progress_bar(len(jobs), "row") as show:
-        loaded = time.perf_counter()
-        if hasattr(backend, "estimate"):
-            say(f"estimate: {backend.estimate(requests)}")
-        handler = GenerateHandler(backend, {}, seed=None)
-        scheduler = Scheduler({"": handler}, book, in_flight=len(jobs), on_progress=show)
-        handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
-        scheduler.run(jobs)
-        name = getattr(getattr(backend, "config", None), "model", None)
-        return _Run(
-            loaded - start,
-            time.perf_counter() - loaded,
-            scheduler.progress.generated_tokens,
-            handler.is_exhausted,
-            name or backends.model_name(config),
-        )
+    stack.enter_context(contextlib.closing(backend))
+    if hasattr(backend, "estimate"):
+        say(f"estimate: {backend.estimate(requests)}")
+    return GenerateHandler(backend, {}, seed=None)
 
 
-def summary(rows: Sequence[Mapping[str, Any]], run: _Run, resumed: int) -> dict[str, Any]:
-    """The result: counts and tokens of all rows, times of this run."""
+def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts and tokens of all rows."""
     usage = sum((Usage(**row["usage"]) for row in rows), Usage())
     reasons = collections.Counter(row["finish_reason"] for row in rows)
     return {
-        "num_requests": len(rows),
-        "resumed": resumed,
         "failures": reasons["error"],
         "finish_reasons": {name: reasons[name] for name in ("stop", "length", "error")},
         "truncated": usage.truncated,
         **usage.tokens,
-        "load_seconds": run.load_seconds,
-        "seconds": run.seconds,
-        "tokens_per_second": run.generated_tokens / run.seconds if run.seconds else 0.0,
     }
 
 

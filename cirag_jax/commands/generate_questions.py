@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax import sqlite
@@ -29,7 +29,7 @@ from cirag_jax.grade import (
 )
 from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
-from cirag_jax.io import say
+from cirag_jax.io import Closing, say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.models.io import fingerprint
@@ -38,7 +38,8 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Record, check_settings, damaged
 from cirag_jax.runtime.requests import Program
-from cirag_jax.runtime.scheduler import Handler, Job, Scheduler, progress_bar
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import JOURNAL, Journal, ResponseCache
 from cirag_jax.types import Config, Count, Triple
 
@@ -110,24 +111,22 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     say(f"{len(found):,} documents" + (f"; {_told(dropped)}" if dropped else ""))
     if config.estimate_only:
         return _estimate_only(config, settings, found, workdir)
-    with contextlib.ExitStack() as stack:
-        book = stack.enter_context(Journal(workdir / JOURNAL, _bound(config, settings)))
-        run = _Run(config, settings, book, stack, until)
+    with _Steps(config, settings, workdir / JOURNAL, until=until, started=started) as steps:
         result: dict[str, Any] = {"documents": len(found), "dropped_documents": dropped}
         try:
-            _generate(run, found, workdir, result)
+            _generate(steps, found, workdir, result)
             complete = True
         except _Stopped:
             say("stopped before the end; the same command goes on from here")
             complete = False
-        totals = book.totals()
+        totals = steps.book.totals()
         return {
             **result,
-            "failures": sum(run.failed.values()),
-            "failed_requests": dict(run.failed),
+            "failures": sum(steps.failed.values()),
+            "failed_requests": dict(steps.failed),
             "calls": totals.calls,
             "tokens": {role: usage.tokens for role, usage in sorted(totals.usage.items())},
-            "seconds": book.add_seconds(time.monotonic() - started),
+            "seconds": steps.seconds(),
             "complete": complete,
         }
 
@@ -137,10 +136,14 @@ def _estimate_only(
 ) -> dict[str, Any]:
     """Runs the steps that have nothing to ask, in a copy of the journal, up to one that has."""
     told: dict[str, Any] = {"step": None, "requests": 0, "prompt_tokens": 0}
-    with contextlib.ExitStack() as stack:
-        book = stack.enter_context(_copy(workdir / JOURNAL, _bound(config, settings)))
+    file = workdir / JOURNAL
+    check_settings(file, _bound(config, settings))
+    with (
+        sqlite.copied(file) as copy,
+        _Steps(config, settings, copy, copy_of=file) as steps,
+    ):
         try:
-            _generate(_Run(config, settings, book, stack, None), found, workdir, {})
+            _generate(steps, found, workdir, {})
             say("nothing is left to ask")
         except _Estimated as estimate:
             told = estimate.told
@@ -148,25 +151,17 @@ def _estimate_only(
     return {"documents": len(found), **told, "complete": False}
 
 
-@contextlib.contextmanager
-def _copy(file: pathlib.Path, bound: Mapping[str, Any]) -> Iterator[Journal]:
-    """A journal that has what ``file`` has, if that is there, and is gone afterwards."""
-    check_settings(file, bound)
-    with sqlite.copied(file) as copy, Journal(copy, bound, copy_of=file) as book:
-        yield book
-
-
 def _generate(
-    run: "_Run", found: Sequence[Document], workdir: pathlib.Path, result: dict[str, Any]
+    steps: "_Steps", found: Sequence[Document], workdir: pathlib.Path, result: dict[str, Any]
 ) -> None:
     """All steps, one after the other; ``result`` is filled as they end."""
-    settings = run.settings
+    settings = steps.settings
     # What is wrong with either is said before anything is asked.
     question_files.read_review(workdir)
     database = Database(found, settings.chunks)
-    stated = _claims(run, found, result)
-    facts = _facts(run, stated, result)
-    groups, clustered = _groups(run, stated, facts, result)
+    stated = _claims(steps, found, result)
+    facts = _facts(steps, stated, result)
+    groups, clustered = _groups(steps, stated, facts, result)
     graph = equivalence.link(facts, clustered, groups, settings.equivalence.most_names)
     nodes = {node for edge in graph.own for node in (edge.head, edge.tail)}
     result |= {"nodes": len(nodes), "edges": len(graph.own), "added_edges": len(graph.added)}
@@ -174,7 +169,7 @@ def _generate(
     by_id = {document.id: document for document in found}
     templates = None
     if settings.questions.kind == "hops":
-        templates = questions.WordedTemplates(_wordings(run, graph, stated, result))
+        templates = questions.WordedTemplates(_wordings(steps, graph, stated, result))
     elif settings.questions.kind == "rules":
         typed = any(fact.type for fact in facts)
         templates = questions.TypedTemplates() if typed else questions.RelationTemplates(graph)
@@ -207,11 +202,11 @@ def _generate(
             f"path of {_lengths(settings)} hops that can be used"
             f"{_because(added(drawn.reasons.values()))}."
         )
-    asked = _ask(run, drawn.paths, graph, stated, by_id, templates, checks)
-    if run.config.estimate_only:
+    asked = _ask(steps, drawn.paths, graph, stated, by_id, templates, checks)
+    if steps.config.estimate_only:
         return
     result |= question_files.write(
-        run.config, found, database, stated, graph, clustered, groups, asked, workdir
+        steps.config, found, database, stated, graph, clustered, groups, asked, workdir
     )
     if not result["questions"]:
         raise UserError(
@@ -227,21 +222,21 @@ def _generate(
 # ------------------------------------------------------------------------------------ the programs
 
 
-class _Run:
-    """The journal, the models, and what failed."""
+class _Steps(Closing):
+    """The programs of all steps over one journal, and what failed."""
 
-    def __init__(
-        self,
-        config: Config,
-        settings: Settings,
-        book: Journal,
-        stack: contextlib.ExitStack,
-        until: float | None,
-    ):
-        self.config, self.settings, self._book = config, settings, book
-        self._stack, self._until = stack, until
-        self._handler: GenerateHandler | None = None
+    def __init__(self, config: Config, settings: Settings, file: pathlib.Path, **options: Any):
+        """``file`` is the journal's; ``options`` are those of `Runner`."""
+        self.config, self.settings = config, settings
+        bound = _bound(config, settings)
+        options["in_flight"] = config.in_flight
+        self._runner = Runner(file, bound, self._open_handlers, **options)
+        self.book, self.seconds = self._runner.book, self._runner.seconds
         self.failed: collections.Counter[str] = collections.Counter()
+
+    def close(self) -> None:
+        """Closes the model and the journal."""
+        self._runner.close()
 
     def records(self, step: str, jobs: Sequence[Job], asks: bool, kind: Any) -> dict[str, Record]:
         """Runs a step's programs; the record of each by its id.
@@ -255,11 +250,10 @@ class _Run:
         Raises:
           _Stopped: not all have ended.
         """
-        waiting = self.waiting(jobs)
-        if waiting:
-            self._run(step, [job for job in jobs if job.id in waiting], asks)
-        records = self._book.records(job.id for job in jobs)
-        found = {record.id: self._typed(record, kind) for record in records}
+        if not self._runner.run(jobs, asks=asks, unit="program", name=step):
+            raise _Stopped
+        records = self._runner.records(jobs)
+        found = {name: self._typed(record, kind) for name, record in records.items()}
         errors = collections.Counter(record.error for record in found.values() if record.error)
         if errors:
             error, count = errors.most_common(1)[0]
@@ -269,7 +263,7 @@ class _Run:
 
     def waiting(self, jobs: Iterable[Job]) -> set[str]:
         """Ids of the programs that have no result yet."""
-        return {job.id for job in jobs} - self._book.outcomes().keys()
+        return {job.id for job in self._runner.left(jobs)}
 
     def _typed(self, record: Record, kind: Any) -> Record:
         return dataclasses.replace(record, outcome=record.result(kind))
@@ -279,40 +273,19 @@ class _Run:
         beyond = [place for place in places if place >= size]
         if beyond:
             error = IndexError(f"{beyond[0]} of {size}")
-            raise damaged(self._book.path, job.id, error)
+            raise damaged(self.book.path, job.id, error)
 
-    def _run(self, step: str, jobs: Sequence[Job], asks: bool) -> None:
-        handler = self._opened() if asks else None
-        handlers: dict[type | str, Handler] = {}
-        if handler is not None:
-            handlers |= dict.fromkeys(self.settings.roles, handler)
-        with progress_bar(len(jobs), "program", step) as show:
-            scheduler = Scheduler(
-                handlers, self._book, in_flight=self.config.in_flight, on_progress=show
-            )
-            if handler is not None:
-                handler.on_tokens = lambda tokens: show(scheduler.progress, tokens)
-            if not scheduler.run(jobs, deadline=self._until):
-                raise _Stopped
-
-    def _opened(self) -> GenerateHandler:
-        if self._handler is None:
-            spent = sum(self._book.usage().values(), Usage())
-            cache = None
-            if self.config.cache:
-                cache = self._stack.enter_context(
-                    contextlib.closing(ResponseCache(self.config.cache))
-                )
-            backend: Any = backends.open_backend(self.config.llm, spent=spent)
-            self._stack.enter_context(contextlib.closing(backend))
-            self._handler = GenerateHandler(
-                backend,
-                {},
-                seed=self.config.seed,
-                cache=cache,
-                identity=backends.fingerprint(self.config.llm),
-            )
-        return self._handler
+    def _open_handlers(
+        self, stack: contextlib.ExitStack, book: Journal
+    ) -> dict[type | str, Handler]:
+        config = self.config
+        spent = sum(book.usage().values(), Usage())
+        cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
+        backend: Any = backends.open_backend(config.llm, spent=spent)
+        stack.enter_context(contextlib.closing(backend))
+        identity = backends.fingerprint(config.llm)
+        handler = GenerateHandler(backend, {}, seed=config.seed, cache=cache, identity=identity)
+        return dict.fromkeys(self.settings.roles, handler)
 
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
         """Says what a step's requests take, of each of which so many are alike.
@@ -352,8 +325,8 @@ def _encoder(config: Config) -> dict[str, Any]:
     return {**block.to_dict(), **fingerprint.of_model(block.model), "packages": packages}
 
 
-def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
-    settings = run.settings.claims
+def _claims(steps: _Steps, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
+    settings = steps.settings.claims
     places = [(d, i) for d in found for i, s in enumerate(d.sentences) if s.strip()]
     how = codec.encode(settings)
 
@@ -363,7 +336,7 @@ def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tup
     # An article is hashed once, and not once a sentence.
     whole = {d.id: codec.digest(codec.dump([d.title, d.sentences])) for d in found}
     jobs = [_job("claim", [d.id, i, whole[d.id], how], program(d, i)) for d, i in places]
-    waiting = run.waiting(jobs)
+    waiting = steps.waiting(jobs)
     left = collections.Counter(
         d.id for (d, _), job in zip(places, jobs, strict=True) if job.id in waiting
     )
@@ -373,8 +346,8 @@ def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tup
         if left[d.id]
         for turns in claims.typical_messages(d, settings)
     )
-    run.estimate("claims", shown)
-    records = run.records("claims", jobs, bool(settings.roles), claims.Outcome)
+    steps.estimate("claims", shown)
+    records = steps.records("claims", jobs, bool(settings.roles), claims.Outcome)
     stated: list[Claim] = []
     why: collections.Counter[str] = collections.Counter()
     for (document, index), job in zip(places, jobs, strict=True):
@@ -386,15 +359,15 @@ def _claims(run: _Run, found: Sequence[Document], result: dict[str, Any]) -> tup
     result |= {"sentences": len(places), "claims": len(stated), "dropped_sentences": dict(why)}
     if not stated:
         raise UserError(
-            f"none of the {len(places):,} sentences of {run.config.documents or 'the dataset'} "
+            f"none of the {len(places):,} sentences of {steps.config.documents or 'the dataset'} "
             f"became a claim{_because(why)}."
         )
     say(f"{len(stated):,} claims of {len(places):,} sentences")
     return tuple(stated)
 
 
-def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[Fact, ...]:
-    settings, path = run.settings.triples, run.config.documents
+def _facts(steps: _Steps, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[Fact, ...]:
+    settings, path = steps.settings.triples, steps.config.documents
     problems: collections.Counter[str] = collections.Counter()
     if settings.kind == "dataset":
         found, problems["no_claim"] = triples.of_dataset(path, stated)
@@ -414,15 +387,15 @@ def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[
             _job("triples", [first, some, how], program(some))
             for first, some in enumerate(texts)
         ]
-        waiting = run.waiting(jobs)
+        waiting = steps.waiting(jobs)
         left = (some for some, job in zip(texts, jobs, strict=True) if job.id in waiting)
-        run.estimate("triples", ((1, prompts.triple_messages(some)) for some in left))
-        records = run.records("triples", jobs, True, triples.Outcome)
+        steps.estimate("triples", ((1, prompts.triple_messages(some)) for some in left))
+        records = steps.records("triples", jobs, True, triples.Outcome)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
             outcome = records[job.id].outcome or {"triples": [], "problems": ["request_failed"]}
             problems.update(outcome["problems"])
-            run.check(job, (place for *_, place in outcome["triples"]), len(batches[number]))
+            steps.check(job, (place for *_, place in outcome["triples"]), len(batches[number]))
             for head, relation, tail, place in outcome["triples"]:
                 rows.append((Triple(head, relation, tail), number * settings.claims + place))
         found = triples.facts(rows)
@@ -433,26 +406,26 @@ def _facts(run: _Run, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[
 
 
 def _groups(
-    run: _Run, stated: Sequence[Claim], facts: Sequence[Fact], result: dict[str, Any]
+    steps: _Steps, stated: Sequence[Claim], facts: Sequence[Fact], result: dict[str, Any]
 ) -> tuple[list[Group], clusters.Clusters]:
     """Equivalence groups, and the clusters in which they were found."""
-    settings, how = run.settings.equivalence, run.settings.clusters
+    settings, how = steps.settings.equivalence, steps.settings.clusters
     if settings.kind == "off" or all(fact.type for fact in facts):  # they point to things already
         result |= {"clusters": 0, "groups": {}, "equivalence_problems": {}}
         return [], ()
     texts = [claim.text for claim in stated]
 
     def program() -> Program[list[list[int]]]:
-        encoder = kept_on_disk(open_encoder_for(run.config.encoder))
+        encoder = kept_on_disk(open_encoder_for(steps.config.encoder))
         say(f"embedding and clustering {len(texts):,} claims")
         return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
         yield  # a program, which has nothing to ask
 
-    job = _job("clusters", [texts, codec.encode(how), _encoder(run.config)], program)
-    record = run.records("clusters", [job], False, list[list[Count]])[job.id]
+    job = _job("clusters", [texts, codec.encode(how), _encoder(steps.config)], program)
+    record = steps.records("clusters", [job], False, list[list[Count]])[job.id]
     if record.outcome is None:
         raise UserError(f"the claims could not be clustered: {record.error}.")
-    run.check(job, (row for rows in record.outcome for row in rows), len(texts))
+    steps.check(job, (row for rows in record.outcome for row in rows), len(texts))
     clustered = tuple(tuple(rows) for rows in record.outcome)
     parts = list(equivalence.parts(clustered, facts, settings))
 
@@ -465,11 +438,11 @@ def _groups(
         decided_by = [cluster, number, shown, codec.encode(settings)]
         jobs.append(_job("same", decided_by, find(places)))
     if settings.kind == "model":
-        waiting = run.waiting(jobs)
+        waiting = steps.waiting(jobs)
         left = (p for (_, p), job in zip(parts, jobs, strict=True) if job.id in waiting)
         shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for p in left)
-        run.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
-    records = run.records("equivalence", jobs, bool(settings.roles), equivalence.Outcome)
+        steps.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
+    records = steps.records("equivalence", jobs, bool(settings.roles), equivalence.Outcome)
     groups: list[Group] = []
     problems: collections.Counter[str] = collections.Counter()
     for (cluster, _), job in zip(parts, jobs, strict=True):
@@ -487,10 +460,10 @@ def _groups(
 
 
 def _wordings(
-    run: _Run, graph: equivalence.Graph, stated: Sequence[Claim], result: dict[str, Any]
+    steps: _Steps, graph: equivalence.Graph, stated: Sequence[Claim], result: dict[str, Any]
 ) -> dict[int, questions.Wording]:
     """The facts that can be part of a path in a language model's words, by their places."""
-    settings, facts = run.settings.questions, graph.facts
+    settings, facts = steps.settings.questions, graph.facts
 
     def program(fact: Fact) -> Any:
         return lambda: questions.word(fact, stated[fact.claim], settings)
@@ -505,13 +478,13 @@ def _wordings(
     }
     once = {job.id: at for at, job in jobs.items()}  # a fact may be stated twice
     unique = [jobs[at] for at in once.values()]
-    waiting = run.waiting(unique)
+    waiting = steps.waiting(unique)
     left = (facts[at] for name, at in once.items() if name in waiting)
     shown = (
         turns for fact in left for turns in questions.typical_messages(fact, stated[fact.claim])
     )
-    run.estimate("wordings", ((1, turns) for turns in shown))
-    records = run.records("wordings", unique, True, questions.Wording)
+    steps.estimate("wordings", ((1, turns) for turns in shown))
+    records = steps.records("wordings", unique, True, questions.Wording)
     failed: questions.Wording = {"reason": "request_failed"}
     found = {at: records[job.id].outcome or failed for at, job in jobs.items()}
     result["wordings"] = len(found)
@@ -522,7 +495,7 @@ def _wordings(
 
 
 def _ask(
-    run: _Run,
+    steps: _Steps,
     drawn: Sequence[Path],
     graph: equivalence.Graph,
     stated: Sequence[Claim],
@@ -530,7 +503,7 @@ def _ask(
     templates: questions.Templates | None,
     checks: questions.Checks | None,
 ) -> list[Asked]:
-    settings = run.settings.questions
+    settings = steps.settings.questions
 
     def program(path: Path) -> Any:
         return lambda: questions.ask(path, graph, stated, by_id, settings, templates, checks)
@@ -542,7 +515,7 @@ def _ask(
         surfaces = [graph.surfaces[node] for node in (path[0].head, *(e.tail for e in path))]
         decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
         jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
-    waiting, asking = run.waiting(jobs), []
+    waiting, asking = steps.waiting(jobs), []
     roles = [role for role in settings.roles if role != "asker" or templates is None]
     for path, turns, job in zip(drawn, messages, jobs, strict=True):
         last = graph.facts[path[-1].fact]
@@ -550,8 +523,8 @@ def _ask(
         told = prompts.validation_messages(stated[last.claim].text, last.tail)
         if job.id in waiting:
             asking += [(1, {"asker": turns, "validator": told}[role]) for role in roles]
-    run.estimate("questions", asking)
-    records = run.records("questions", jobs, bool(roles), questions.Outcome)
+    steps.estimate("questions", asking)
+    records = steps.records("questions", jobs, bool(roles), questions.Outcome)
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [
         Asked(path, records[job.id].outcome or failed)

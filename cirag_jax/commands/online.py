@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from cirag_jax.methods.common import extraction
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.records import typed
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
-from cirag_jax.runtime.scheduler import Call, Done, Job, Scheduler
-from cirag_jax.runtime.store import Journal
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Call, Done, Job
 from cirag_jax.types import Passage, Triple
 
 NAME = "extractions"  # of a journal beside the run's, named as that one is
@@ -19,8 +18,8 @@ NAME = "extractions"  # of a journal beside the run's, named as that one is
 class OnlineExtractHandler:
     """Extracts the passages that no question asked for before, all together.
 
-    ``generate`` is the language model of role ``extractor``. The journal is of extractions: a run
-    that was killed repeats none, and questions share them.
+    ``generate`` is the language model of role ``extractor``, which answers in ``runner``. The
+    journal is of extractions: a run that was killed repeats none, and questions share them.
     """
 
     is_slow = True
@@ -28,11 +27,11 @@ class OnlineExtractHandler:
     def __init__(
         self,
         generate: GenerateHandler,
-        journal: Journal,
+        runner: Runner,
         settings: extraction.ExtractionSettings,
     ):
         self._generate = generate
-        self._journal = journal
+        self._runner = runner
         self._settings = settings
         self._known: dict[str, tuple[Triple, ...] | None] = {}
 
@@ -56,18 +55,13 @@ class OnlineExtractHandler:
                 done(index, RequestError("the extractor's budget is exhausted"))
 
     def _extract(self, passages: Sequence[Passage]) -> bool:
-        scheduler = Scheduler(
-            {"extractor": self._generate},
-            self._journal,
-            in_flight=256,
-            encode=extraction.encode_extraction,
-        )
         jobs = [self._job(passage) for passage in passages]
-        complete = scheduler.run(jobs)
-        outcomes = self._journal.outcomes()
+        complete = self._runner.run(jobs)
+        records = self._runner.records(jobs)
         for job, passage in zip(jobs, passages, strict=True):
-            if job.id in outcomes:
-                outcome = typed(self._journal.path, job.id, outcomes[job.id], extraction.Outcome)
+            record = records.get(job.id)
+            if record is not None and record.outcome is not None:
+                outcome = record.result(extraction.Outcome)
                 self._known[passage.id] = extraction.stored(passage, outcome, None).triples
             elif complete:
                 self._known[passage.id] = None

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +47,7 @@ from cirag_jax.runtime.requests import (
     Needs,
     Retrieve,
 )
+from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.entity_index import EntityIndex
@@ -196,8 +196,17 @@ def open_handlers(
     if "extractor" in roles:
         block = config.extractor
         how = extraction.ExtractionSettings(triple_tokens=block.max_tokens, grounded=block.grounded)
-        extractions = _open_extractions(config, how, book.path, stack)
-        spent = {**book.usage(), **extractions.usage()}
+        settings = extraction.extractor_identity(backends.fingerprint(config.extractor), how)
+        path = book.path.with_name(book.path.name.replace("journal", online.NAME))
+        runner = Runner(
+            path,
+            settings,
+            lambda *_: {"extractor": handlers["extractor"]},
+            in_flight=256,
+            encode=extraction.encode_extraction,
+        )
+        extractions = stack.enter_context(runner)
+        spent = {**book.usage(), **extractions.book.usage()}
         handlers |= _open_models(config, needs, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
         handlers[Extract] = online.OnlineExtractHandler(extractor, extractions, how)
@@ -317,9 +326,7 @@ def _open_models(
     pool: Pool,
 ) -> dict[type | str, Handler]:
     """One handler a model: roles with equal configs share it, and its budget."""
-    cache = None
-    if config.cache:
-        cache = stack.enter_context(contextlib.closing(ResponseCache(config.cache)))
+    cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
     shared: dict[str, list[str]] = {}
     for role in roles:
         block = config[role].to_dict()
@@ -375,15 +382,3 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> TripleSou
     known = sum(passage.id in dataset.triples for passage in corpus.passages)
     say(f"{known:,} of them have triples")
     return lambda ids: {i: dataset.triples.get(i) for i in ids}
-
-
-def _open_extractions(
-    config: Config,
-    how: extraction.ExtractionSettings,
-    beside: pathlib.Path,
-    stack: contextlib.ExitStack,
-) -> Journal:
-    """The journal of what is extracted online."""
-    settings = extraction.extractor_identity(backends.fingerprint(config.extractor), how)
-    path = beside.with_name(beside.name.replace("journal", online.NAME))
-    return stack.enter_context(Journal(path, settings))

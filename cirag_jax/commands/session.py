@@ -15,8 +15,10 @@ from cirag_jax.io import Closing
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
-from cirag_jax.runtime.scheduler import Scheduler
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal
+from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Passage, Prediction, Question, Step
 
 
@@ -64,14 +66,17 @@ class Cirag(Closing):
             dataset = documents_lib.from_texts(documents)
         corpus = build_corpus(dataset, (), WHOLE)
         self._passages = dataset.corpus
-        self._in_flight = config.in_flight
+        asked = opening.Task(needs, dataset, (), corpus)
+
+        def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
+            return opening.open_handlers(config, asked, book, stack, rows=config.in_flight)
+
         with contextlib.ExitStack() as stack:
-            self._book = stack.enter_context(Journal(":memory:", {}))
-            asked = opening.Task(needs, dataset, (), corpus)
-            self._handlers = opening.open_handlers(
-                config, asked, self._book, stack, rows=config.in_flight
-            )
-            self._stack, self._is_closed = stack.pop_all(), False
+            runner = Runner(MEMORY, {}, open_handlers, in_flight=config.in_flight)
+            self._runner = stack.enter_context(runner)
+            runner.open()
+            stack.pop_all()
+        self._is_closed = False
 
     @classmethod
     def open(
@@ -106,12 +111,9 @@ class Cirag(Closing):
             raise UserError("the models are closed; open them again, with Cirag.open.")
         asked = [own_question(text) for text in questions]
         jobs = {q.id: task.job(q, self._program, self._settings) for q in asked}
-        scheduler = Scheduler(
-            self._handlers, self._book, in_flight=self._in_flight, encode=codec.encode
-        )
-        records = scheduler.records_of(list(jobs.values()))
-        if records is None:
+        if not self._runner.run(jobs.values()):
             raise UserError("the budget of a model is spent.")
+        records = self._runner.records(jobs.values())
         return [self._answer(question, records[question.id]) for question in asked]
 
     def _answer(self, question: Question, record: Record) -> Answer:
@@ -131,7 +133,7 @@ class Cirag(Closing):
     def close(self) -> None:
         """Frees the models."""
         self._is_closed = True
-        self._stack.close()
+        self._runner.close()
 
 
 def own_question(text: str) -> Question:

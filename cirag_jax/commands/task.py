@@ -1,17 +1,15 @@
 """What commands share that run programs over the questions of a data set."""
 
-import contextlib
 import dataclasses
 import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
-from cirag_jax import config_files, processes
+from cirag_jax import config_files
 from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.corpus import Corpus
@@ -22,16 +20,11 @@ from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.records import JournalReader, Record, read_records
 from cirag_jax.runtime.requests import Needs, Program
-from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler, progress_bar
-from cirag_jax.runtime.store import JOURNAL, Journal, journal_path, merge_journals
+from cirag_jax.runtime.scheduler import Job
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 _CONFIGS = config_files.CONFIGS / "methods"
-_NOTE_SECONDS = 5.0  # Between two notes of the time.
-
-OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
 
 
 def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> Config:
@@ -156,84 +149,6 @@ def plain(config: Config) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in config.to_dict().items()}
 
 
-class Run(NamedTuple):
-    """What a workdir holds once `run` has ended.
-
-    Attributes:
-      records: of the jobs that were started, by id.
-      complete: whether all jobs have ended.
-      load_seconds: until its first request.
-      seconds: wall time of all runs on this workdir.
-    """
-
-    records: Mapping[str, Record]
-    complete: bool
-    load_seconds: float
-    seconds: float
-
-
-def run(
-    config: Config,
-    open_handlers: OpenHandlers,
-    jobs: Sequence[Job],
-    workdir: pathlib.Path,
-    settings: Mapping[str, Any],
-    started: float,
-    until: float | None,
-) -> Run | None:
-    """Runs what is left of ``jobs``, recorded in ``workdir/journal.sqlite``.
-
-    Several processes deal the jobs out among themselves by their ids, each with a journal of its
-    own, which the first merges once all have ended.
-
-    Args:
-      config: with ``in_flight``.
-      open_handlers: opens what answers; given a stack that closes it, and the journal.
-      jobs: programs whose result is a `Prediction`.
-      workdir: where the journals lie.
-      settings: what decides the results, see `Journal`.
-      started: `time.monotonic()` at the command's start.
-      until: `time.monotonic()` after which no batch is begun, see `deadline`; None: never.
-
-    Returns:
-      None in all processes but the first.
-    """
-    index, count = jax.process_index(), jax.process_count()
-    if count > 1:
-        refuse_budgets(config)
-
-    def work() -> tuple[bool, float]:
-        own, ended = _share(jobs, index, count), (True, 0.0)
-        with Journal(journal_path(workdir, index, count), settings) as book:
-            known, clock = book.outcomes(), _Clock(book, started)
-            if any(job.id not in known for job in own):
-                ended = _run(config, open_handlers, own, book, clock, until)
-            clock.note()
-        return ended
-
-    complete, load_seconds = processes.together(work)
-    if index:
-        return None
-    if count > 1:
-        parts = [journal_path(workdir, number, count) for number in range(count)]
-        merge_journals(parts, workdir / JOURNAL)
-    wanted, records = {job.id for job in jobs}, read_records(workdir / JOURNAL)
-    with JournalReader(workdir / JOURNAL) as book:
-        seconds = book.seconds
-    known = {record.id: record for record in records if record.id in wanted}
-    complete = complete and all(job.id in known and known[job.id].has_ended for job in jobs)
-    return Run(known, complete, load_seconds, seconds)
-
-
-def _share(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
-    """The jobs of one of the processes: whatever else is asked, a question stays with its own."""
-    return [
-        dataclasses.replace(job, place=place)
-        for place, job in enumerate(jobs)
-        if int(codec.digest(job.id)[:8], 16) % count == index
-    ]
-
-
 def deadline(config: Config) -> float | None:
     """When ``config.stop_after_minutes``, counted from now, are over."""
     check_at_least(0, config, "stop_after_minutes")
@@ -247,51 +162,3 @@ def refuse_budgets(config: Config) -> None:
     for name, block in config.items():
         if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
             raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
-
-
-class _Clock:
-    """Notes the wall time of a run in its journal, now and then, so that a kill loses little."""
-
-    def __init__(self, book: Journal, started: float):
-        self._book, self._noted = book, started
-
-    def note(self, every: float = 0.0) -> None:
-        """Adds what has passed, if that is as many seconds."""
-        now = time.monotonic()
-        if now - self._noted >= every:
-            self._book.add_seconds(now - self._noted)
-            self._noted = now
-
-
-def _run(
-    config: Config,
-    open_handlers: OpenHandlers,
-    jobs: Sequence[Job],
-    book: Journal,
-    clock: _Clock,
-    until: float | None,
-) -> tuple[bool, float]:
-    """Whether everything ended, and the seconds until the first request."""
-    start = time.monotonic()
-    check_at_least(1, config, "in_flight")
-    with contextlib.ExitStack() as stack:
-        handlers = open_handlers(stack, book)
-        with progress_bar(len(jobs)) as show:
-
-            def go_on(progress: Progress, new_tokens: int = 0) -> None:
-                clock.note(_NOTE_SECONDS)
-                show(progress, new_tokens)
-
-            scheduler = Scheduler(
-                handlers,
-                book,
-                in_flight=config.in_flight,
-                encode=codec.encode,
-                on_progress=go_on,
-            )
-            for handler in set(handlers.values()):
-                if isinstance(handler, opening.GenerateHandler):
-                    handler.on_tokens = lambda tokens: go_on(scheduler.progress, tokens)
-            load_seconds = time.monotonic() - start
-            book.add_seconds(load_seconds, loading=True)
-            return scheduler.run(jobs, deadline=until), load_seconds

@@ -21,7 +21,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
 from cirag_jax.io import replacing
 from cirag_jax.reports import pages
-from cirag_jax.runtime.records import Record, read_passages, read_records, read_settings
+from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Config, Passage, Prediction, Sentence, Step, Triple, Unit
 
@@ -61,12 +61,12 @@ def write_trace(
     """
     path = pathlib.Path(run).expanduser()
     path = path / JOURNAL if path.is_dir() else path
-    records = read_records(path)
+    with JournalReader(path) as book:
+        records, passages = list(book.records()), book.passages()
+        method = book.settings.get("method")
     for record in records:
         if not isinstance(record.input, Mapping) or "question" not in record.input:
             raise UserError(f"{path} is not the journal of a run that answers questions.")
-    passages = read_passages(path)
-    method = read_settings(path).get("method")
     title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
     try:
         with replacing(page) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:

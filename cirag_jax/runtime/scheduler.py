@@ -7,19 +7,15 @@ where the handler takes more calls while it works, else when it has answered its
 """
 
 import collections
-import contextlib
 import dataclasses
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
-
-import tqdm
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line, visible
-from cirag_jax.runtime.records import Key, Record
+from cirag_jax.runtime.records import Key
 from cirag_jax.runtime.requests import (
     Generate,
     Program,
@@ -163,15 +159,6 @@ class Scheduler:
         finally:
             for running in self._running.values():
                 running.program.close()
-
-    def records_of(
-        self, jobs: Sequence[Job], *, deadline: float | None = None
-    ) -> dict[str, Record] | None:
-        """`run`, and the record of every job by its id; None where not all have ended."""
-        if not self.run(jobs, deadline=deadline):
-            return None
-        records = self._journal.records(job.id for job in jobs)
-        return {record.id: record for record in records}
 
     def _run(self) -> bool:
         while self._todo or self._running:
@@ -338,37 +325,3 @@ def _cause(error: Exception) -> str:
     if isinstance(error, RequestError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-@contextlib.contextmanager
-def progress_bar(
-    total: int, unit: str = "question", name: str | None = None
-) -> Iterator[Callable[..., None]]:
-    """Programs done, calls, tokens and time left, on standard error.
-
-    Yields what shows a `Progress`, and the tokens of responses that it does not count yet.
-    """
-    with tqdm.tqdm(
-        total=total,
-        desc=name,
-        unit=unit,
-        file=sys.stderr,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-        smoothing=0,
-        miniters=0,  # tokens count as progress, too
-    ) as bar:
-        start = time.monotonic()
-
-        def show(progress: Progress, new_tokens: int = 0) -> None:
-            tokens = progress.generated_tokens + new_tokens
-            rate = tokens / max(time.monotonic() - start, 1e-9)
-            parts = [f"{progress.generated} generations", f"{tokens:,} tokens"]
-            parts.append(f"{rate:.1f} tokens/s")
-            if progress.replayed:
-                parts.append(f"{progress.replayed} replayed")
-            if progress.failed:
-                parts.append(f"{progress.failed} failed")
-            bar.set_postfix_str(", ".join(parts), refresh=False)
-            bar.update(progress.done - bar.n)
-
-        yield show

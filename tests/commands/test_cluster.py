@@ -22,6 +22,7 @@ from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.retrieval.encoders import FlaxEncoder
+from cirag_jax.runtime import run as runtime_run
 from cirag_jax.runtime.store import Journal
 from cirag_jax.triples.store import FILE
 from tests import tiny
@@ -264,7 +265,7 @@ def test_a_lost_worker_is_given_time_to_let_go(server, tmp_path, ray, monkeypatc
                 raise InUse("locked")
             super().__init__(path, settings, **options)
 
-    monkeypatch.setattr(extract_module, "Journal", Held)
+    monkeypatch.setattr(runtime_run, "Journal", Held)
     ray()
     with monkeypatch.context() as patch, pytest.raises(InUse):
         patch.setattr(extract_module, "_REFUSALS", 1)

@@ -6,10 +6,11 @@ import pytest
 
 from cirag_jax.commands.online import OnlineExtractHandler
 from cirag_jax.llm import types as llm
-from cirag_jax.methods.common.extraction import ExtractionSettings
+from cirag_jax.methods.common.extraction import ExtractionSettings, encode_extraction
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Key, read_records
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
+from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
 from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Passage, Triple
@@ -65,9 +66,14 @@ class Model:
 @contextlib.contextmanager
 def online(folder, model):
     """A handler on the extractions that ``folder`` holds, as a process would open it."""
-    with Journal(folder / "extractions.sqlite", SETTINGS) as journal:
-        generate = GenerateHandler(model, {"extractor": 50})
-        yield OnlineExtractHandler(generate, journal, ExtractionSettings(triple_tokens=50))
+    generate = GenerateHandler(model, {"extractor": 50})
+    with Runner(
+        folder / "extractions.sqlite",
+        SETTINGS,
+        lambda *_: {"extractor": generate},
+        encode=encode_extraction,
+    ) as runner:
+        yield OnlineExtractHandler(generate, runner, ExtractionSettings(triple_tokens=50))
 
 
 def ask(handler, *wanted):

@@ -6,11 +6,10 @@ import runpy
 
 import jax
 import pytest
-from ml_collections import ConfigDict
 
 from cirag_jax import cli, processes
-from cirag_jax.commands import task
 from cirag_jax.runtime.records import read_records
+from cirag_jax.runtime.run import run_jobs
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.store import TripleStore
 from tests import tiny
@@ -48,10 +47,11 @@ class Turns:
 
     def run(self, names, stopped=()):
         """The first process, which merges, comes last."""
-        config, jobs = ConfigDict({"in_flight": 4}), [self.job(name) for name in names]
+        jobs = [self.job(name) for name in names]
         for self.here in (2, 1, 0):
             until = 0.0 if self.here in stopped else None
-            found = task.run(config, lambda *_: {}, jobs, self.workdir, {}, 0.0, until)
+            options = {"in_flight": 4, "started": 0.0, "until": until}
+            found = run_jobs(jobs, lambda *_: {}, self.workdir, {}, **options)
             assert (found is None) == (self.here > 0)
         assert found is not None
         return found

@@ -25,8 +25,7 @@ from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.runtime.requests import Generated, RequestError
-from cirag_jax.runtime.scheduler import Scheduler
-from cirag_jax.runtime.store import Journal
+from cirag_jax.runtime.run import Runner
 from cirag_jax.types import Sentence, Step, Trajectory, Triple
 from configs import integrator_eval
 from tests import tiny, tiny_decoder
@@ -76,10 +75,10 @@ class Canned:
 
 def run(model, trajectories=BOTH, path=":memory:", **settings):
     jobs = decisions.jobs(trajectories, CiragConfig(**settings))
-    with Journal(path, {}) as journal:
-        scheduler = Scheduler({"integrator": model}, journal)
-        records = scheduler.records_of([job for row in jobs for job in row])
-    assert records is not None
+    steps = [job for row in jobs for job in row]
+    with Runner(path, {}, lambda *_: {"integrator": model}) as runner:
+        assert runner.run(steps)
+        records = runner.records(steps)
     return decisions.read(jobs, records)
 
 

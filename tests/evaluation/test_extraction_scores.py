@@ -17,8 +17,8 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings
 from cirag_jax.runtime.requests import Generated, RequestError
-from cirag_jax.runtime.scheduler import Scheduler
-from cirag_jax.runtime.store import Journal
+from cirag_jax.runtime.run import Runner
+from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import common, extractor_eval
 
@@ -250,10 +250,11 @@ def test_a_passage_that_changed_is_extracted_again():
     passage = Passage("p1", "T1", "T1 knows U1.")
     changed = Passage("p1", "T1", "T1 knows U1 well.")
     model = Canned(True)
-    with Journal(":memory:", {}) as book:
+    with Runner(MEMORY, {}, lambda *_: {"extractor": model}) as runner:
         for one in (passage, passage, changed):
             jobs = [evaluate_extraction.job(one, ExtractionSettings())]
-            records = Scheduler({"extractor": model}, book).records_of(jobs)
+            assert runner.run(jobs)
+            records = runner.records(jobs)
             (found,) = evaluate_extraction.read([Reference(one, (), ())], records)
             assert found.status == "ok" and found.entities == ("U1", "T1")
             assert found.triples == (Triple("T1", "knows", "U1", "p1", 0),)

@@ -553,16 +553,6 @@ def test_a_failure_that_was_recorded_just_before_a_stop_is_asked_again(tmp_path)
     assert not search.batches and model.requests == [say("three")]
 
 
-def test_what_others_did_is_not_read_again(book):
-    """So that the thousandth question of a session takes no longer than the first."""
-    run = scheduler(book, Recording(), Recording())
-    assert run.run([job("a")])
-    book._db.execute("UPDATE programs SET outcome = '{' WHERE id = 'a'")  # whoever reads it fails
-    assert list(run.records_of([job("b")]) or ()) == ["b"]
-    with pytest.raises(UserError, match="'a'"):
-        book.outcomes(["a"])
-
-
 @pytest.mark.parametrize("model", [Recording(is_slow=True), Streaming()])
 def test_a_response_is_recorded_before_its_program_sees_it(book, model):
     seen = []

@@ -1,0 +1,167 @@
+"""A run's lifecycle: what is opened when, what is left to run, how its time is noted."""
+
+import time
+
+import pytest
+
+from cirag_jax.errors import UserError
+from cirag_jax.runtime import run as runtime_run
+from cirag_jax.runtime.handlers import GenerateHandler
+from cirag_jax.runtime.run import Runner
+from cirag_jax.runtime.scheduler import Job
+from cirag_jax.sqlite import MEMORY
+from tests.runtime.recording import Killed, Recording, say
+
+
+def asking(name):
+    answer = yield say(name)
+    return answer.text
+
+
+def job(name, program=asking):
+    return Job(name, {"name": name}, lambda: program(name))
+
+
+def answered(name):
+    return f"reader: {name}"
+
+
+class Opening:
+    """Opens a model, and counts how often it was opened and closed."""
+
+    def __init__(self, model=None):
+        self.model = model or Recording(is_slow=True)
+        self.opened = self.closed = 0
+
+    def __call__(self, stack, book):
+        self.opened += 1
+        stack.callback(self._close)
+        return {"reader": self.model}
+
+    def _close(self):
+        self.closed += 1
+
+
+def test_runner_opens_handlers_once_something_is_left_and_closes_them(tmp_path):
+    opening = Opening()
+    with Runner(tmp_path / "j", {}, opening) as runner:
+        assert runner.run([]) and opening.opened == 0
+        assert runner.run([job("a"), job("b")]) and runner.run([job("c")])
+        assert (opening.opened, opening.closed) == (1, 0)
+        assert runner.progress.done == runner.progress.total == 1
+        found = {name: record.outcome for name, record in runner.records([job("a")]).items()}
+        assert found == {"a": answered("a")}
+    assert (opening.opened, opening.closed) == (1, 1)
+
+
+def test_runner_with_everything_done_opens_nothing_and_counts_it(tmp_path):
+    jobs, again = [job("a"), job("b")], Opening()
+    with Runner(tmp_path / "j", {}, Opening()) as runner:
+        assert runner.run(jobs)
+    with Runner(tmp_path / "j", {}, again, until=0.0) as runner:
+        assert runner.left([*jobs, job("c")])[0].id == "c"
+        assert runner.run(jobs) and (runner.progress.done, runner.load_seconds) == (2, 0.0)
+        assert not runner.run([*jobs, job("c")])  # the deadline is over
+    assert not again.model.batches
+
+
+def test_runner_of_programs_that_ask_nothing_opens_nothing():
+    def silent(name):
+        return name
+        yield
+
+    opening = Opening()
+    with Runner(MEMORY, {}, opening) as runner:
+        assert runner.run([job("a", silent)], asks=False) and not opening.opened
+        with pytest.raises(UserError, match="the method asks 'reader'"):
+            runner.run([job("b")], asks=False)
+
+
+def test_runner_refused_by_its_journal_leaves_it_to_others(tmp_path):
+    with Runner(tmp_path / "j", {"seed": 0}, Opening()) as runner:
+        runner.run([job("a")])
+    with pytest.raises(UserError, match="with seed=0, not 1"):
+        Runner(tmp_path / "j", {"seed": 1}, Opening())
+    with Runner(tmp_path / "j", {"seed": 1}, Opening(), replace=True) as runner:
+        assert not runner.records([job("a")])
+
+
+def test_runner_does_not_read_the_programs_of_others():
+    """So that the thousandth question of a session takes no longer than the first."""
+    with Runner(MEMORY, {}, Opening()) as runner:
+        assert runner.run([job("a")])
+        book = runner.book
+        book._db.execute("UPDATE programs SET outcome = '{' WHERE id = 'a'")  # readers of it fail
+        assert runner.run([job("b")])
+        assert list(runner.records([job("b")])) == ["b"]
+        with pytest.raises(UserError, match="'a'"):
+            book.outcomes(["a"])
+
+
+def test_runner_notes_the_time_of_all_runs_and_of_loading(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    class Slow(Opening):
+        def __call__(self, stack, book):
+            clock[0] += 10.0
+            return super().__call__(stack, book)
+
+    class Model(Recording):
+        def __call__(self, calls, done):
+            clock[0] += 3.0
+            super().__call__(calls, done)
+
+    noted = []
+
+    def one_run(name):
+        with Runner(tmp_path / "j", {}, Slow(Model()), started=clock[0] - 1.0) as runner:
+            assert runner.run([job(name)])
+            noted.append(runner.book.seconds)
+            clock[0] += 0.5
+            return runner.load_seconds, runner.run_seconds, runner.seconds()
+
+    assert one_run("a") == (10.0, 3.0, 14.5)
+    assert one_run("b") == (10.0, 3.0, 29.0) and noted == [14.0, 28.5]
+    with Runner(tmp_path / "j", {}, Opening()) as runner:
+        assert (runner.book.load_seconds, runner.book.seconds) == (20.0, 29.0)
+
+
+def test_runner_that_is_killed_loses_a_few_seconds_at_most(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    class Dying(Recording):
+        def __call__(self, calls, done):
+            for index, call in enumerate(calls):
+                clock[0] += 4.0
+                if index == 3:
+                    raise Killed
+                super().__call__([call], lambda _, response, i=index: done(i, response))
+
+    with pytest.raises(Killed), Runner(tmp_path / "j", {}, Opening(Dying())) as runner:
+        runner.run([job(name) for name in "abcde"])
+    with Runner(tmp_path / "j", {}, Opening()) as runner:
+        assert clock[0] - runner.book.seconds < runtime_run._NOTE_SECONDS + 4.0
+        assert runner.book.seconds == 8.0
+
+
+def test_runner_without_a_bar_leaves_the_tokens_of_a_model_to_others():
+    shown: list[int] = []
+    handler = GenerateHandler(object(), {})  # pyright: ignore[reportArgumentType]
+    handler.on_tokens = outer = lambda tokens: shown.append(tokens)
+    handlers = {"reader": Recording(), "other": handler}
+    with Runner(MEMORY, {}, lambda *_: handlers) as runner:
+        runner.run([job("a")])
+        assert handler.on_tokens is outer
+        progress: list[tuple[int, int]] = []
+        runner.run([job("b")], show=lambda p, tokens: progress.append((p.done, tokens)))
+        handler.on_tokens(7)
+    assert not shown and progress[-1] == (1, 7)
+
+
+def test_runner_shows_a_bar_of_its_programs(capsys):
+    with Runner(MEMORY, {}, Opening()) as runner:
+        runner.run([job("a"), job("b")], unit="answer", name="judge")
+    said = capsys.readouterr().err
+    assert "judge: 100%" in said and "2/2" in said
