@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from cirag_jax.commands import online, opening, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.commands.session import own_question
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import recall_per_step
 from cirag_jax.evaluation.overlap import Ratio
@@ -76,7 +74,6 @@ def plan(config: Config, pool: Pool) -> Plan:
     method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)
-    check_at_least(1, config, "in_flight")
     opening.check(config, settings.needs)
     asked = _task(config, settings.needs, pool)
     jobs = [task.job(question, method.program, settings) for question in asked.questions]
@@ -137,17 +134,8 @@ def carry_out(
         at_once = min(config.in_flight, len(plan.jobs))
         return opening.open_handlers(config, asked, book, stack, rows=at_once, pool=pool)
 
-    if jax.process_count() > 1:
-        task.refuse_budgets(config)
-    run = run_jobs(
-        plan.jobs,
-        open_all,
-        workdir,
-        plan.settings,
-        in_flight=config.in_flight,
-        started=started,
-        until=until,
-    )
+    limits = config.in_flight, started, until
+    run = run_jobs(plan.jobs, open_all, workdir, plan.settings, *limits)
     if run is None:
         return {}
     rows = [_row(question, run.records.get(question.id)) for question in asked.questions]

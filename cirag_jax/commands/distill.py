@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from cirag_jax.commands import backends, opening, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import teachers, trajectories
@@ -82,17 +80,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
         return _with_teachers(config, insertions.into(handlers), golds, teacher_of)
 
-    if jax.process_count() > 1:
-        task.refuse_budgets(config)
-    run = run_jobs(
-        jobs,
-        open_all,
-        workdir,
-        bound,
-        in_flight=config.in_flight,
-        started=started,
-        until=task.deadline(config),
-    )
+    until = task.deadline(config)
+    run = run_jobs(jobs, open_all, workdir, bound, config.in_flight, started, until)
     if run is None:
         return {}
     records = list(run.records.values())
@@ -192,7 +181,6 @@ def _check(config: Config) -> CiragConfig:
     if not 0 <= config.teacher.share <= 1:
         raise UserError("config.teacher.share must lie in [0, 1].")
     check_at_least(0, config, "limit")
-    check_at_least(1, config, "in_flight")
     check_at_least(1, config, "cirag.max_steps", "min_steps")  # a teacher decides in rounds
     answers.check_profile(config.profile)
     trajectories.check_keep(config.keep)

@@ -23,7 +23,7 @@ import jax
 import tqdm
 
 from cirag_jax import processes
-from cirag_jax.commands import backends, cluster, task
+from cirag_jax.commands import backends, cluster, opening
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
 from cirag_jax.datasets.corpus import WHOLE
@@ -71,7 +71,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.estimate_only:
         return _estimate_only(config, workdir, settings)
     if count > 1 or on_cluster:
-        task.refuse_budgets(config)
+        opening.refuse_budgets(config)
     paths = [journal_path(workdir, number, count) for number in range(count)]
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 

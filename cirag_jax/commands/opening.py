@@ -7,10 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+from ml_collections import ConfigDict
+
 from cirag_jax.commands import backends, online
 from cirag_jax.commands.pool import Pool
 from cirag_jax.datasets.corpus import Corpus
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
@@ -85,6 +88,9 @@ def asks_schemas(needs: Needs, *roles: str) -> bool:
 
 def check(config: Config, needs: Needs) -> None:
     """Raises UserError where a block cannot give what is needed, before anything is opened."""
+    check_at_least(1, config, "in_flight")
+    if jax.process_count() > 1:
+        refuse_budgets(config)
     for name in needs.rankers:
         check_ranker(config.rankers[name], name)
         if needs.units is not None:
@@ -103,6 +109,13 @@ def check(config: Config, needs: Needs) -> None:
         )
     if needs.index and config.retriever.kind == "linked":
         needed_link_head(config.encoder.model)
+
+
+def refuse_budgets(config: Config) -> None:
+    """Raises `UserError` where a budget is set, which several processes cannot share."""
+    for name, block in config.items():
+        if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
+            raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
 
 
 def needs_encoder(config: Config, needs: Needs) -> bool:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from cirag_jax import config_files
 from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import jsonl, load
@@ -155,10 +153,3 @@ def deadline(config: Config) -> float | None:
     if not config.stop_after_minutes:
         return None
     return time.monotonic() + 60 * config.stop_after_minutes
-
-
-def refuse_budgets(config: Config) -> None:
-    """Raises `UserError` where a budget is set, which several processes cannot share."""
-    for name, block in config.items():
-        if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
-            raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")

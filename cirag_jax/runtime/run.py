@@ -192,7 +192,6 @@ def run_jobs(
     open_handlers: OpenHandlers,
     workdir: Path,
     settings: Mapping[str, Any],
-    *,
     in_flight: int,
     started: float,
     until: float | None,

@@ -8,7 +8,10 @@ import jax
 import pytest
 
 from cirag_jax import cli, processes
+from cirag_jax.commands import opening, task
+from cirag_jax.errors import UserError
 from cirag_jax.runtime.records import read_records
+from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.run import run_jobs
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.store import TripleStore
@@ -50,8 +53,7 @@ class Turns:
         jobs = [self.job(name) for name in names]
         for self.here in (2, 1, 0):
             until = 0.0 if self.here in stopped else None
-            options = {"in_flight": 4, "started": 0.0, "until": until}
-            found = run_jobs(jobs, lambda *_: {}, self.workdir, {}, **options)
+            found = run_jobs(jobs, lambda *_: {}, self.workdir, {}, 4, 0.0, until)
             assert (found is None) == (self.here > 0)
         assert found is not None
         return found
@@ -137,3 +139,13 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
         with TripleStore.open(place) as store:
             found.append(store.triples(store.passage_ids()))
     assert found[0] == found[1] and len(found[0]) == 24
+
+
+def test_check_budget_or_no_program_in_flight_is_refused_before_anything_is_opened(monkeypatch):
+    with pytest.raises(UserError, match=r"config\.in_flight must be at least 1"):
+        opening.check(task.method_config("direct", "", ["in_flight=0"]), Needs())
+    config = task.method_config("direct", "", ["reader.budget_tokens=9"])
+    opening.check(config, Needs())
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match=r"config\.reader\.budget_tokens holds in one process"):
+        opening.check(config, Needs())
