@@ -174,7 +174,11 @@ def check_config(config: Config) -> None:
 
 
 def _check_metric(name: str, data: conversations.Data) -> None:
-    measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
+    measured = (
+        ["dev/loss", *(_loss_name(part) for part in _supervised_parts(data.dev))]
+        if data.dev
+        else []
+    )
     state_lib.check_metric(name, measured)
 
 
@@ -242,7 +246,7 @@ def lora_description(config: LoraConfig) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- evaluate
 
 
-def _parts(examples: Sequence[Example]) -> list[Part]:
+def _supervised_parts(examples: Sequence[Example]) -> list[Part]:
     """The parts of decisions that examples supervise."""
     found = {Part(int(part)) for e in examples for part in np.unique(e.part_T[e.weight_T > 0])}
     return sorted(found - {Part.NONE})
@@ -272,7 +276,7 @@ def make_evaluate(
         return lambda adapter: {}
     plan = packing.make_plan(examples, layout, seed=0)
     options = lora.lora_options(lora_config, train=False)
-    parts = _parts(examples)
+    parts = _supervised_parts(examples)
 
     @jax.jit
     def losses(params, adapter, batch, part_BT):

@@ -118,7 +118,7 @@ def check_training(config: Config) -> None:
     check_at_least(0, config, *zeros)
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs and config.num_steps must not both be 0")
-    optimizers.check_settings(config)
+    optimizers.check_optimizer(config)
     if config.get("profile_steps") is not None:
         parse_steps(config.profile_steps)
 

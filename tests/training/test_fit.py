@@ -68,8 +68,8 @@ def log():
 def run(log, tmp_path, monkeypatch):
     """Runs `fit` on a state that counts its steps; returns the result and the checkpoints.
 
-    The state starts with ``params``. ``stop_at`` is the step after which preemption asks to stop; ``bad`` is the step whose loss is
-    not finite.
+    The state starts with ``params``. Preemption asks to stop after step ``stop_at``; the loss of
+    step ``bad`` is not finite.
     """
 
     def start(total, *, params=0.0, first_step=0, stop_at=0, bad=0, has_dev=True, **changes):
