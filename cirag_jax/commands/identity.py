@@ -65,7 +65,7 @@ def of_run(config: Config, code: str, task: Task) -> dict[str, Any]:
     }
 
 
-# -------------------------------------------------------------------------- the parts of a run
+# --------------------------------------------------------------------------- the parts of a run
 
 
 def _method(config: Config) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------- models and data
+# ----------------------------------------------------------------------------- models and data
 
 
 def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:

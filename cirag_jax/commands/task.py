@@ -52,7 +52,7 @@ def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> 
 
 
 class Task(NamedTuple):
-    """What a run is about.
+    """The questions of a run and the passages to search.
 
     Attributes:
       needs: of the method with its settings.
@@ -68,25 +68,25 @@ class Task(NamedTuple):
 
 
 def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
-    """The language models a run needs: the method's, and the extractor where it works online."""
+    """Returns the roles of a run: the method's, and the extractor where it extracts online."""
     online = needs.triples and config.triples == ONLINE
     return (*needs.roles, "extractor") if online else needs.roles
 
 
 def asks_schemas(needs: Needs, *roles: str) -> bool:
-    """Whether one of the roles is asked for JSON of a schema."""
+    """Returns whether one of the roles is asked for JSON of a schema."""
     return any("json_schema" in needs.abilities.get(role, ()) for role in roles)
 
 
 def needs_encoder(config: Config, needs: Needs) -> bool:
-    """Whether something embeds with ``config.encoder``."""
+    """Returns whether something embeds with ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
     embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Training questions that may be shown: none that is answered or that others evaluate on."""
+    """Returns the training questions to show: none that is answered or held out."""
     ids = {question.id for question in task.questions}
     texts = {normalise(question.question, "unicode") for question in task.questions}
     return tuple(
@@ -100,7 +100,7 @@ def demonstrations(task: Task) -> tuple[Question, ...]:
 
 
 def most_tokens(config: Config, role: str) -> int:
-    """How much a role may write; a reader by default what its format needs."""
+    """Returns the most tokens that a role may write; a reader's default depends on its format."""
     most: int = config[role].max_tokens
     if most or role != "reader":
         return most
