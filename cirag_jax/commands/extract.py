@@ -26,15 +26,16 @@ from cirag_jax import processes
 from cirag_jax.commands import backends, cluster, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
+from cirag_jax.commands.identity import of_extractor
 from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
 from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
+from cirag_jax.identity import check_same
 from cirag_jax.io import say
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
-from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import journal, journal_reader
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal
@@ -111,8 +112,7 @@ def _settings(config: Config) -> ExtractionSettings:
 def _identity(config: Config, settings: ExtractionSettings) -> dict[str, Any]:
     """Who extracts: all that decides the triples of a passage."""
     extraction.check_adapter(config.extractor, settings)
-    made_by = backends.fingerprint(config.extractor, settings.constrained)
-    return extraction.extractor_identity(made_by, settings)
+    return of_extractor(config.extractor, settings)
 
 
 def _selected(config: Config) -> Collection[str] | None:

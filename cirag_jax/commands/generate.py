@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cirag_jax.commands import backends
+from cirag_jax.commands import backends, identity
 from cirag_jax.errors import UserError
+from cirag_jax.identity import of_packages
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Generate, Generated, Token, Usage
-from cirag_jax.models.io.fingerprint import of_packages
 from cirag_jax.runtime import codec, journal
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.journal import Journal, Key
@@ -44,7 +44,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
     )
     is_local = config.backend != "openai"
     programs = {name: _program(name, request, is_local) for name, request in requests.items()}
-    with Journal(workdir / journal.FILE, backends.fingerprint(config)) as book:
+    with Journal(workdir / journal.FILE, identity.of_language_model(config)) as book:
         known = book.outcomes()
         pending = {name: r for name, r in requests.items() if programs[name] not in known}
         run = _Run(0.0, 0.0, 0, False, backends.model_name(config))

@@ -67,7 +67,7 @@ class Cirag(Closing):
         self._in_flight = config.in_flight
         with contextlib.ExitStack() as stack:
             self._book = stack.enter_context(Journal(":memory:", {}))
-            asked = opening.Task(needs, dataset, (), corpus)
+            asked = task.Task(needs, dataset, (), corpus)
             self._handlers = opening.open_handlers(
                 config, asked, self._book, stack, rows=config.in_flight
             )

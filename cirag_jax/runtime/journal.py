@@ -19,9 +19,9 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
+from cirag_jax.identity import check_same, differences
 from cirag_jax.io import Closing, replacing
 from cirag_jax.llm.types import Usage
-from cirag_jax.models.io.fingerprint import check_same, differences
 from cirag_jax.runtime import codec, records
 from cirag_jax.runtime.records import FORMAT, Record, Totals
 from cirag_jax.runtime.requests import Request, RequestError, Response, Retrieved

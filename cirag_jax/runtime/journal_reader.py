@@ -9,7 +9,7 @@ from typing import Any
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.fingerprint import check_same
+from cirag_jax.identity import check_same
 from cirag_jax.runtime import records
 from cirag_jax.runtime.journal import FILE
 from cirag_jax.runtime.records import Record, Totals

@@ -97,7 +97,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "prompt_digest": data.prompt_digest,
         "trained_on": sorted({*data.trained_on, *(before or ())}),
         "num_candidates": data.num_candidates,
-        "run": {**state_lib.fingerprint(config, _FREE), state_lib.EXAMPLES: data.digest()},
+        "run": {**state_lib.identity_of(config, MAY_DIFFER), state_lib.EXAMPLES: data.identity},
     }
     checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
@@ -155,9 +155,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- the settings
 
-# May differ when a run goes on: where trajectories lie (what is read there may not, see `meta`),
-# and how many rows the devices of another mesh take at once.
-_FREE = ("trajectories", "dev", "rows_per_device")
+# Fields that may differ when a training is resumed: where trajectories lie (their content may not,
+# see `meta`), and the number of rows that the devices of another mesh take at once.
+MAY_DIFFER = ("trajectories", "dev", "rows_per_device")
 
 
 def check_config(config: Config) -> None:

@@ -41,7 +41,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     make_layout(config, mesh)  # Refuses a batch that does not divide.
 
     # ---- Data -----------------------------------------------------------------------------------
-    run = state_lib.fingerprint(config, ("keep_activations", "activations_gib"))
+    run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
     state_lib.refuse_other(workdir, run)  # Before negatives are retrieved.
     sets = [splits.split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units

@@ -94,7 +94,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": None,
         "trained_on": sorted(question.id for question in train_questions),
         "run": {
-            **state_lib.fingerprint(config, ("evaluate", "component")),
+            **state_lib.identity_of(config, ("evaluate", "component")),
             "encoder.weights": of_model(config.encoder.model),
             state_lib.EXAMPLES: examples,
         },

@@ -13,8 +13,9 @@ from flax import nnx
 
 from cirag_jax import io, sharding
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.identity import check_same, of_packages, without
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.fingerprint import check_same, of_model, of_packages
+from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
 from cirag_jax.training.profile import parse_steps
@@ -22,8 +23,8 @@ from cirag_jax.types import Config
 
 EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
 _REMEDY = "choose another --workdir or the same config and data"
-# Settings that may change between a run and its continuation.
-_FREE = frozenset(
+# Fields of a config that may differ when a training is resumed.
+MAY_DIFFER = frozenset(
     {
         "stop_after_minutes",
         "save_every",
@@ -153,9 +154,12 @@ def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
     )
 
 
-def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:
-    """What must not change between a run and its continuation; ``free`` names further fields."""
-    fields = {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
+def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the identity of a training: its config, its base model, and packages.
+
+    ``may_differ`` names fields that are left out in addition to `MAY_DIFFER`.
+    """
+    fields = without(config.to_dict(), {*MAY_DIFFER, *may_differ})
     base = of_model(config.model.spec or DEFAULT_DECODER)
     return {**fields, "base": base, "packages": of_packages("tokenizers")}
 

@@ -64,8 +64,9 @@ class Data(NamedTuple):
         """A hash of how the prompts read; another version of this program may word them anew."""
         return prompt_digests.prompt_digest(self.described)
 
-    def digest(self) -> str:
-        """SHA-256 of all examples: a run goes on with what it began with."""
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all examples."""
         found = hashlib.sha256()
         for examples in (self.train, self.dev):
             for example in examples:
