@@ -79,7 +79,7 @@ def test_how_conversations_are_rendered(folders, tmp_path):
     assert len(data.train) == 9
     asked = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
     assert asked.described == {**told, "prompt_format": "multi_turn"}
-    with pytest.raises(UserError, match="prompt_format='papr' must be"):
+    with pytest.raises(UserError, match="prompt_format='papr' is not one of"):
         load(config_of((base, paper), prompt_format="papr"), 4000)
     other = write(tmp_path / "other", made)
     with pytest.raises(UserError, match=r"field (prompt_format|few_shot) is .* but .*/paper/"):
